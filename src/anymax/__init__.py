@@ -1,0 +1,92 @@
+"""anymax: from scores to probabilities, by softmax and every alternative to it, on NumPy, PyTorch and JAX arrays.
+
+Maps are frozen data (`Sparsemax()`, `Entmax(alpha=1.5)`, ...), verbs are functions (`apply`, `fenchel_young`, `sample`, `attention`,
+`jacobian`, ...). `anymax.nn` holds the torch modules, `anymax.plot` the pictures; both load their framework when first used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import margins, transforms
+from ._mapping import Facts, Mapping, RatioMap, Separable
+from ._version import __version__
+from .attention import attention
+from .functional import (
+    Threshold,
+    apply,
+    budget,
+    entmax,
+    entmax15,
+    log_apply,
+    log_softmax,
+    logsumexp,
+    normmax,
+    perturb_max,
+    sigsoftmax,
+    softmax,
+    sparse_softmax,
+    sparsemax,
+    taylor_softmax,
+    threshold,
+)
+from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
+from .kernels import choose, explain, use
+from .losses import (
+    accuracy_loss,
+    cross_entropy,
+    entmax15_loss,
+    entmax_loss,
+    fenchel_young,
+    margin_loss,
+    multilabel_softmax_loss,
+    nll,
+    normmax_loss,
+    perturb_max_loss,
+    smoothed_nll,
+    sparse_softmax_loss,
+    sparsemax_loss,
+    stop_gradient_loss,
+    taylor_softmax_loss,
+)
+from .mappings import (
+    Budget,
+    Entmax,
+    Noise,
+    NormMax,
+    PerturbMax,
+    Ratio,
+    Sigsoftmax,
+    Softmax,
+    SparseSoftmax,
+    Sparsemax,
+    Taylor,
+)
+from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .transforms import compose, mix
+
+_LATE = ("nn", "plot")  # modules that need a framework or matplotlib
+
+__all__ = [
+    "Budget", "Entmax", "Facts", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
+    "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__",
+    "accuracy_loss", "apply", "attention", "budget", "choose", "compose", "cross_entropy", "entmax", "entmax15",
+    "entmax15_loss", "entmax_loss", "entropy", "explain", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax",
+    "jacobian", "jacobian_norm", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins", "mix",
+    "multilabel_softmax_loss", "nll", "nn", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
+    "perturb_max_loss", "plot", "sample", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax",
+    "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss", "support", "taylor_softmax",
+    "taylor_softmax_loss", "threshold", "transforms", "use",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        import importlib
+
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'anymax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

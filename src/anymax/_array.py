@@ -1,0 +1,301 @@
+"""Arrays of any kind: namespace, dtypes, axes, masks and safe powers. Imports no framework.
+
+A framework is found through `sys.modules`: an array of torch can only exist where torch is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+Array = Any  # an array of any kind: NumPy, torch, JAX, or of the array-API standard
+Namespace = Any
+
+_HALVES = ("float16", "bfloat16")
+
+
+def is_torch(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_jax(x: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def is_array(x: Any) -> bool:
+    """True for an array with a dtype and a shape, False for numbers, lists and None."""
+    return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape"))
+
+
+def namespace(x: Array) -> Namespace:
+    """The array-API namespace of `x`."""
+    if is_torch(x):
+        import array_api_compat.torch as xp  # late: torch is loaded already, since x is a tensor
+
+        return xp
+    if is_jax(x):
+        return sys.modules["jax"].numpy
+    return array_namespace(x)
+
+
+def asarray(x: Any, name: str = "scores") -> Array:
+    """`x` itself where it is an array; lists and numbers become NumPy arrays."""
+    if is_array(x):
+        return x
+    try:
+        out = np.asarray(x)
+    except ValueError as error:
+        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} ({error})") from None
+    if out.dtype.kind not in "fiub":
+        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} of {out.dtype}")
+    return out
+
+
+def dtype_name(x: Array) -> str:
+    """The bare name of the dtype of `x`: 'float32', 'bfloat16', 'int64', ..."""
+    return str(x.dtype).rsplit(".", 1)[-1].strip("'<>")
+
+
+def is_floating(x: Array) -> bool:
+    return dtype_name(x).startswith(("float", "bfloat"))
+
+
+def is_integer(x: Array) -> bool:
+    return dtype_name(x).startswith(("int", "uint"))
+
+
+def default_float(xp: Namespace) -> Any:
+    """The dtype to which integer scores are promoted: the namespace's own default."""
+    return xp.asarray(0.0).dtype if not hasattr(xp, "get_default_dtype") else xp.get_default_dtype()
+
+
+def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
+    """`x` with a real floating dtype: integers are promoted, bool and complex are errors."""
+    if is_floating(x):
+        return x
+    if is_integer(x):
+        return xp.astype(x, default_float(xp))
+    raise TypeError(
+        f"{name}: expected real floating-point (or integer) numbers, got {dtype_name(x)}; convert them to float32 first"
+    )
+
+
+def upcast(x: Array, xp: Namespace) -> Array:
+    """fp16 and bf16 as fp32, in which they are computed; other dtypes as they are."""
+    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES else x
+
+
+def like(value: Any, x: Array, xp: Namespace) -> Any:
+    """A parameter in the dtype of `x`: arrays are cast, Python numbers stay (they adopt any dtype)."""
+    if not is_array(value):
+        return value
+    if is_torch(x) and not is_torch(value):
+        value = xp.asarray(value, device=x.device)
+    elif not is_torch(x) and is_torch(value):
+        raise TypeError(f"a torch parameter needs torch scores, got scores of {type(x).__name__}")
+    elif is_jax(x) and not is_jax(value):
+        value = xp.asarray(value)
+    return value if value.dtype == x.dtype else xp.astype(value, x.dtype)
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x` as a constant of differentiation."""
+    if is_torch(x):
+        return x.detach()
+    if is_jax(x):
+        return sys.modules["jax"].lax.stop_gradient(x)
+    return x
+
+
+def differentiates(x: Array) -> bool:
+    """True where a derivative may be asked for later."""
+    if not is_torch(x):
+        return is_jax(x)
+    return x.requires_grad or not eager(x) or sys.modules["torch"].autograd.forward_ad._current_level >= 0
+
+
+def check_axis(axis: Any, ndim: int) -> int:
+    """The axis as a non-negative number, or an error that says what is allowed."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis: expected an integer, got {axis!r}")
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of range for scores with {ndim} dimension(s); use {-ndim} to {ndim - 1}")
+    return int(axis) % ndim
+
+
+def pick_axis(axis: int | None, dim: int | None, default: int = -1) -> int:
+    """`axis` and `dim` are one keyword under two names."""
+    if dim is None:
+        return default if axis is None else axis
+    if axis is not None and axis != dim:
+        raise TypeError(f"axis={axis} and dim={dim} are two names of one argument; give only one")
+    return dim
+
+
+def quiet() -> contextlib.AbstractContextManager:
+    """NumPy's floating-point warnings off: infinities are part of our contract."""
+    return np.errstate(all="ignore")
+
+
+def eager(x: Array) -> bool:
+    """True where a value of `x` may be asked for: no tracing, no functional transform."""
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return False
+        active = getattr(torch._C, "_are_functorch_transforms_active", None)
+        if active is not None and active():
+            return False
+        return type(x) in (torch.Tensor, torch.nn.Parameter)
+    if is_jax(x):
+        return not isinstance(x, sys.modules["jax"].core.Tracer)
+    return True
+
+
+def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
+    """Repeat `state = body(state)` while `cond(state)` holds for any row, at most `limit` times.
+
+    Under JAX's tracing this is one `while_loop`; under torch's, where no value can be asked for, `traced` rounds.
+    `body` must leave a row that has converged as it is.
+    """
+    x = state[0]
+    if is_jax(x) and not eager(x):
+        jax = sys.modules["jax"]
+        counted = (jax.numpy.asarray(0), state)
+        return jax.lax.while_loop(
+            lambda s: (s[0] < limit) & jax.numpy.any(cond(s[1])), lambda s: (s[0] + 1, body(s[1])), counted
+        )[1]
+    if not eager(x):
+        for _ in range(traced):
+            state = body(state)
+        return state
+    xp = namespace(x)
+    for _ in range(limit):
+        if not bool(xp.any(cond(state))):
+            break
+        state = body(state)
+    return state
+
+
+def safe(x: Array, keep: Array, fill: float, xp: Namespace) -> Array:
+    """`x` where `keep`, else the harmless `fill`: the inner half of a double `where`, so that no derivative is NaN."""
+    return xp.where(keep, x, fill * xp.ones_like(x))
+
+
+def power(x: Array, exponent: Any, xp: Namespace) -> Array:
+    """x^exponent for x > 0 and exactly 0 elsewhere, with derivatives that are 0 there too."""
+    keep = x > 0
+    return xp.where(keep, safe(x, keep, 1.0, xp) ** exponent, xp.zeros_like(x))
+
+
+def log(x: Array, xp: Namespace) -> Array:
+    """log(x), -inf where x <= 0, with derivatives that are 0 there; NaN stays NaN."""
+    zero = x <= 0
+    return xp.where(zero, -math.inf * xp.ones_like(x), xp.log(safe(x, ~zero, 1.0, xp)))
+
+
+def xlogx(x: Array, xp: Namespace) -> Array:
+    """x log(x), 0 at 0."""
+    keep = x > 0
+    y = safe(x, keep, 1.0, xp)
+    return xp.where(keep, y * xp.log(y), xp.zeros_like(x))
+
+
+def total(x: Array, xp: Namespace) -> Array:
+    """Sum over the classes (the last axis), kept as an axis of one."""
+    return xp.sum(x, axis=-1, keepdims=True)
+
+
+def dot(a: Array, b: Array, xp: Namespace) -> Array:
+    """<a, b> over the classes, kept as an axis of one; 0 times a masked -inf counts as 0."""
+    return total(a * b, xp)
+
+
+def top(x: Array, xp: Namespace) -> Array:
+    """The maximum over the classes, kept as an axis of one."""
+    return xp.max(x, axis=-1, keepdims=True)
+
+
+def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Rows made harmless: `(y, keep, poisoned)`.
+
+    `keep` is False at masked (-inf) entries, `poisoned` is True [..., 1] for rows with a NaN or +inf; `y` equals `x`
+    where the row is sound and the entry kept, and 0 elsewhere, so that no arithmetic on it can go wrong.
+    """
+    keep = x != -math.inf
+    high = top(x, xp)
+    poisoned = xp.isnan(high) | (high == math.inf)
+    return xp.where(keep & ~poisoned, x, xp.zeros_like(x)), keep, poisoned
+
+
+def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
+    """The policy of the house at the end of every map: masked entries get `masked`, poisoned rows are NaN."""
+    p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
+    return xp.where(poisoned, math.nan * xp.ones_like(p), p)
+
+
+def descending(x: Array, xp: Namespace) -> Array:
+    return xp.flip(xp.sort(x, axis=-1), axis=-1)
+
+
+def take(x: Array, index: Array, xp: Namespace) -> Array:
+    """x[..., index], one entry a row: index is [..., 1]."""
+    return xp.take_along_axis(x, index, axis=-1)
+
+
+def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> None:
+    """An error unless `value` is a finite number above a bound, or an array (whose values are not looked at)."""
+    if is_array(value):
+        if not (is_floating(value) or is_integer(value)):
+            raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")
+        if isinstance(value, np.ndarray | np.generic) and not bool(np.all(np.asarray(value) > above)):
+            raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
+    if not (value > above and math.isfinite(value)):
+        raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
+
+
+# Coefficients of log(1+w)/w and (exp(w)-1)/w; twelve terms reach 1e-17 for |w| < 1/32.
+_LOG1P = tuple((-1.0) ** k / (k + 1) for k in range(12))
+_EXPM1 = tuple(1.0 / math.factorial(k + 1) for k in range(12))
+_NEAR = 1.0 / 32.0
+
+
+def _series(w: Array, coefficients: tuple[float, ...]) -> Array:
+    out = coefficients[-1] + 0.0 * w
+    for a in reversed(coefficients[:-1]):
+        out = out * w + a
+    return out
+
+
+def log1p_over(c: Any, t: Array, xp: Namespace) -> Array:
+    """log(1 + c t) / c, which is t at c = 0; as a series near 0, where the derivative in c would cancel."""
+    w = c * t
+    if not is_array(c):
+        return xp.log1p(w) / c if c else t
+    near = xp.abs(w) < _NEAR
+    away = xp.where(near, xp.ones_like(w), w)
+    return xp.where(near, t * _series(xp.where(near, w, xp.zeros_like(w)), _LOG1P), _over(xp.log1p(away), c, near, xp))
+
+
+def expm1_over(c: Any, t: Array, xp: Namespace) -> Array:
+    """(exp(c t) - 1) / c, which is t at c = 0; the inverse of `log1p_over`."""
+    w = c * t
+    if not is_array(c):
+        return xp.expm1(w) / c if c else t
+    near = xp.abs(w) < _NEAR
+    away = xp.where(near, xp.ones_like(w), w)
+    return xp.where(near, t * _series(xp.where(near, w, xp.zeros_like(w)), _EXPM1), _over(xp.expm1(away), c, near, xp))
+
+
+def _over(value: Array, c: Array, near: Array, xp: Namespace) -> Array:
+    return value / xp.where(near, xp.ones_like(value), c + xp.zeros_like(value))

@@ -1,0 +1,334 @@
+"""The contract of a map: `Mapping`, and the two families that write most of it once, `Separable` and `RatioMap`.
+
+A mapping is frozen data. Its methods work on rows: the classes are the last axis, the dtype is the one to compute in, -inf
+marks a masked entry. Axes, masks, dtypes, frameworks and engines are the business of the verbs above.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ._array import (
+    Array,
+    Namespace,
+    differentiates,
+    dot,
+    finish,
+    finite_scores,
+    is_array,
+    like,
+    safe,
+    stop_gradient,
+    take,
+    top,
+    total,
+)
+from ._solve import root
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a map promises; every entry is checked numerically by a test.
+
+    monotone: x_i > x_j implies p_i >= p_j. shift_invariant: p(x + c) = p(x). sparse: some p_i can be exactly 0.
+    has_potential: the Jacobian is symmetric, p is a gradient, so a Fenchel-Young loss exists.
+    margin: the loss is 0 once the target's score leads all others by this much (None: never).
+    """
+
+    monotone: bool
+    shift_invariant: bool
+    sparse: bool
+    has_potential: bool
+    margin: float | None = None
+
+
+class Mapping(ABC):
+    """A map from scores to a probability distribution: frozen data, checked when it is made."""
+
+    name: ClassVar[str]
+    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
+    instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
+    traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
+    iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
+    needs_scores: bool = True  # False where `vjp` needs p and not x
+
+    @property
+    @abstractmethod
+    def facts(self) -> Facts: ...
+
+    @abstractmethod
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        """p(x)."""
+
+    @abstractmethod
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        """J^T g, from plain operations on x, p and g, so that it can be differentiated again."""
+
+    def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        """J v; the same as `vjp` for a map with a potential, whose Jacobian is symmetric."""
+        return self.vjp(x, p, v, xp)
+
+    def log_forward(self, x: Array, xp: Namespace) -> Array | None:
+        """log p(x), -inf where p is 0, where it can be had more exactly than as the logarithm of p."""
+        return None
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        """p(x) in plain operations whose first and second derivatives, in x and in every parameter, are exact.
+
+        `held` is what `hold` returned, where it was computed elsewhere (by a kernel, or by an opaque operation).
+        """
+        return self.forward(x, xp)
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        """The numbers of each row, [..., m], that `differentiable` takes as constants: the outcome of its iteration."""
+        raise TypeError(f"{self.name} has no iteration")
+
+    # -- the loss of a map with a potential -----------------------------------------------------------------------------
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        """The regulariser Omega(q), [..., 1], up to a constant that makes it 0 at a vertex."""
+        raise TypeError(self.no_potential())
+
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        """The gradient of Omega at q, for q > 0."""
+        raise TypeError(self.no_potential())
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        """`Omega*(x) - <x, y>`, [..., 1], with p = p(x); the Fenchel-Young loss is this plus `constant(y)`.
+
+        Written as `<p - y, x - c> - Omega(p)` with c = <y, x>, so that no large numbers cancel. Since p maximises
+        `psi(p) = <p, x> - Omega(p)`, the gradient p - y comes from psi at a constant p; the last term is 0, has gradient 0, and its
+        second derivatives complete those of psi.
+        """
+        x, _, _ = finite_scores(x, xp)
+        mass = total(y, xp)
+        c = stop_gradient(dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass))
+        held = stop_gradient(p)
+        value = dot(held - y, x - c, xp) - self.omega(held, xp)
+        if held is p or not differentiates(p):
+            return value
+        pull = x - stop_gradient(x)
+        if self.params():
+            inside = held > 0
+            q = safe(held, inside, 1.0, xp)
+            bend = self.omega_slope(q, xp)
+            pull = pull - xp.where(inside, bend - stop_gradient(bend), xp.zeros_like(q))
+        return value + 0.5 * dot(pull, p - held, xp)
+
+    def constant(self, y: Array, xp: Namespace) -> Array:
+        """The part of the loss that depends on the target alone: Omega(y), 0 for a single class."""
+        return self.omega(y, xp)
+
+    def no_potential(self) -> str:
+        return (
+            f"{self.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
+            f"use anymax.{self.instead} with this mapping instead"
+        )
+
+    def check(self, n: int) -> None:
+        """An error if the map can't serve rows of n classes."""
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def params(self) -> dict[str, Array]:
+        """The parameters that are arrays (a learnable or per-row alpha, say), by name."""
+        return {f.name: v for f in dataclasses.fields(self) if is_array(v := getattr(self, f.name))}  # type: ignore[arg-type]
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
+
+    def frozen(self) -> Self:
+        """The same map with its parameters as constants of differentiation."""
+        return self.replace(**{k: stop_gradient(v) for k, v in self.params().items()})
+
+    def constants(self) -> dict[str, Any]:
+        """The parameters that are not arrays."""
+        arrays = self.params()
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in arrays}  # type: ignore[arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        mine, theirs = vars(self), vars(other)
+        return mine.keys() == theirs.keys() and all(
+            mine[k] is theirs[k] or (not is_array(mine[k]) and not is_array(theirs[k]) and mine[k] == theirs[k])
+            for k in mine
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(id(v) if is_array(v) else v for v in vars(self).values())))
+
+
+def positive(p: Array) -> Array:
+    """The support of p. NaN counts as supported, so that a poisoned row has a NaN gradient, not a silent 0."""
+    return ~(p <= 0)
+
+
+class Separable(Mapping):
+    """`p = argmax <p, x> - sum_i omega(p_i)` on the simplex: `p_i = link(x_i - tau)`, tau such that the row sums to `mass`.
+
+    A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
+    form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver.
+    """
+
+    iterative = True
+    needs_scores = False
+    mass: Any = 1.0
+    steep: bool = False  # True where the link has infinite slope at the edge of the support
+
+    @abstractmethod
+    def omega_terms(self, q: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def link(self, t: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def slope(self, q: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def curvature(self, q: Array, xp: Namespace) -> Array: ...
+
+    def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
+        return None
+
+    def sensitivity(self, p: Array, xp: Namespace) -> Array:
+        """s = 1 / omega''(p) on the support, 0 off it: dp_i/dt_i."""
+        inside = positive(p)
+        return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp), xp.zeros_like(p))
+
+    # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
+
+    def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """(anchor, level), both [..., 1], constants of differentiation."""
+        anchor = row_top(x, keep, xp)
+        y = x - anchor
+        level = self.closed(y, keep, xp)
+        return anchor, self.search(y, keep, xp) if level is None else level
+
+    def search(self, y: Array, keep: Array, xp: Namespace) -> Array:
+        """The level by the generic solver, for rows whose maximum is 0."""
+        mass = like(self.mass, y, xp)
+        count = total(xp.astype(keep, y.dtype), xp)
+        one = xp.ones_like(count)
+        share = mass / xp.where(count > 0, count, one)
+        low = self.slope(xp.where(share < 1.0, share, one) * one, xp)
+        high = self.slope(self.ceiling(one, mass, xp), xp)
+
+        def evaluate(level: Array) -> tuple[Array, Array]:
+            p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
+            residual = total(p, xp) - mass
+            rate = total(self.sensitivity(p, xp), xp)
+            return residual, -residual / xp.where(rate > 0, rate, one)
+
+        return root(evaluate, low, high, xp)
+
+    def ceiling(self, one: Array, mass: Any, xp: Namespace) -> Array:
+        """The largest probability that an entry can have."""
+        return one * mass
+
+    def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+        return self.link(x - anchor + level, xp)
+
+    def rate(self, p: Array, level: Array, xp: Namespace) -> Array:
+        """dp_i / dlevel."""
+        return self.sensitivity(p, xp)
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """tau, [..., 1], with p = link(x - tau)."""
+        y, keep, poisoned = finite_scores(x, xp)
+        anchor, level = self.solve(y, keep, xp)
+        tau = xp.where(xp.any(keep, axis=-1, keepdims=True), anchor - level, -math.inf * xp.ones_like(level))
+        return xp.where(poisoned, math.nan * xp.ones_like(tau), tau)
+
+    # -- the contract -----------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        y, keep, poisoned = finite_scores(x, xp)
+        anchor, level = self.solve(y, keep, xp)
+        p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+        return finish(p + self.remainder(p, level, xp), keep, poisoned, xp)
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        y, keep, _ = finite_scores(x, xp)
+        return xp.concat(self.solve(y, keep, xp), axis=-1)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        """Two Newton steps on a constant level: the first carries the first derivative, the second the second."""
+        if held is None:
+            held = stop_gradient(self.frozen().hold(stop_gradient(x), xp))
+        y, keep, poisoned = finite_scores(x, xp)
+        return self.on_level(y, keep, poisoned, held[..., :1], held[..., 1:], xp)
+
+    def on_level(self, y: Array, keep: Array, poisoned: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+        mass = like(self.mass, y, xp)
+        for _ in range(2):
+            p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+            rate = stop_gradient(total(self.rate(p, level, xp), xp))
+            level = level + (mass - total(p, xp)) / xp.where(rate > 0, rate, xp.ones_like(rate))
+        p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+        return finish(p + stop_gradient(self.remainder(p, level, xp)), keep, poisoned, xp)
+
+    def remainder(self, p: Array, level: Array, xp: Namespace) -> Array:
+        """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
+        rate = self.rate(p, level, xp)
+        sum_rate = total(rate, xp)
+        lost = like(self.mass, p, xp) - total(p, xp)
+        change = lost * rate / xp.where(sum_rate > 0, sum_rate, xp.ones_like(sum_rate))
+        return xp.where(change > -p, change, -p)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        s = self.sensitivity(p, xp)
+        if self.steep:
+            # One entry may outweigh all others by many orders: measured from its own g, nothing cancels.
+            largest = xp.finfo(s.dtype).max ** 0.75
+            s = xp.where(s > largest, largest * xp.ones_like(s), s)
+            g = g - take(g, xp.argmax(stop_gradient(s), axis=-1, keepdims=True), xp)
+        rate = total(s, xp)
+        return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        return total(self.omega_terms(q, xp), xp)
+
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        return self.slope(q, xp)
+
+
+class RatioMap(Mapping):
+    """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`."""
+
+    @abstractmethod
+    def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """(u(x), u'(x)), both times any positive factor that is constant in the row and taken as a constant."""
+
+    def _parts(self, x: Array, xp: Namespace) -> tuple[Array, Array, Array, Array]:
+        y, keep, poisoned = finite_scores(x, xp)
+        u, du = self.weights(y, keep, xp)
+        u, du = (xp.where(keep, a, xp.zeros_like(y)) for a in (u, du))
+        z = total(u, xp)
+        z = xp.where(z == 0, xp.ones_like(z), z)
+        return u / z, du / z, keep, poisoned
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        p, _, keep, poisoned = self._parts(x, xp)
+        return finish(p, keep, poisoned, xp)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        _, du, keep, poisoned = self._parts(x, xp)
+        return finish(du * (g - dot(p, g, xp)), keep, poisoned, xp)
+
+    def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        _, du, keep, poisoned = self._parts(x, xp)
+        w = xp.where(keep, du * v, xp.zeros_like(v))
+        return finish(w - p * total(w, xp), keep, poisoned, xp)
+
+
+def row_top(x: Array, keep: Array, xp: Namespace) -> Array:
+    """The maximum of the kept entries, [..., 1], and 0 for a row with none."""
+    high = top(xp.where(keep, x, -math.inf * xp.ones_like(x)), xp)
+    return xp.where(high > -math.inf, high, xp.zeros_like(high))

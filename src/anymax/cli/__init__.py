@@ -1,0 +1,33 @@
+"""The command-line program `anymax`: tour, compare, inventory, plot, explain (extra `cli`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the program and gives its exit code: 2 for wrong arguments, 1 where something is missing, each with one line."""
+    try:
+        import click  # late: the extra `cli` is optional
+
+        from .commands import program
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("click", "rich"):
+            raise
+        return _fail(f"the command line needs {error.name}; install it with: pip install 'anymax[cli]'", 1)
+    try:
+        result = program.main(args if args is None else list(args), prog_name="anymax", standalone_mode=False)
+    except click.ClickException as error:
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "anymax"
+        return _fail(error.format_message(), error.exit_code, command)
+    except click.Abort:
+        return _fail("interrupted", 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int, command: str = "anymax") -> int:
+    print(f"{command}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,0 +1,289 @@
+"""The commands. Results go to stdout; errors are one line on stderr, with exit code 2 for wrong arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from .. import kernels
+from .._version import __version__
+from ..functional import apply
+from ..plot import label
+from . import names, tables
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """What the library says of wrong values becomes a usage error."""
+    try:
+        yield
+    except ImportError as error:
+        raise Missing(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"{error.filename or 'file'}: {error.strerror or error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+class Missing(click.ClickException):
+    """Something that is not installed."""
+
+    exit_code = 1
+
+
+class Score(click.ParamType):
+    name = "score"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            score = float(value)
+        except ValueError:
+            kind = "an unknown option" if str(value).startswith("-") else "not a number"
+            self.fail(f"{value!r} is {kind}; scores are numbers such as 2 or -1.5 (see --help)", param, ctx)
+        if math.isnan(score) or score == math.inf:
+            self.fail(f"{value!r} is not a score; only finite numbers are, and -inf, which masks its entry", param, ctx)
+        return score
+
+
+def parameters(command: Any) -> Any:
+    """The options that choose maps and their parameters."""
+    for option in reversed(
+        [
+            click.option(
+                "--mapping",
+                "-m",
+                "mappings",
+                multiple=True,
+                metavar="NAME",
+                help="A map, as in entmax or entmax:alpha=1.2; may be given many times. Default: one of each family.",
+            ),
+            click.option("--alpha", type=float, help="Of entmax and normmax."),
+            click.option("--k", type=float, help="Of budget (the sum) and sparse_softmax (classes kept)."),
+            click.option("--p", type=float, help="Of sparse_softmax: the mass kept."),
+            click.option("--order", type=int, help="Of taylor: even."),
+            click.option("--noise", help="Of perturb_max: normal, gumbel, logistic, uniform, laplace, exponential."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def given(**options: Any) -> dict[str, Any]:
+    out = {key: value for key, value in options.items() if value is not None}
+    if "k" in out and float(out["k"]).is_integer():
+        out["k"] = int(out["k"])
+    return out
+
+
+def dump(document: Any) -> None:
+    click.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity and no NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _finite(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="anymax", message="%(prog)s %(version)s")
+@click.pass_context
+def program(context: click.Context) -> None:
+    """Softmax and all of its alternatives: compare them, see them, train with them."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@program.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a score
+@click.argument("scores", nargs=-1, required=True, type=Score())
+@parameters
+@click.option("--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document; null stands for -inf.")
+def compare(
+    scores: tuple[float, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
+) -> None:
+    """The maps on one vector of SCORES, such as 2 1 0.1 -1."""
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise click.UsageError(f"--temperature: must be finite and above 0, got {temperature:g}")
+    x = np.asarray(scores, dtype=np.float64)
+    with plain_errors():
+        maps = names.choose(mappings, given(**options), len(scores))
+        rows = [(mapping, np.asarray(apply(mapping, x / temperature))) for mapping in maps]
+    if not as_json:
+        console = Console(highlight=False)
+        tables.bars(console, [v / temperature for v in scores], rows)
+        return
+    dump(
+        {
+            "scores": list(scores),
+            "temperature": temperature,
+            "mappings": [
+                {
+                    "name": mapping.name,
+                    "parameters": names.parameters(mapping),
+                    "p": p,
+                    "support": int(np.asarray(p > 0).sum()),
+                }
+                for mapping, p in rows
+            ],
+        }
+    )
+
+
+@program.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def inventory(as_json: bool) -> None:
+    """All maps and what they promise."""
+    rows = []
+    for mapping in names.choose((), {}):
+        facts = mapping.facts
+        rows.append(
+            {
+                "name": mapping.name,
+                "class": type(mapping).__name__,
+                "example": names.parameters(mapping),
+                "monotone": facts.monotone,
+                "shift_invariant": facts.shift_invariant,
+                "sparse": facts.sparse,
+                "has_potential": facts.has_potential,
+                "margin": facts.margin,
+                "loss": "fenchel_young" if facts.has_potential else mapping.instead,
+                "definition": definition(mapping),
+            }
+        )
+    if as_json:
+        dump(rows)
+        return
+
+    def say(value: Any) -> str:
+        return (
+            {True: "yes", False: "no", None: "–"}[value] if value is None or isinstance(value, bool) else f"{value:g}"
+        )
+
+    tables.grid(
+        Console(highlight=False),
+        ["map", "monotone", "shift-inv.", "sparse", "margin", "loss"],
+        [
+            [
+                label(mapping),
+                say(row["monotone"]),
+                say(row["shift_invariant"]),
+                say(row["sparse"]),
+                say(row["margin"]),
+                row["loss"],
+            ]
+            for mapping, row in zip(names.choose((), {}), rows)
+        ],
+        numeric=99,
+    )
+
+
+def definition(mapping: Any) -> str:
+    """The first paragraph of a map's documentation."""
+    return " ".join((type(mapping).__doc__ or "").split("\n\n")[0].split())
+
+
+@program.command()
+@click.argument("name")
+@click.argument("scores", nargs=-1, type=Score())
+@parameters
+def explain(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], **options: Any) -> None:
+    """Which engine serves which call of the map NAME, and why not the others, for each framework that is installed."""
+    if mappings:
+        raise click.UsageError("explain takes the map as its first argument, not with --mapping")
+    with plain_errors():
+        mapping = names.choose([name], given(**options))[0]
+        x = np.asarray(scores or [2.0, 1.0, 0.1, -1.0], dtype=np.float32)
+        console = Console(highlight=False, soft_wrap=True)
+        for framework, array in frameworks(x):
+            if array is None:
+                console.print(f"[bold]{framework}[/]: not installed", markup=True)
+                continue
+            console.print(f"[bold]{framework}[/], float32 of shape {tuple(x.shape)}", markup=True)
+            console.print(str(kernels.explain(mapping, array)), markup=False)
+
+
+def frameworks(x: np.ndarray) -> Iterator[tuple[str, Any]]:
+    """x as an array of each framework, None where it is not installed."""
+    yield "numpy", x
+    for framework, function in (("torch", "torch:from_numpy"), ("jax", "jax.numpy:asarray")):
+        module, _, attribute = function.partition(":")
+        if importlib.util.find_spec(framework) is None:
+            yield framework, None
+        else:
+            yield framework, getattr(importlib.import_module(module), attribute)(x)
+
+
+PICTURES = ("curves", "simplex", "losses", "jacobian")
+
+
+@program.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("scores", nargs=-1, type=Score())
+@parameters
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The file to write; its ending says the format. Default: NAME.png"
+)
+def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: Path | None, **options: Any) -> None:
+    """Draw NAME to a file: curves, simplex, losses, jacobian (of SCORES), or a map, which gives all four of it."""
+    from . import pictures  # late: matplotlib is an optional extra
+
+    kind = name.lower()
+    with plain_errors():
+        given_ = given(**options)
+        maps = names.choose(mappings, given_) if mappings or given_ else None
+        x = list(scores) or pictures.SCORES
+        pictures.prepare()
+        if kind not in PICTURES:
+            if mappings:
+                raise ValueError(
+                    f"{name!r} is no picture; the pictures are {', '.join(PICTURES)}, or the name of a map"
+                )
+            try:
+                figure = pictures.portrait(names.choose([name], given_)[0], x)
+            except ValueError as error:
+                if "there is no map" not in str(error):
+                    raise
+                raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
+        else:
+            figure = pictures.draw(kind, maps, x)
+        path = out or Path(f"{kind.replace(':', '-')}.png")
+        pictures.save(figure, path)
+    click.echo(str(path))
+
+
+@program.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("anymax-tour"),
+    show_default=True,
+    help="Folder of the pictures.",
+)
+@click.option("--quick", is_flag=True, help="Shorter training, smaller pictures.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--no-pictures", is_flag=True, help="Tables only.")
+def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
+    """All maps on one vector, in one small classifier each, and in pictures."""
+    from . import tour as run  # late: it needs torch and scikit-learn
+
+    with plain_errors():
+        run.check(out, pictures=not no_pictures)
+    run.tour(Console(highlight=False), out, quick=quick, seed=seed, pictures=not no_pictures)

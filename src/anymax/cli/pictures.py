@@ -1,0 +1,61 @@
+"""Whole figures for the command line: several panels of `anymax.plot` on a page, saved without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import plot
+from .._mapping import Mapping
+
+SCORES = (0.8, 0.5, 0.2, -1.0)  # a Jacobian here shows three classes that compete and one that is out
+
+
+def prepare() -> None:
+    """Draws to files only, whatever the display; a clear error without matplotlib."""
+    plot.pyplot().switch_backend("agg")
+
+
+def page(panels: int, width: float = 4.6, height: float = 4.0, columns: int = 4) -> tuple[Any, list[Any]]:
+    columns = min(panels, columns)
+    rows = -(-panels // columns)
+    figure, axes = plot.pyplot().subplots(
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
+    )
+    flat = list(axes.flat)
+    for spare in flat[panels:]:
+        spare.set_axis_off()
+    return figure, flat[:panels]
+
+
+def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = SCORES, resolution: int = 301) -> Any:
+    """One of the pictures by its name; simplex and jacobian have a panel for each map."""
+    if kind in ("curves", "losses"):
+        return getattr(plot, kind)(maps).figure
+    some = list(maps or plot.USUAL)
+    figure, axes = page(len(some))
+    for mapping, ax in zip(some, axes):
+        if kind == "simplex":
+            plot.simplex(mapping, resolution=resolution, ax=ax)
+        else:
+            plot.jacobian(mapping, x, ax=ax)
+    return figure
+
+
+def portrait(mapping: Mapping, x: Sequence[float]) -> Any:
+    """The four pictures of one map."""
+    figure, (a, b, c, d) = page(4, width=5.4, height=4.4, columns=2)
+    plot.curves(mapping, ax=a)
+    plot.simplex(mapping, ax=b).set_title("Three classes")
+    plot.losses(mapping, ax=c).set_title("Loss of two classes")
+    plot.jacobian(mapping, x, ax=d).set_title("Jacobian")
+    figure.suptitle(plot.label(mapping))
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    finally:
+        plot.pyplot().close(figure)

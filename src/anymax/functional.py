@@ -1,0 +1,284 @@
+"""`apply(mapping, x)`, and one line of sugar for each map."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _array
+from ._array import Array, asarray, check_axis, floating, is_array, is_torch, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._mapping import Mapping
+from .autodiff import bridge
+from .kernels import reference
+from .mappings import (
+    Budget,
+    Entmax,
+    NormMax,
+    PerturbMax,
+    Sigsoftmax,
+    Softmax,
+    SparseSoftmax,
+    Sparsemax,
+    Taylor,
+)
+
+
+class Threshold(NamedTuple):
+    """tau, the one number per row with `p_i = link(x_i - tau)`, and the number of classes with p_i > 0."""
+
+    tau: Array
+    support: Array
+
+
+def apply(
+    mapping: Mapping,
+    x: Any,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+) -> Array:
+    """p(x): the probabilities of a map, along one axis, as an array of the caller's kind and dtype.
+
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mask: boolean, broadcastable to x, True = keep; a masked class has probability 0, a row without classes is all 0.
+    out: an array to write the result to (NumPy, torch), where no gradient is asked for.
+    dtype: cast the scores first, as in `torch.softmax`.
+    """
+    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, dtype)
+    p = bridge(rows).apply(mapping, rows)
+    return _store(_restore_axis(p, axis), out)
+
+
+def log_apply(
+    mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None, dtype: Any = None
+) -> Array:
+    """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
+    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, dtype)
+    return _restore_axis(log_rows(mapping, rows), axis)
+
+
+def log_rows(mapping: Mapping, rows: Array) -> Array:
+    """log p of rows whose classes are the last axis."""
+    out = reference.log_forward(mapping, rows)
+    if out is not None:
+        return out
+    xp = namespace(rows)
+    p = bridge(rows).apply(mapping, upcast(rows, xp))
+    with quiet():
+        out = _array.log(p, xp)
+    return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
+
+
+def threshold(
+    mapping: Mapping,
+    x: Any,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Any = None,
+    keepdims: bool = False,
+) -> Threshold:
+    """The threshold tau of each row and the size of its support.
+
+    `p_i = link(x_i - tau)`: for softmax tau is logsumexp and the link exp, for sparsemax relu, for entmax
+    `relu((alpha-1) t)^(1/(alpha-1))`, for budget clip(t, 0, 1); for normmax and sparse softmax tau is the potential.
+    """
+    if not hasattr(mapping, "threshold"):
+        raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, None)
+    xp = namespace(rows)
+    with quiet():
+        frozen = stop_gradient(upcast(rows, xp))
+        tau = mapping.frozen().threshold(frozen, xp)  # type: ignore[attr-defined]
+    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
+    size = xp.sum(xp.astype(p > 0, xp.int64), axis=-1, keepdims=True)
+    tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
+    tau, size = _restore_axis(tau, axis), _restore_axis(size, axis)
+    return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+
+
+def logsumexp(
+    x: Any,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    temperature: Any = 1.0,
+    mask: Any = None,
+    keepdims: bool = False,
+) -> Array:
+    """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly."""
+    if not is_array(temperature):
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
+        if not temperature >= 0:
+            raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
+    x, rows, _, axis = prepare(Softmax(), x, pick_axis(axis, dim), mask, None)
+    xp = namespace(rows)
+    s = upcast(rows, xp)
+    with quiet():
+        out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
+    out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
+    return out if keepdims else xp.squeeze(out, axis=axis)
+
+
+def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
+    high = _array.top(s, xp)
+    if not is_array(t) and t == 0:
+        return high
+    finite = (high < xp.inf) & (high > -xp.inf)
+    anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
+    keep = s > -xp.inf
+    e = xp.exp(xp.where(keep, s - anchor, xp.zeros_like(s)) / t)
+    z = _array.total(xp.where(keep, e, xp.zeros_like(s)), xp)
+    smooth = anchor + t * xp.log(xp.where(z > 0, z, xp.ones_like(z)))
+    return xp.where(finite, smooth, high)
+
+
+# -- sugar -------------------------------------------------------------------------------------------------------------------
+
+
+def softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+    """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
+    return apply(Softmax(), x, axis, **options)
+
+
+def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+    """`x_i - logsumexp(x)`."""
+    return log_apply(Softmax(), x, axis, **options)
+
+
+def sparsemax(x: Any, axis: int | None = None, **options: Any) -> Array:
+    """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
+    return apply(Sparsemax(), x, axis, **options)
+
+
+def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, **options: Any) -> Array:
+    """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
+    return apply(Entmax(alpha), x, axis, **options)
+
+
+def entmax15(x: Any, axis: int | None = None, **options: Any) -> Array:
+    """1.5-entmax."""
+    return apply(Entmax(1.5), x, axis, **options)
+
+
+def taylor_softmax(x: Any, order: int = 2, axis: int | None = None, **options: Any) -> Array:
+    """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
+    return apply(Taylor(order), x, axis, **options)
+
+
+def sparse_softmax(x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, **options: Any) -> Array:
+    """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
+    return apply(SparseSoftmax(k=k, p=p), x, axis, **options)
+
+
+def sigsoftmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+    """`exp(x_i) sigmoid(x_i)`, normalised; see `Sigsoftmax` and, for the options, `apply`."""
+    return apply(Sigsoftmax(), x, axis, **options)
+
+
+def perturb_max(
+    x: Any, noise: Any = "normal", axis: int | None = None, *, nodes: int | None = None, scale: Any = 1.0, **options: Any
+) -> Array:
+    """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
+    return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **options)
+
+
+def normmax(x: Any, alpha: Any = 2.0, axis: int | None = None, **options: Any) -> Array:
+    """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
+    return apply(NormMax(alpha), x, axis, **options)
+
+
+def budget(x: Any, k: Any, axis: int | None = None, **options: Any) -> Array:
+    """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
+    return apply(Budget(k), x, axis, **options)
+
+
+# -- axes, masks and dtypes, once for every verb ---------------------------------------------------------------------------------
+
+
+def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
+    """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+    x = asarray(x)
+    xp = namespace(x)
+    x = floating(x, xp) if dtype is None else xp.astype(x, dtype)
+    if x.ndim == 0:
+        raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
+    axis = check_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if n == 0:
+        raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
+    mapping.check(n)
+    rows = x if axis == x.ndim - 1 else xp.moveaxis(x, axis, -1)
+    if mask is not None:
+        keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
+        rows = mask_rows(rows, keep, axis, xp)
+    params = mapping.params()
+    if params:
+        mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
+    return x, rows, mapping, axis
+
+
+def mask_rows(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+    if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
+        raise TypeError(
+            f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
+        )
+    if not is_torch(mask) and type(mask) is not type(rows):
+        mask = xp.asarray(mask) if not is_torch(rows) else xp.asarray(mask, device=rows.device)
+    keep = _to_rows(mask, rows, axis, "mask", xp)
+    return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
+
+
+def _aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
+    """A per-row parameter in the layout and dtype of the rows."""
+    if not is_array(value) or value.ndim == 0:
+        return value
+    xp = namespace(rows)
+    value = _to_rows(_array.like(value, rows, xp), rows, axis, name, xp)
+    if value.shape[-1] != 1:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} varies along the classes (axis {axis} of the scores); "
+            "it must have size 1 there, one value for each row"
+        )
+    return value
+
+
+def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
+    """`value`, broadcastable against the scores, with the class axis moved to the end as in the rows."""
+    shape = list(rows.shape)
+    shape.insert(axis, shape.pop())
+    given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
+    if value.ndim > rows.ndim or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
+        raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}")
+    value = xp.reshape(value, given) if value.ndim < rows.ndim else value
+    return value if axis == rows.ndim - 1 else xp.moveaxis(value, axis, -1)
+
+
+def _restore_axis(rows: Array, axis: int) -> Array:
+    return rows if axis == rows.ndim - 1 else namespace(rows).moveaxis(rows, -1, axis)
+
+
+def _store(p: Array, out: Any) -> Array:
+    if out is None:
+        return p
+    if not is_array(out) or type(out) is not type(p) or not (is_torch(out) or hasattr(out, "flags")):
+        raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}; JAX arrays are immutable")
+    if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
+        raise ValueError(
+            f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}"
+        )
+    if is_torch(p):
+        if p.requires_grad:
+            raise ValueError("out= can't be used where a gradient is asked for; call it under torch.no_grad()")
+        return out.copy_(p)
+    out[...] = p
+    return out
+
+
+def _name(mapping: Any) -> str:
+    return mapping.name if isinstance(mapping, Mapping) else repr(mapping)

@@ -1,0 +1,396 @@
+"""Losses: Fenchel-Young and its kin, for every map, with the signature and the manners of `torch.nn.functional.cross_entropy`.
+
+Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
+`ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
+classes; `reduction` is "mean", "sum" or "none"; the classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise. A masked class
+(-inf) that is not the target changes nothing; a masked target gives +inf. A mean over nothing is 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from . import _array
+from ._array import Array, asarray, dot, eager, is_array, is_integer, is_torch, namespace, quiet, stop_gradient, total, upcast
+from ._mapping import Mapping
+from .autodiff import bridge
+from .functional import log_rows, prepare
+from .margins import as_margin
+from .mappings import Entmax, NormMax, PerturbMax, Softmax, SparseSoftmax, Sparsemax, Taylor
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """`Omega*(x) + Omega(y) - <x, y>`: convex, >= 0, 0 exactly where y = p(x); its gradient in the scores is p - y.
+
+    For a map with a potential; others say which loss to use instead. Blondel, Martins and Niculae 2020.
+    """
+    return _fenchel_young(mapping, scores, target, weight, True, options)
+
+
+def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
+    batch = _Batch.of(mapping, scores, target, weight, options)
+    xp = batch.xp
+    with quiet():
+        log_p = log_rows(batch.mapping, batch.rows)
+        factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
+        asked = factor != 0
+        value = -total(xp.where(asked, factor * xp.where(asked, log_p, xp.zeros_like(log_p)), xp.zeros_like(log_p)), xp)
+        value = xp.where(batch.poisoned, math.nan * xp.ones_like(value), value)
+        return batch.reduce(value, weighted=True)
+
+
+def smoothed_nll(
+    mapping: Mapping, scores: Any, target: Any, weight: Any = None, *, epsilon: float = 1e-6, **options: Any
+) -> Array:
+    """`-log((p_t + epsilon) / (1 + n epsilon))`, the cross-entropy made finite for sparse outputs.
+
+    Not convex, and nearly without gradient where p_t is 0: `fenchel_young` is the better loss. n counts the unmasked classes.
+    """
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
+        raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
+    batch = _Batch.of(mapping, scores, target, weight, options)
+    xp = batch.xp
+    with quiet():
+        p = bridge(batch.rows).apply(batch.mapping, batch.rows)
+        n = total(xp.astype(batch.keep, p.dtype), xp)
+        per_class = -xp.log((p + epsilon) / (1.0 + n * epsilon))
+        per_class = xp.where(batch.keep, per_class, math.inf * xp.ones_like(per_class))
+        factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
+        asked = factor != 0
+        value = total(xp.where(asked, factor * xp.where(asked, per_class, xp.zeros_like(p)), xp.zeros_like(p)), xp)
+        return batch.reduce(value, weighted=True)
+
+
+def accuracy_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """`-p_t`, minus the smooth accuracy: in [-1, 0]; its gradient vanishes far from the answer, so fine-tune with it."""
+    batch = _Batch.of(mapping, scores, target, weight, options)
+    p = bridge(batch.rows).apply(batch.mapping, batch.rows)
+    return batch.reduce(-dot(batch.y, p, batch.xp))
+
+
+def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential; the value means nothing."""
+    batch = _Batch.of(mapping, scores, target, weight, options)
+    xp = batch.xp
+    p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
+    x = xp.where(batch.keep, batch.rows, xp.zeros_like(batch.rows))
+    return batch.reduce(dot(p - batch.y, x, xp))
+
+
+def margin_loss(
+    mapping: Mapping,
+    cosines: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    margin: Any = 0.35,
+    scale: Any = 30.0,
+    axis: int | None = None,
+    dim: int | None = None,
+    **options: Any,
+) -> Array:
+    """The map's loss on `scale * margin(cosines, target)`: AM/CosFace for a number, or any margin of `anymax.margins`.
+
+    The Fenchel-Young loss where the map has one, else `nll`. `target` is class indices; cosines come from `transforms.cosine`.
+    """
+    cosines = asarray(cosines, "cosines")
+    axis = _class_axis(cosines, axis, dim)
+    target = asarray(target, "target")
+    scores = as_margin(margin)(cosines, target, axis) * _array.like(scale, cosines, namespace(cosines))
+    loss = fenchel_young if mapping.facts.has_potential else nll
+    return loss(mapping, scores, target, weight, axis=axis, **options)
+
+
+def multilabel_softmax_loss(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+) -> Array:
+    """`log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`: softmax and cross-entropy for many labels, with threshold 0.
+
+    target: 1 for a label, 0 for none, or anything between; an entry of `ignore_index` is left out. Su 2020; Su et al. 2022.
+    """
+    x = asarray(scores)
+    x, rows, _, axis = prepare(Softmax(), x, _class_axis(x, axis, dim), mask, None)
+    xp = namespace(rows)
+    dtype, s = _result_dtype(rows), upcast(rows, xp)
+    t = asarray(target, "target")
+    if tuple(t.shape) != tuple(x.shape):
+        raise ValueError(
+            f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
+        )
+    t = t if axis == t.ndim - 1 else xp.moveaxis(t, axis, -1)
+    valid = t != ignore_index
+    y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
+    if eager(y) and bool(xp.any((y < 0) | (y > 1))):
+        raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
+    lift = 0.0 if weight is None else _array.log(_weight(weight, s, xp), xp)
+    with quiet():
+        value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
+        value = xp.squeeze(value, axis=-1)
+        return _reduce(value, xp.ones_like(value), reduction, dtype, xp)
+
+
+def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
+    """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 don't count, whatever their score."""
+    counts = valid & (factor > 0)
+    s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
+    high = _array.top(s, xp)
+    anchor = stop_gradient(xp.where((high > 0) & (high < math.inf), high, xp.zeros_like(high)))
+    seen = s != -math.inf
+    e = xp.where(seen, xp.exp(xp.where(seen, s, xp.zeros_like(s)) - anchor), xp.zeros_like(s))
+    return anchor + xp.log(xp.exp(-anchor) + total(e, xp))
+
+
+# -- sugar -------------------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """`logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`."""
+    return nll(Softmax(), scores, target, weight, **options)
+
+
+def sparsemax_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """The Fenchel-Young loss of sparsemax; the modified Huber loss for two classes."""
+    return fenchel_young(Sparsemax(), scores, target, weight, **options)
+
+
+def entmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 1.5, **options: Any) -> Array:
+    """The Fenchel-Young loss of alpha-entmax, with an exact gradient in alpha."""
+    return fenchel_young(Entmax(alpha), scores, target, weight, **options)
+
+
+def entmax15_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+    """The Fenchel-Young loss of 1.5-entmax."""
+    return fenchel_young(Entmax(1.5), scores, target, weight, **options)
+
+
+def sparse_softmax_loss(
+    scores: Any, target: Any, weight: Any = None, *, k: int | None = None, p: Any = None, **options: Any
+) -> Array:
+    """`logsumexp over the kept classes - <x, y>`; finite, with a full gradient, also when the target is not kept."""
+    return _fenchel_young(SparseSoftmax(k=k, p=p), scores, target, weight, False, options)
+
+
+def taylor_softmax_loss(scores: Any, target: Any, weight: Any = None, *, order: int = 2, **options: Any) -> Array:
+    """`-log p_t` of Taylor softmax."""
+    return nll(Taylor(order), scores, target, weight, **options)
+
+
+def normmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 2.0, **options: Any) -> Array:
+    """The Fenchel-Young loss of normmax."""
+    return fenchel_young(NormMax(alpha), scores, target, weight, **options)
+
+
+def perturb_max_loss(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    noise: Any = "normal",
+    nodes: int | None = None,
+    scale: Any = 1.0,
+    **options: Any,
+) -> Array:
+    """`E max(x + noise) - x_t`, less the mean of the noise: the Fenchel-Young loss of perturb-max."""
+    return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
+
+
+# -- the one implementation -------------------------------------------------------------------------------------------------------
+
+
+def _fenchel_young(
+    mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: dict[str, Any]
+) -> Array:
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+    if not mapping.facts.has_potential:
+        raise TypeError(mapping.no_potential())
+    batch = _Batch.of(mapping, scores, target, weight, options)
+    if with_constant and batch.smoothing and isinstance(mapping, SparseSoftmax) and mapping.k is not None:
+        raise ValueError(
+            f"label_smoothing gives every class some mass, which no {mapping!r} can reach: its Fenchel-Young loss would be "
+            "infinite; use sparse_softmax_loss, which leaves that constant out"
+        )
+    xp, y = batch.xp, batch.y
+    batch.check_mass()
+    value = bridge(batch.rows).loss(batch.mapping, batch.rows, y)
+    with quiet():
+        if with_constant and batch.soft:
+            value = value + batch.mapping.constant(y, xp)
+        value = value + stop_gradient(xp.where(value < 0, -value, xp.zeros_like(value)))  # never below 0 by rounding
+        masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
+        value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
+        value = xp.where(batch.poisoned, math.nan * xp.ones_like(value), value)
+        return batch.reduce(value)
+
+
+@dataclasses.dataclass
+class _Batch:
+    """Scores and targets as rows: everything that the signature of a loss says, read once."""
+
+    xp: Any
+    mapping: Mapping
+    rows: Array  # [..., n] in the dtype to compute in
+    keep: Array  # [..., n], False where masked
+    poisoned: Array  # [..., 1]
+    y: Array  # [..., n], the target as a distribution, smoothed
+    soft: bool  # the target is a distribution, or was made one by smoothing
+    indices: bool
+    smoothing: float
+    counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
+    sample_weight: Array  # [..., 1]
+    class_weight: Array | None  # [n]
+    reduction: str
+    dtype: Any
+
+    @classmethod
+    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> _Batch:
+        axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
+        ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
+        smoothing = options.pop("label_smoothing", 0.0)
+        if options:
+            raise TypeError(
+                f"unknown option {next(iter(options))!r}; a loss takes weight, ignore_index, reduction, label_smoothing, axis (dim), mask"
+            )
+        _check_reduction(reduction)
+        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
+        x = asarray(scores)
+        x, rows, mapping, axis = prepare(mapping, x, _class_axis(x, axis, dim), mask, None)
+        xp = namespace(rows)
+        dtype, rows = _result_dtype(rows), upcast(rows, xp)
+        with quiet():
+            _, keep, poisoned = _array.finite_scores(rows, xp)
+        n = rows.shape[-1]
+        class_weight = None if weight is None else _weight(weight, rows, xp)
+        if is_array(target) and not is_torch(rows) and is_torch(target):
+            raise TypeError("target: got a torch tensor for scores of another framework; convert one of them")
+        t = asarray(target, "target")
+        if type(t) is not type(rows) and not is_torch(t):
+            t = xp.asarray(t, device=rows.device) if is_torch(rows) else xp.asarray(t)
+        indices = is_integer(t)
+        one = xp.ones_like(rows[..., :1])
+        if indices:
+            y, counted = _one_hot(t, x, rows, axis, ignore_index, xp)
+        else:
+            y, counted = _distribution(t, x, rows, axis, xp), one
+        sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
+        if smoothing:
+            free = xp.astype(keep, rows.dtype)
+            count = total(free, xp)
+            uniform = free / xp.where(count > 0, count, xp.ones_like(count))
+            y = (1.0 - smoothing) * y + smoothing * total(y, xp) * uniform
+        assert n == y.shape[-1]
+        return cls(
+            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, smoothing,
+            counted, sample, class_weight, reduction, dtype,
+        )  # fmt: skip
+
+    def check_mass(self) -> None:
+        """An error where the target can't be a distribution of the map; only where values may be looked at."""
+        xp, mass = self.xp, getattr(self.mapping, "mass", 1.0)
+        if is_array(mass) or not eager(self.y) or not eager(self.rows):
+            return
+        if self.indices:
+            if mass != 1.0:
+                raise ValueError(
+                    f"{self.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
+                )
+            return
+        sums = total(self.y, xp)
+        if bool(xp.any(self.y < 0)) or bool(xp.any(xp.abs(sums - mass) > 1e-2 * mass)):
+            raise ValueError(
+                f"target: expected rows of non-negative numbers that sum to {mass:g}; the sums go from {float(xp.min(sums)):g} to "
+                f"{float(xp.max(sums)):g}. For several labels in a row, divide their indicator by their number"
+            )
+
+    def reduce(self, value: Array, weighted: bool = False) -> Array:
+        """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
+        xp = self.xp
+        ignored = self.counted == 0
+        value = xp.where(ignored, xp.zeros_like(value), value)
+        value = value if weighted or self.class_weight is None else value * self.sample_weight
+        norm = self.sample_weight if self.indices else self.counted
+        return _reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.reduction, self.dtype, xp)
+
+
+def _reduce(value: Array, norm: Array, reduction: str, dtype: Any, xp: Any) -> Array:
+    _check_reduction(reduction)
+    if reduction == "mean":
+        weight = xp.sum(norm)
+        value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
+    elif reduction == "sum":
+        value = xp.sum(value)
+    return value if value.dtype == dtype else xp.astype(value, dtype)
+
+
+def _check_reduction(reduction: Any) -> None:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def _class_axis(x: Array, axis: int | None, dim: int | None) -> int:
+    return _array.pick_axis(axis, dim, 1 if x.ndim > 1 else 0)
+
+
+def _result_dtype(rows: Array) -> Any:
+    """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
+    if is_torch(rows) and sys.modules["torch"].is_autocast_enabled(rows.device.type):
+        return upcast(rows, namespace(rows)).dtype
+    return rows.dtype
+
+
+def _weight(weight: Any, rows: Array, xp: Any) -> Array:
+    weight = asarray(weight, "weight")
+    if not is_torch(weight) and type(weight) is not type(rows):
+        weight = xp.asarray(weight, device=rows.device) if is_torch(rows) else xp.asarray(weight)
+    if tuple(weight.shape) != (rows.shape[-1],):
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes"
+        )
+    return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
+
+
+def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array]:
+    n = rows.shape[-1]
+    expected = tuple(s for i, s in enumerate(x.shape) if i != axis)
+    if tuple(t.shape) != expected:
+        raise ValueError(
+            f"target of shape {tuple(t.shape)}: for scores of shape {tuple(x.shape)} with the classes along axis {axis}, expected class "
+            f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}"
+        )
+    ignored = t == ignore_index
+    if eager(t) and bool(xp.any(~ignored & ((t < 0) | (t >= n)))):
+        raise IndexError(
+            f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
+            f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
+        )
+    t = xp.astype(xp.where(ignored, xp.zeros_like(t), t), xp.int64) if t.dtype != xp.int64 else xp.where(ignored, xp.zeros_like(t), t)
+    classes = xp.arange(n, dtype=t.dtype, device=t.device) if is_torch(t) else xp.arange(n, dtype=t.dtype)
+    y = xp.astype(t[..., None] == classes, rows.dtype)
+    return y, xp.astype(~ignored[..., None], rows.dtype)
+
+
+def _distribution(t: Array, x: Array, rows: Array, axis: int, xp: Any) -> Array:
+    if not _array.is_floating(t):
+        raise TypeError(f"target: expected class indices (integers) or a distribution (floating point), got {t.dtype}")
+    if tuple(t.shape) != tuple(x.shape):
+        raise ValueError(
+            f"target of shape {tuple(t.shape)} is a distribution (floating point) and must have the shape of the scores, {tuple(x.shape)}; "
+            "class indices must be integers"
+        )
+    t = t if t.dtype == rows.dtype else xp.astype(t, rows.dtype)
+    return t if axis == t.ndim - 1 else xp.moveaxis(t, axis, -1)

@@ -1,0 +1,80 @@
+"""Budget: k units of probability, at most one for each class."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .._array import Array, Namespace, check_number, descending, like, take, total
+from .._mapping import Facts, Separable
+from .._solve import root
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Budget(Separable):
+    """The point nearest to x of the capped simplex `{0 <= p_i <= 1, sum_i p_i = k}`: `p_i = clip(x_i - tau, 0, 1)`.
+
+    The relaxation of "choose k of n": sparsemax is k = 1. k may be a number or an array that broadcasts over rows, with a
+    gradient. A row with fewer than k unmasked classes gives each of them 1.
+
+    >>> from anymax import Budget, apply
+    >>> apply(Budget(2), [3.0, 1.0, 0.5, -9.0])
+    array([1.  , 0.75, 0.25, 0.  ])
+    """
+
+    k: Any = 1.0
+
+    name = "budget"
+    kernel = "budget"
+
+    def __post_init__(self) -> None:
+        check_number("Budget", "k", self.k, above=0.0, hint="the sum that the probabilities shall have")
+
+    @property
+    def mass(self) -> Any:  # type: ignore[override]
+        return self.k
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+
+    def omega_terms(self, q: Array, xp: Namespace) -> Array:
+        return 0.5 * q * (q - 1.0)
+
+    def link(self, t: Array, xp: Namespace) -> Array:
+        return xp.where(t > 0, xp.where(t < 1, t, xp.ones_like(t)), xp.zeros_like(t))
+
+    def slope(self, q: Array, xp: Namespace) -> Array:
+        return q
+
+    def curvature(self, q: Array, xp: Namespace) -> Array:
+        return xp.ones_like(q)
+
+    def sensitivity(self, p: Array, xp: Namespace) -> Array:
+        return xp.where((p <= 0) | (p >= 1), xp.zeros_like(p), xp.ones_like(p) + 0.0 * p)
+
+    def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """The anchor is the ceil(k)-th largest score: it is in the support and, at level 1, at least k entries are full."""
+        count = xp.sum(xp.astype(keep, xp.int64), axis=-1, keepdims=True)
+        k = like(self.k, x, xp) * xp.ones_like(total(x, xp))
+        last = xp.where(count > 0, count, xp.ones_like(count))
+        rank = xp.astype(xp.ceil(xp.where(k < x.shape[-1], k, x.shape[-1] * xp.ones_like(k))), xp.int64)
+        rank = xp.where(rank < last, rank, last)
+        rank = xp.where(rank > 0, rank, xp.ones_like(rank))
+        anchor = take(descending(xp.where(keep, x, -xp.inf * xp.ones_like(x)), xp), rank - 1, xp)
+        anchor = xp.where(anchor > -xp.inf, anchor, xp.zeros_like(anchor))
+        y = x - anchor
+
+        def evaluate(level: Array) -> tuple[Array, Array]:
+            p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
+            residual = total(p, xp) - k
+            rate = total(self.sensitivity(p, xp), xp)
+            return residual, -residual / xp.where(rate > 0, rate, xp.ones_like(rate))
+
+        return anchor, root(evaluate, xp.zeros_like(k), xp.ones_like(k), xp)
+
+    def check(self, n: int) -> None:
+        if not hasattr(self.k, "shape") and self.k > n:
+            raise ValueError(
+                f"Budget(k={self.k}): k classes can't be chosen of {n}; k must be at most the number of classes"
+            )

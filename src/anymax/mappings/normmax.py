@@ -1,0 +1,121 @@
+"""NormMax: the map of a norm."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .._array import (
+    Array,
+    Namespace,
+    check_number,
+    dot,
+    finish,
+    finite_scores,
+    like,
+    power,
+    safe,
+    stop_gradient,
+    total,
+)
+from .._mapping import Facts, Mapping, positive, row_top
+from .._solve import root
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NormMax(Mapping):
+    """`p = argmax <p, x> - ||p||_alpha`: `p_i ~ (x_i - tau)_+^(1/(alpha-1))` with `sum_i (x_i - tau)_+^(alpha/(alpha-1)) = 1`.
+
+    Sparse for every alpha > 1; tau is the potential itself, so p = d tau / dx. A support of equal weights is favoured. alpha may
+    be a number or an array that broadcasts over rows, with a gradient. Blondel, Martins and Niculae 2020, section 4.
+
+    >>> from anymax import NormMax, apply
+    >>> apply(NormMax(2.0), [1.0, 1.0, -2.0])
+    array([0.5, 0.5, 0. ])
+    """
+
+    alpha: Any = 2.0
+
+    name = "normmax"
+    kernel = "normmax"
+    iterative = True
+    needs_scores = False
+
+    def __post_init__(self) -> None:
+        check_number("NormMax", "alpha", self.alpha, above=1.0, hint="the norm must be strictly convex")
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+
+    def _solve(self, y: Array, keep: Array, alpha: Any, xp: Namespace) -> Array:
+        """The level max(x) - tau in (0, 1], by Newton on the beta-norm, which is convex; beta = alpha / (alpha - 1)."""
+        beta = alpha / (alpha - 1.0)
+        one = xp.ones_like(total(y, xp))
+        count = total(xp.astype(keep, y.dtype), xp)
+        low = xp.where(count > 0, count, one) ** (-1.0 / (beta * one))
+
+        def evaluate(level: Array) -> tuple[Array, Array]:
+            base = y + level
+            base = xp.where(keep & (base > 0), base, xp.zeros_like(y))
+            s0, s1 = total(power(base, beta, xp), xp), total(power(base, beta - 1.0, xp), xp)
+            return s0 - 1.0, -(s0 - s0 ** (1.0 - 1.0 / beta)) / xp.where(s1 > 0, s1, one)
+
+        return root(evaluate, low, one, xp)
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        return self.differentiable(x, xp)
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        x, keep, _ = finite_scores(x, xp)
+        anchor = row_top(x, keep, xp)
+        return xp.concat([anchor, self._solve(x - anchor, keep, like(self.alpha, x, xp), xp)], axis=-1)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        """Two Newton steps on a constant level carry its first and second derivatives; then the formula."""
+        if held is None:
+            held = stop_gradient(self.frozen().hold(stop_gradient(x), xp))
+        x, keep, poisoned = finite_scores(x, xp)
+        alpha = like(self.alpha, x, xp)
+        beta, r = alpha / (alpha - 1.0), 1.0 / (alpha - 1.0)
+        y, level = x - held[..., :1], held[..., 1:]
+        for _ in range(2):
+            base = xp.where(keep, y + level, xp.zeros_like(y))
+            slope = stop_gradient(total(beta * power(base, r, xp), xp))
+            level = level + (1.0 - total(power(base, beta, xp), xp)) / xp.where(slope > 0, slope, xp.ones_like(slope))
+        q = power(xp.where(keep, y + level, xp.zeros_like(y)), r, xp)
+        z = total(q, xp)
+        return finish(q / xp.where(z == 0, xp.ones_like(z), z), keep, poisoned, xp)
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """tau, [..., 1]."""
+        _, keep, poisoned = finite_scores(x, xp)
+        held = self.hold(x, xp)
+        tau = held[..., :1] - held[..., 1:]
+        tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -xp.inf * xp.ones_like(tau))
+        return xp.where(poisoned, xp.nan * xp.ones_like(tau), tau)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""
+        alpha = like(self.alpha, p, xp)
+        inside = positive(p)
+        q = safe(p, inside, 1.0, xp)
+        norm = xp.where(inside, q**alpha, xp.zeros_like(p))
+        norm = total(norm, xp)
+        norm = xp.where(norm == 0, xp.ones_like(norm), norm) ** ((alpha - 1.0) / alpha)
+        w = xp.where(inside, q ** (2.0 - alpha) * norm / (alpha - 1.0), xp.zeros_like(p))
+        h = g - dot(p, g, xp)
+        wh = w * h
+        return wh - p * total(wh, xp)
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        """`||q||_alpha - 1`."""
+        alpha = like(self.alpha, q, xp)
+        mass = total(power(q, alpha, xp), xp)
+        return power(mass, 1.0 / alpha, xp) - 1.0
+
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        """`(q / ||q||)^(alpha-1)`."""
+        alpha = like(self.alpha, q, xp)
+        norm = power(total(power(q, alpha, xp), xp), 1.0 / alpha, xp)
+        return (q / norm) ** (alpha - 1.0)

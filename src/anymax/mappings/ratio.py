@@ -1,0 +1,109 @@
+"""Ratio: any non-negative function, normalised."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from .._array import Array, Namespace, eager, namespace
+from .._mapping import Facts, RatioMap
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ratio(RatioMap):
+    """`p_i = u(x_i) / sum_j u(x_j)` for your own u >= 0 and its derivative du.
+
+    Both are called with the scores as an array of the caller's framework. Without `du` the map can be applied, and differentiated by
+    torch and JAX through u itself, but not by NumPy. Generally neither monotone (say so with `monotone=True`) nor
+    shift-invariant, and without a Fenchel-Young loss. A row in which every u is 0 gives zeros.
+    Ready-made: `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()`.
+
+    >>> from anymax import Ratio, apply
+    >>> apply(Ratio.square(), [1.0, 2.0, -2.0])
+    array([0.11111111, 0.44444444, 0.44444444])
+    """
+
+    u: Callable[[Array], Array]
+    du: Callable[[Array], Array] | None = None
+    monotone: bool = False
+
+    name = "ratio"
+
+    def __post_init__(self) -> None:
+        for field, f in (("u", self.u), ("du", self.du)):
+            if not callable(f) and not (field == "du" and f is None):
+                raise TypeError(f"Ratio({field}={f!r}): expected a function of an array of scores")
+
+    @property
+    def facts(self) -> Facts:
+        sparse = self.u is _relu or self.u is _square
+        return Facts(monotone=self.monotone, shift_invariant=False, sparse=sparse, has_potential=False)
+
+    @property
+    def traced(self) -> bool:
+        """True where only automatic differentiation knows the derivative."""
+        return self.du is None
+
+    def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        u = self.u(x)
+        if getattr(u, "shape", None) != x.shape:
+            raise ValueError(
+                f"Ratio: u must return one value for each score; scores of shape {tuple(x.shape)} "
+                f"gave {getattr(u, 'shape', type(u).__name__)}"
+            )
+        if eager(u) and bool(xp.any(keep & (u < 0))):
+            raise ValueError("Ratio: u returned a negative value; p = u / sum(u) needs u(x) >= 0 for every score")
+        return u, xp.zeros_like(x) if self.du is None else self.du(x)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        self._need_du()
+        return super().vjp(x, p, g, xp)
+
+    def jvp(self, x: Array, p: Array, v: Array, xp: Namespace) -> Array:
+        self._need_du()
+        return super().jvp(x, p, v, xp)
+
+    def _need_du(self) -> None:
+        if self.du is None:
+            raise TypeError("Ratio: a derivative was asked for, but du was not given; use Ratio(u, du)")
+
+    @classmethod
+    def square(cls) -> Ratio:
+        """u = x^2."""
+        return cls(_square, _dsquare)
+
+    @classmethod
+    def sigmoid(cls) -> Ratio:
+        """u = 1 / (1 + exp(-x)), which is monotone."""
+        return cls(_sigmoid, _dsigmoid, monotone=True)
+
+    @classmethod
+    def relu(cls) -> Ratio:
+        """u = max(x, 0), which is monotone; a row without positive scores gives zeros."""
+        return cls(_relu, _drelu, monotone=True)
+
+
+def _square(x: Array) -> Array:
+    return x * x
+
+
+def _dsquare(x: Array) -> Array:
+    return 2.0 * x
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (1.0 + namespace(x).tanh(0.5 * x))
+
+
+def _dsigmoid(x: Array) -> Array:
+    s = _sigmoid(x)
+    return s * (1.0 - s)
+
+
+def _relu(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.where(x > 0, x, xp.zeros_like(x))
+
+
+def _drelu(x: Array) -> Array:
+    return namespace(x).astype(x > 0, x.dtype)

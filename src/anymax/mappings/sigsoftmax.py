@@ -1,0 +1,47 @@
+"""Sigsoftmax: softmax against its own bottleneck."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total
+from .._mapping import Facts, RatioMap, row_top
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sigsoftmax(RatioMap):
+    """`p_i ~ exp(x_i) sigmoid(x_i)`.
+
+    Its log-probabilities are not linear in the scores, so a low-rank output layer can express more of them than softmax's can. Dense,
+    monotone, not shift-invariant; no Fenchel-Young loss. Kanai et al. 2018.
+
+    >>> from anymax import Sigsoftmax, apply
+    >>> apply(Sigsoftmax(), [0.0, 0.0])
+    array([0.5, 0.5])
+    """
+
+    name = "sigsoftmax"
+    kernel = "sigsoftmax"
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+
+    def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        a = _log_weight(x, xp)
+        u = xp.exp(a - stop_gradient(row_top(a, keep, xp)))
+        return u, u * (1.0 + 0.5 * (1.0 - xp.tanh(0.5 * x)))  # (log u)' = 1 + sigmoid(-x)
+
+    def log_forward(self, x: Array, xp: Namespace) -> Array:
+        y, keep, poisoned = finite_scores(x, xp)
+        a = _log_weight(y, xp)
+        a = a - stop_gradient(row_top(a, keep, xp))
+        z = total(xp.where(keep, xp.exp(xp.where(keep, a, xp.zeros_like(a))), xp.zeros_like(a)), xp)
+        z = xp.where(z == 0, xp.ones_like(z), z)
+        return finish(a - xp.log(z), keep, poisoned, xp, masked=-math.inf)
+
+
+def _log_weight(x: Array, xp: Namespace) -> Array:
+    """x - log(1 + exp(-x)), without overflow on either side."""
+    return xp.where(x < 0, 2.0 * x, x) - xp.log1p(xp.exp(-xp.abs(x)))

@@ -1,0 +1,71 @@
+"""Softmax: the exponential link."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total, xlogx
+from .._mapping import Facts, Separable, row_top
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Softmax(Separable):
+    """`p_i = exp(x_i) / sum_j exp(x_j)`, the map of `Omega(p) = sum_i p_i log p_i`; its threshold is logsumexp.
+
+    Dense, monotone, shift-invariant; its loss is the cross-entropy. fp32 total variation error 1e-7.
+
+    >>> from anymax import Softmax, apply
+    >>> apply(Softmax(), [0.0, 0.0])
+    array([0.5, 0.5])
+    """
+
+    name = "softmax"
+    kernel = "softmax"
+    iterative = False
+    needs_scores = False
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
+
+    def omega_terms(self, q: Array, xp: Namespace) -> Array:
+        return xlogx(q, xp)
+
+    def link(self, t: Array, xp: Namespace) -> Array:
+        return xp.exp(t)
+
+    def slope(self, q: Array, xp: Namespace) -> Array:
+        return xp.log(q)
+
+    def curvature(self, q: Array, xp: Namespace) -> Array:
+        return 1.0 / q
+
+    def sensitivity(self, p: Array, xp: Namespace) -> Array:
+        return p
+
+    def closed(self, y: Array, keep: Array, xp: Namespace) -> Array:
+        z = total(xp.where(keep, xp.exp(y), xp.zeros_like(y)), xp)
+        return -xp.log(xp.where(z == 0, xp.ones_like(z), z))
+
+    def _shifted(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
+        """Scores below their maximum, their exponentials and the sum of them: plain operations, differentiable as they are."""
+        y, keep, poisoned = finite_scores(x, xp)
+        y = y - stop_gradient(row_top(y, keep, xp))
+        e = xp.where(keep, xp.exp(xp.where(keep, y, xp.zeros_like(y))), xp.zeros_like(y))
+        z = total(e, xp)
+        return y, e, xp.where(z == 0, xp.ones_like(z), z), keep, poisoned
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        _, e, z, keep, poisoned = self._shifted(x, xp)
+        return finish(e / z, keep, poisoned, xp)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        return self.forward(x, xp)
+
+    def log_forward(self, x: Array, xp: Namespace) -> Array:
+        y, _, z, keep, poisoned = self._shifted(x, xp)
+        return finish(y - xp.log(z), keep, poisoned, xp, masked=-math.inf)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        return p * (g - total(p * g, xp))

@@ -1,0 +1,104 @@
+"""Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from .._array import Array, Namespace, dot, finish, finite_scores, is_array, stop_gradient, total, xlogx
+from .._mapping import Facts, Mapping, row_top
+from .._truncate import topk_keep, topp_keep
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseSoftmax(Mapping):
+    """Softmax over a set of kept classes: the k largest scores, or the fewest whose softmax mass reaches p.
+
+    The loss is `logsumexp over the kept - x_t`: finite and with a full gradient when the target is not among them. Classes
+    outside get neither mass nor gradient, so it suits fine-tuning and not training from scratch. Ties are broken by position:
+    exactly k are kept. Su 2020; Sun et al. 2021.
+
+    >>> from anymax import SparseSoftmax, apply
+    >>> apply(SparseSoftmax(k=2), [1.0, 1.0, 0.0])
+    array([0.5, 0.5, 0. ])
+    """
+
+    k: int | None = None
+    p: Any = None
+
+    name = "sparse_softmax"
+    kernel = "sparse_softmax"
+    needs_scores = False
+
+    def __post_init__(self) -> None:
+        if (self.k is None) == (self.p is None):
+            raise TypeError(
+                f"SparseSoftmax(k={self.k!r}, p={self.p!r}): give exactly one, k=<number of classes to keep> or p=<mass>"
+            )
+        if self.k is not None:
+            if isinstance(self.k, bool) or not isinstance(self.k, int):
+                raise TypeError(f"SparseSoftmax(k={self.k!r}): k must be an integer, the number of classes to keep")
+            if self.k < 1:
+                raise ValueError(f"SparseSoftmax(k={self.k}): k must be at least 1")
+        elif not is_array(self.p):
+            if isinstance(self.p, bool) or not isinstance(self.p, (int, float)):
+                raise TypeError(f"SparseSoftmax(p={self.p!r}): p must be a number, the mass to keep")
+            if not 0 < self.p <= 1:
+                raise ValueError(f"SparseSoftmax(p={self.p!r}): p must be above 0 and at most 1")
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            monotone=True,
+            shift_invariant=True,
+            sparse=True,
+            has_potential=True,
+            margin=0.0 if self.k == 1 else None,
+        )
+
+    def _kept(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
+        y, keep, poisoned = finite_scores(x, xp)
+        s = stop_gradient(xp.where(keep, y, -math.inf * xp.ones_like(y)))
+        kept = keep & (topk_keep(s, self.k, xp) if self.k is not None else topp_keep(s, self.p, xp))
+        return y - stop_gradient(row_top(y, keep, xp)), kept, keep, poisoned
+
+    def _sums(self, y: Array, kept: Array, xp: Namespace) -> tuple[Array, Array]:
+        e = xp.where(kept, xp.exp(xp.where(kept, y, xp.zeros_like(y))), xp.zeros_like(y))
+        z = total(e, xp)
+        return e, xp.where(z == 0, xp.ones_like(z), z)
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        y, kept, keep, poisoned = self._kept(x, xp)
+        e, z = self._sums(y, kept, xp)
+        return finish(e / z, keep, poisoned, xp)
+
+    def log_forward(self, x: Array, xp: Namespace) -> Array:
+        y, kept, _, poisoned = self._kept(x, xp)
+        _, z = self._sums(y, kept, xp)
+        return finish(y - xp.log(z), kept, poisoned, xp, masked=-math.inf)
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """logsumexp over the kept scores, [..., 1]."""
+        y, kept, keep, poisoned = self._kept(x, xp)
+        _, z = self._sums(y, kept, xp)
+        first, _, _ = finite_scores(x, xp)
+        tau = row_top(first, keep, xp) + xp.log(z)
+        tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -math.inf * xp.ones_like(tau))
+        return xp.where(poisoned, math.nan * xp.ones_like(tau), tau)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        return p * (g - dot(p, g, xp))
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        """`sum q log q` for at most k classes, +inf for more: the potential's conjugate knows only k-sparse distributions."""
+        value = total(xlogx(q, xp), xp)
+        if self.k is None:
+            return value
+        size = xp.sum(xp.astype(q > 0, xp.int64), axis=-1, keepdims=True)
+        return xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        s, kept, _, _ = self._kept(x, xp)
+        _, z = self._sums(s, kept, xp)
+        return xp.log(z) * total(y, xp) - dot(y, s, xp)

@@ -1,0 +1,59 @@
+"""Taylor softmax: exp by its Taylor polynomial."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from .._array import Array, Namespace, stop_gradient, top
+from .._mapping import Facts, RatioMap
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Taylor(RatioMap):
+    """`p_i ~ f_k(x_i)`, `f_k(x) = sum_{m<=k} x^m / m!`, which is positive for every even order k.
+
+    Long-tailed: polynomial where softmax is exponential. Neither monotone (order 2 falls below x = -1) nor shift-invariant, so
+    the maximum must not be subtracted; the row is scaled by its largest |x| instead, which keeps any score finite.
+    No Fenchel-Young loss exists; train with `taylor_softmax_loss` (-log p_t). de Brebisson and Vincent 2015.
+
+    >>> from anymax import Taylor, apply
+    >>> apply(Taylor(2), [1.0, 0.0])
+    array([0.71428571, 0.28571429])
+    """
+
+    order: int = 2
+
+    name = "taylor"
+    kernel = "taylor"
+
+    def __post_init__(self) -> None:
+        k = self.order
+        if isinstance(k, bool) or not isinstance(k, int):
+            raise TypeError(f"Taylor(order={k!r}): expected an even integer such as 2 or 4")
+        if k < 2 or k % 2:
+            raise ValueError(
+                f"Taylor(order={k}): the order must be even and at least 2, because only the even Taylor polynomials of exp "
+                f"are positive everywhere; use {max(2, k - 1)} or {max(2, k + 1)}"
+            )
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(monotone=False, shift_invariant=False, sparse=False, has_potential=False)
+
+    def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """`f_k(x) / M^k` and its derivative with M = max(1, max |x|), by Horner's rule in x / M and 1 / M."""
+        size = stop_gradient(top(xp.abs(xp.where(keep, x, xp.zeros_like(x))), xp))
+        m = xp.where(size > 1, size, xp.ones_like(size))
+        v, s = x / m, 1.0 / m
+        return _horner(v, s, self.order, xp), _horner(v, s, self.order - 1, xp) * s
+
+
+def _horner(v: Array, s: Array, order: int, xp: Namespace) -> Array:
+    """`sum_{j <= order} v^j s^(order-j) / j!`; not below 0, where rounding could push a polynomial that is positive."""
+    out = xp.ones_like(v) / math.factorial(order)
+    scale = s
+    for j in range(order - 1, -1, -1):
+        out = out * v + scale / math.factorial(j)
+        scale = scale * s
+    return xp.where(out > 0, out, xp.zeros_like(out)) if order % 2 == 0 else out

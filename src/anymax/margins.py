@@ -1,0 +1,220 @@
+"""Margins: the target's cosine made smaller before the loss, so that training must push it further.
+
+Every margin is a case of `psi(theta) = cos(m1 theta + m2) - m3` with theta the angle to the target's class, continued
+past pi so that it keeps falling: with `phi = m1 theta + m2` and `k = floor(phi / pi)`, `psi = (-1)^k cos(phi) - 2k -
+m3`.
+
+The gradient is that of psi. In the cosine it grows like 1/sin(theta) at alignment (in the embedding, through which
+sin(theta) enters once more, it does not); at cos = +-1 exactly it is `m1^2 |cos(phi)|`, the limit where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from ._array import (
+    Array,
+    Namespace,
+    asarray,
+    check_axis,
+    dtype_name,
+    eager,
+    floating,
+    is_integer,
+    is_torch,
+    namespace,
+    quiet,
+    safe,
+    stop_gradient,
+    take,
+    upcast,
+)
+
+TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
+
+
+class Margin(ABC):
+    """A callable `(cosines, target, axis=-1) -> cosines` that changes the target's entry of each row and nothing else.
+
+    `target` holds class indices, shaped as the cosines without `axis`; rows with a negative one are left as they are.
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[float, float, float]:
+        """(m1, m2, m3)."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{self!r}: {f.name} must be a number")
+            if not math.isfinite(value):
+                raise ValueError(f"{self!r}: {f.name} must be finite")
+        if self.parts[0] < 1:
+            raise ValueError(f"{self!r}: the factor of the angle must be at least 1")
+
+    def __call__(self, cosines: Array, target: Array, axis: int = -1) -> Array:
+        x = asarray(cosines, "cosines")
+        xp = namespace(x)
+        x = floating(x, xp, "cosines")
+        axis = check_axis(axis, x.ndim)
+        rows = xp.moveaxis(x, axis, -1)
+        index = _indices(target, rows, xp)
+        valid = (index >= 0) & (index < rows.shape[-1])
+        chosen = upcast(take(rows, xp.where(valid, index, xp.zeros_like(index)), xp), xp)
+        if eager(x) and eager(index):
+            _check(chosen, index, valid, rows.shape[-1], xp)
+        with contextlib.nullcontext() if is_torch(x) else quiet():  # torch.compile cannot trace quiet()
+            moved = _psi(chosen, *self.parts, xp)
+        moved = moved if moved.dtype == x.dtype else xp.astype(moved, x.dtype)
+        classes = _arange(rows, index, xp)
+        return xp.moveaxis(xp.where(classes == index, moved, rows), -1, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class AM(Margin):
+    """Additive margin, also CosFace: `cos(theta) - m`. Wang et al. 2018 (both).
+
+    >>> import numpy as np
+    >>> AM(0.25)(np.array([[0.75, 0.5]]), np.array([0]))
+    array([[0.5, 0.5]])
+    """
+
+    m: float = 0.35
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return 1.0, 0.0, self.m
+
+
+CosFace = AM
+
+
+@dataclasses.dataclass(frozen=True)
+class ArcFace(Margin):
+    """Additive angular margin: `cos(theta + m)`, continued past pi. Deng et al. 2019.
+
+    >>> import numpy as np
+    >>> ArcFace(0.5)(np.array([[1.0, 0.5]]), np.array([0])).round(4)
+    array([[0.8776, 0.5   ]])
+    """
+
+    m: float = 0.5
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return 1.0, self.m, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereFace(Margin):
+    """Multiplicative angular margin: `(-1)^k cos(m theta) - 2k`, for any real m >= 1. Liu et al. 2017.
+
+    >>> import numpy as np
+    >>> SphereFace(2)(np.array([[0.5, 0.0]]), np.array([0])).round(4)
+    array([[-0.5,  0. ]])
+    """
+
+    m: float = 4.0
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return self.m, 0.0, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(Margin):
+    """All three at once: `cos(m1 theta + m2) - m3`, continued past pi. Deng et al. 2019, section 2.2.
+
+    >>> import numpy as np
+    >>> Combined(m3=0.25)(np.array([[0.75, 0.5]]), np.array([0]))
+    array([[0.5, 0.5]])
+    """
+
+    m1: float = 1.0
+    m2: float = 0.0
+    m3: float = 0.0
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return self.m1, self.m2, self.m3
+
+
+def as_margin(margin: Any) -> Callable[..., Array]:
+    """A number m means AM(m); a margin is returned as it is."""
+    if isinstance(margin, (int, float)) and not isinstance(margin, bool):
+        return AM(float(margin))
+    if callable(margin) and not isinstance(margin, type):
+        return margin
+    raise TypeError(
+        f"margin: expected a number (the m of AM) or a margin such as ArcFace(0.5) or SphereFace(4), got {margin!r}"
+    )
+
+
+def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:
+    one = xp.ones_like(c)
+    excess = stop_gradient(xp.where(c > 1, c - 1.0, xp.where(c < -1, c + 1.0, xp.zeros_like(c))))
+    masked = c == -math.inf
+    c = safe(c, ~masked, 0.0, xp) - safe(excess, ~masked, 0.0, xp)  # clipped, with the derivative of the identity
+    if m1 == 1 and m2 == 0:
+        out = c
+    else:
+        square = (1.0 - c) * (1.0 + c)
+        inside = ~(square <= 0)
+        end = c
+        c = xp.where(inside, c, stop_gradient(c))
+        s = xp.where(inside, xp.sqrt(safe(square, inside, 1.0, xp)), xp.zeros_like(c))  # sin(theta)
+        k0 = math.floor(m2 / math.pi)
+        if m1 == 1:  # no angle needed: phi crosses a multiple of pi once, at theta = (k0 + 1) pi - m2
+            past = stop_gradient(c) < math.cos((k0 + 1) * math.pi - m2)
+            phi_cos, k = math.cos(m2) * c - math.sin(m2) * s, xp.where(past, (k0 + 1.0) * one, float(k0) * one)
+        else:
+            phi = m1 * xp.atan2(s, c) + m2
+            phi_cos, k = xp.cos(phi), xp.floor(stop_gradient(phi) / math.pi)
+        out = (1.0 - 2.0 * (k - 2.0 * xp.floor(k / 2.0))) * phi_cos - 2.0 * k
+        # at the ends the angle has no derivative: this is the limit of psi's, or the size of its finite part
+        at_one, at_minus_one = (m1**2 * abs(math.cos(m1 * angle + m2)) for angle in (0.0, math.pi))
+        slope = xp.where(c > 0, at_one * one, at_minus_one * one)
+        out = out + xp.where(inside, xp.zeros_like(c), slope * (end - stop_gradient(end)))
+    return xp.where(masked, -math.inf * one, out - m3)
+
+
+def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
+    """The target as signed indices [..., 1] of the kind of `rows`."""
+    target = asarray(target, "target")
+    if not is_integer(target):
+        raise TypeError(f"target: a margin needs class indices of an integer dtype, got {dtype_name(target)}")
+    if tuple(target.shape) != tuple(rows.shape[:-1]):
+        raise ValueError(
+            f"target: expected the shape of the cosines without their class axis, {tuple(rows.shape[:-1])}, "
+            f"got {tuple(target.shape)}"
+        )
+    if namespace(target) is not xp:
+        target = xp.asarray(target, device=rows.device) if is_torch(rows) else xp.asarray(target)
+    return xp.expand_dims(xp.astype(target, xp.asarray(0).dtype), axis=-1)
+
+
+def _arange(rows: Array, index: Array, xp: Namespace) -> Array:
+    n = rows.shape[-1]
+    return xp.arange(n, dtype=index.dtype, device=rows.device) if is_torch(rows) else xp.arange(n, dtype=index.dtype)
+
+
+def _check(chosen: Array, index: Array, valid: Array, n: int, xp: Namespace) -> None:
+    """One look at the values, at the targets only: a second one only to say what is wrong."""
+    size = xp.abs(xp.where(valid & (chosen != -math.inf), chosen, xp.zeros_like(chosen)))
+    large = size > 1 + TOLERANCE
+    if not bool(xp.any(large | (index >= n))):
+        return
+    if bool(xp.any(index >= n)):
+        raise ValueError(f"target: class {int(xp.max(index))} is out of range for {n} classes; use 0 to {n - 1}")
+    worst = float(xp.max(xp.where(large, size, xp.zeros_like(size))))
+    raise ValueError(
+        f"expected cosines in [-1, 1], got one of size {worst:.4g}; use transforms.cosine(weight) to make cosines of "
+        "embeddings, and give the scale to the loss, not to the cosines"
+    )

@@ -1,0 +1,323 @@
+"""Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
+
+matplotlib is imported at the first call (extra `plot`). Colours are those of Okabe and Ito, which colour-blind readers can tell
+apart; no line relies on its colour alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._array import Array, is_array, is_torch
+from ._mapping import Mapping
+from .functional import apply
+from .inspection import jacobian as _jacobian
+from .losses import fenchel_young, nll
+from .mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
+
+Axes = Any  # matplotlib's, which may not be installed
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftmax(), PerturbMax())
+
+
+def label(mapping: Mapping) -> str:
+    """The name of a map with the parameters that tell it from its kin: `entmax alpha=1.5`."""
+    words = [mapping.name]
+    for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
+        value = getattr(mapping, field.name)
+        if is_array(value):
+            words.append(f"{field.name}={np.round(_numpy(value), 3).tolist()}")
+        elif callable(value):
+            words += [f"{value.__name__.lstrip('_')}"] if field.name == "u" and hasattr(value, "__name__") else []
+        elif value is not None and (field.name in ("alpha", "k", "p", "order", "noise") or value != field.default):
+            words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
+    return " ".join(words)
+
+
+def curves(mappings: Mapping | Iterable[Mapping] | None = None, *, t: Array | None = None, ax: Axes = None) -> Axes:
+    """The probability of the first of two classes with the scores (t, 0). Sparsemax is the hard sigmoid here."""
+    maps = _maps(mappings, USUAL)
+    ax = _axes(ax, (6.4, 4.2))
+    grid = np.linspace(-4.0, 4.0, 801) if t is None else _numpy(t).astype(float)
+    scores = np.stack([grid, np.zeros_like(grid)], axis=-1)
+    for i, mapping in enumerate(maps):
+        ax.plot(grid, _numpy(apply(mapping, scores))[:, 0], label=label(mapping), **_line(i))
+    ax.set(xlabel="t, with the scores (t, 0)", ylabel="probability of the first class", title="Two classes")
+    ax.set_xlim(grid[0], grid[-1])
+    return _tidy(ax, len(maps))
+
+
+def losses(
+    mappings: Mapping | Iterable[Mapping] | None = None,
+    *,
+    t: Array | None = None,
+    classic: bool = True,
+    scaled: bool = True,
+    ax: Axes = None,
+) -> Axes:
+    """The loss of two classes against the margin t, by which the target's score leads the other.
+
+    The loss of a map is its Fenchel-Young loss, or the negative log-likelihood where it has none. `classic` adds the hinge,
+    logistic, squared and modified Huber losses. `scaled` divides each by its value at t = 0, so that all meet there: the sparsemax
+    loss then lies on the modified Huber loss, and that of softmax on the logistic loss.
+    """
+    maps = _maps(mappings, (Softmax(), Entmax(1.5), Sparsemax()))
+    ax = _axes(ax, (6.4, 4.6))
+    grid = np.linspace(-3.0, 3.0, 601) if t is None else _numpy(t).astype(float)
+
+    def draw(f: Callable[[np.ndarray], np.ndarray], **style: Any) -> None:
+        with np.errstate(divide="ignore"):
+            at_zero = float(f(np.zeros(1))[0]) if scaled else 1.0
+            ax.plot(grid, f(grid) / (at_zero or 1.0), **style)
+
+    for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
+        draw(f, label=name, color="black", linestyle=DASHES[i], linewidth=1.2, zorder=3)
+    for i, mapping in enumerate(maps):
+        draw(
+            _binary_loss(mapping),
+            label=label(mapping),
+            **{**_line(i), "linestyle": "-", "linewidth": 3.0, "alpha": 0.75},
+        )
+    scale = ", divided by the loss at t = 0" if scaled else ""
+    ax.set(xlabel="margin t = score of the target − score of the other", ylabel="loss" + scale, title="Two classes")
+    ax.set_xlim(grid[0], grid[-1])
+    ax.set_ylim(-0.1, 4.2)
+    return _tidy(ax, 1 + len(maps) + 4 * classic)
+
+
+CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "hinge": lambda t: np.maximum(0.0, 1.0 - t),
+    "logistic": lambda t: np.logaddexp(0.0, -t),
+    "squared": lambda t: (1.0 - t) ** 2,
+    "modified Huber": lambda t: np.where(t >= -1.0, np.maximum(0.0, 1.0 - t) ** 2, -4.0 * t),
+}
+
+
+def _binary_loss(mapping: Mapping) -> Callable[[np.ndarray], np.ndarray]:
+    loss = fenchel_young if mapping.facts.has_potential else nll
+
+    def f(t: np.ndarray) -> np.ndarray:
+        scores = np.stack([t, np.zeros_like(t)], axis=-1)
+        return _numpy(loss(mapping, scores, np.zeros(len(t), dtype=np.int64), reduction="none"))
+
+    return f
+
+
+def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax: Axes = None) -> Axes:
+    """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
+
+    White lines part the regions in which 1, 2 or 3 classes have a probability above 0. The dashed triangle is the simplex
+    itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
+    """
+    ax = _axes(ax, (5.2, 4.8))
+    basis = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]]) / np.sqrt([[2.0], [6.0]])  # orthonormal, both sum to 0
+    side = np.linspace(-extent, extent, resolution)
+    plane = np.stack(np.meshgrid(side, side), axis=-1)  # [row, column, 2]
+    p = _numpy(apply(mapping, plane @ basis))
+    image = ax.pcolormesh(
+        side, side, p.max(axis=-1), cmap=SEQUENTIAL, vmin=1 / 3, vmax=1.0, shading="auto", rasterized=True
+    )
+    ax.figure.colorbar(image, ax=ax, label="largest probability", shrink=0.85)
+    size = (p > 0).sum(axis=-1)
+    if size.min() < size.max():
+        ax.contour(side, side, size, levels=[1.5, 2.5], colors="white", linewidths=1.4)
+    corners = (np.eye(3) - 1 / 3) @ basis.T
+    ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0, alpha=0.9)
+    halo = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    for i, corner in enumerate(corners):
+        x, y = corner / np.abs(corner).max() * extent * 0.8
+        ax.annotate(f"class {i + 1}", (x, y), ha="center", va="center", fontsize=8, bbox=halo)
+    for count in sorted(set(size.ravel().tolist()) - {1}) if size.min() < size.max() else ():
+        x, y = _inside(plane, size == count)
+        ax.annotate(f"{count} of 3", (x, y), ha="center", va="center", fontsize=8, bbox=halo)
+    ax.set(xlabel="(x1 − x2) / √2", ylabel="(2 x3 − x1 − x2) / √6", title=label(mapping), aspect="equal")
+    return ax
+
+
+def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
+    """A point deep inside the region, away from the picture's edge: it survives the most erosions; ties go to the right."""
+    last, inner = region, region
+    while True:
+        inner = np.pad(inner, 1)
+        inner = inner[1:-1, 1:-1] & inner[:-2, 1:-1] & inner[2:, 1:-1] & inner[1:-1, :-2] & inner[1:-1, 2:]
+        if not inner.any():
+            break
+        last = inner
+    points = plane[last]
+    return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
+
+
+def jacobian(mapping: Mapping, x: Array, *, ax: Axes = None) -> Axes:
+    """`dp_i / dx_j` at the scores x, as a heat map around 0; small ones with their numbers. Exact zeros stay white."""
+    x = _numpy(x).astype(float)
+    if x.ndim != 1:
+        raise ValueError(f"plot.jacobian draws one row of scores, got an array of shape {x.shape}; choose a row")
+    j = _numpy(_jacobian(mapping, x))
+    ax = _axes(ax, (5.0, 4.2))
+    bound = float(np.abs(j).max()) or 1.0
+    image = ax.imshow(np.where(j == 0, np.nan, j), cmap=DIVERGING, vmin=-bound, vmax=bound)
+    ax.figure.colorbar(image, ax=ax, label="dp / dx", shrink=0.85)
+    n = len(x)
+    if n <= 8:
+        for (i, k), value in np.ndenumerate(j):
+            dark = abs(value) > 0.6 * bound
+            text = "0" if value == 0 else f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
+            ax.text(k, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+        names = [f"{v:g}".replace("-", "−") for v in x]
+        ax.set_xticks(range(n), names)
+        ax.set_yticks(range(n), names)
+    ax.set(xlabel="score x_j", ylabel="probability of the score x_i", title=label(mapping))
+    return ax
+
+
+def attention(
+    weights: Array,
+    *,
+    queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    ax: Axes = None,
+) -> Axes:
+    """Attention weights [queries, keys], or one picture a head for [heads, queries, keys]. Exact zeros are hatched."""
+    w = _numpy(weights).astype(float)
+    if w.ndim == 3:
+        axes = np.asarray(_grid(len(w)) if ax is None else ax, dtype=object)
+        if axes.size < len(w):
+            raise ValueError(f"plot.attention: {len(w)} heads need as many Axes, got {axes.size}")
+        for head, (one, panel) in enumerate(zip(w, axes.flat)):
+            attention(one, queries=queries, keys=keys, ax=panel).set_title(f"head {head}")
+        for panel in list(axes.flat)[len(w) :]:
+            panel.set_axis_off()
+        return axes
+    if w.ndim != 2:
+        raise ValueError(f"plot.attention: expected [queries, keys] or [heads, queries, keys], got shape {w.shape}")
+    ax = _axes(ax, (max(3.2, 0.36 * w.shape[1] + 1.8), max(2.6, 0.3 * w.shape[0] + 1.4)))
+    ax.set_facecolor("#F2F2F2")
+    ax.patch.set(hatch="////", edgecolor="#D0D0D0")
+    image = ax.imshow(
+        np.where(w == 0, np.nan, w), cmap=SEQUENTIAL + "_r", vmin=0.0, vmax=max(w.max(), 1e-12), aspect="auto"
+    )
+    ax.figure.colorbar(image, ax=ax, label="weight")
+    if keys is not None:
+        ax.set_xticks(range(len(keys)), keys, rotation=45, ha="right", rotation_mode="anchor")
+    if queries is not None:
+        ax.set_yticks(range(len(queries)), queries)
+    ax.set(xlabel="keys" if keys is None else "", ylabel="queries" if queries is None else "")
+    ax.set_title(f"{(w == 0).mean():.0%} exact zeros")
+    return ax
+
+
+def support_histogram(p: Array | dict[str, Array], *, ax: Axes = None) -> Axes:
+    """How many rows of p [..., classes] have 1, 2, 3, ... probabilities above 0; a dict of several gives grouped bars."""
+    groups = p if isinstance(p, dict) else {"": p}
+    ax = _axes(ax, (6.0, 3.6))
+    sizes = {name: (_numpy(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
+    most = max((int(s.max()) for s in sizes.values() if s.size), default=1)
+    width = 0.8 / len(sizes)
+    for i, (name, size) in enumerate(sizes.items()):
+        share = np.bincount(size, minlength=most + 1)[: most + 1] / max(size.size, 1)
+        mean = f"mean {size.mean():.2f}" if size.size else "no rows"
+        at = np.arange(most + 1) + (i - (len(sizes) - 1) / 2) * width
+        ax.bar(at, share, width, label=f"{name} ({mean})" if name else mean, **_fill(i))
+    ax.set(xlabel="classes with a probability above 0", ylabel="share of rows", title="Support size")
+    ax.set_xlim(-0.6 if any((s == 0).any() for s in sizes.values()) else 0.4, most + 0.6)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return _tidy(ax, len(sizes))
+
+
+def calibration(p: Array, y: Array, *, bins: int = 10, name: str = "", ax: Axes = None) -> Axes:
+    """Accuracy against confidence (the probability of the class predicted), in bins; a calibrated model follows the diagonal."""
+    confidence, accuracy, share, error = reliability(p, y, bins)
+    ax = _axes(ax, (4.6, 4.4))
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    full = share > 0
+    ax.bar(edges[:-1][full], accuracy[full], 1.0 / bins, align="edge", label="accuracy", **{**_fill(0), "alpha": 0.45})
+    ax.plot([0, 1], [0, 1], color="black", linestyle=DASHES[1], linewidth=1.0, label="calibrated")
+    ax.scatter(
+        confidence[full], accuracy[full], s=10 + 90 * share[full], color=COLOURS[1], zorder=3, label="bin (area: rows)"
+    )
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.03), aspect="equal")
+    ax.set_title(f"{name}\n" * bool(name) + f"calibration error {error:.3f}", fontsize="medium")
+    return _tidy(ax, 1)
+
+
+def reliability(p: Array, y: Array, bins: int = 10) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """(mean confidence, accuracy, share of rows) of each bin, and the expected calibration error, their weighted gap."""
+    p, y = _numpy(p).astype(float), _numpy(y)
+    if p.ndim != 2 or y.shape != p.shape[:1]:
+        raise ValueError(f"calibration: expected p [rows, classes] and y [rows], got shapes {p.shape} and {y.shape}")
+    sure, hit = p.max(axis=-1), p.argmax(axis=-1) == y
+    index = np.clip((sure * bins).astype(int), 0, bins - 1)
+    count = np.bincount(index, minlength=bins)
+    rows = np.maximum(count, 1)
+    confidence, accuracy = (np.bincount(index, weights=w, minlength=bins) / rows for w in (sure, hit.astype(float)))
+    share = count / max(len(p), 1)
+    return confidence, accuracy, share, float((share * np.abs(confidence - accuracy)).sum())
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _numpy(x: Any) -> np.ndarray:
+    if is_torch(x):
+        x = x.detach().cpu()
+        x = x.float() if x.is_floating_point() and x.element_size() < 4 else x
+    return np.asarray(x)
+
+
+def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
+    maps = list(default if given is None else [given] if isinstance(given, Mapping) else given)
+    for m in maps:
+        if not isinstance(m, Mapping):
+            hint = f"; write {m.__name__}()" if isinstance(m, type) and issubclass(m, Mapping) else ""
+            raise TypeError(f"anymax.plot: expected mappings such as Sparsemax(), got {m!r}{hint}")
+    return maps
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, or a clear error."""
+    try:
+        import matplotlib.pyplot as plt  # late: an optional extra, and slow to import
+    except ImportError as error:
+        raise ImportError("anymax.plot needs matplotlib; install it with: pip install 'anymax[plot]'") from error
+    return plt
+
+
+def _axes(ax: Axes, size: tuple[float, float]) -> Axes:
+    return pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax
+
+
+def _grid(n: int) -> Any:
+    columns = min(n, 4)
+    rows = -(-n // columns)
+    return pyplot().subplots(rows, columns, figsize=(3.2 * columns, 2.8 * rows), layout="constrained", squeeze=False)[1]
+
+
+def _line(i: int) -> dict[str, Any]:
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 2.0}
+
+
+def _fill(i: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "alpha": 0.8,
+        "edgecolor": "white",
+        "linewidth": 0.5,
+        "hatch": ("", "//", "..", "xx")[i % 4],
+    }
+
+
+def _tidy(ax: Axes, entries: int) -> Axes:
+    ax.grid(color="#E5E5E5", linewidth=0.6)
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    if entries:
+        ax.legend(frameon=False, fontsize=8, handlelength=3.2)
+    return ax

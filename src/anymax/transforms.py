@@ -1,0 +1,418 @@
+"""Transforms: functions scores -> scores that compose with every map and every verb.
+
+Each factory returns a frozen callable. A transform keeps -inf (a masked entry) where it is, lets a NaN touch its own
+row only, and is differentiable in the scores it keeps. Parameters that are arrays broadcast against the scores as
+NumPy does; one of a single dimension runs along `axis`.
+
+>>> import numpy as np
+>>> compose(temperature(0.5), topk(2))(np.array([1.0, 3.0, 2.0]))
+array([-inf,   6.,   4.])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._array import (
+    Array,
+    Namespace,
+    asarray,
+    check_axis,
+    dtype_name,
+    eager,
+    finish,
+    finite_scores,
+    floating,
+    is_array,
+    is_torch,
+    like,
+    namespace,
+    pick_axis,
+    quiet,
+    safe,
+    stop_gradient,
+    top,
+    total,
+    upcast,
+)
+from ._random import check_kind
+from ._random import noise as _noise
+from ._truncate import topk_keep, topp_keep
+
+_BROADCAST = ("T", "keep", "log_p", "scale", "p", "n")  # the parameters that line up with the scores
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Transform:
+    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters."""
+
+    rows: Callable[..., Array]
+    params: tuple[tuple[str, Any], ...]
+    axis: int = -1
+
+    def __call__(self, x: Array) -> Array:
+        x = asarray(x)
+        xp = namespace(x)
+        axis = check_axis(self.axis, x.ndim)
+        x = floating(x, xp)
+        y = upcast(x, xp)
+        moved = axis != x.ndim - 1
+        y = xp.moveaxis(y, axis, -1) if moved else y
+        params = {k: _align(v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+        with contextlib.nullcontext() if is_torch(x) else quiet():  # torch.compile cannot trace quiet()
+            y = self.rows(y, xp, **params)
+        y = y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+        return xp.moveaxis(y, -1, axis) if moved else y
+
+    def __repr__(self) -> str:
+        given = [f"{k}={_brief(v)}" for k, v in self.params if v is not None]
+        given += [f"axis={self.axis}"] if self.axis != -1 else []
+        return f"{self.rows.__name__.strip('_')}({', '.join(given)})"
+
+    def _key(self) -> tuple:
+        return self.rows, self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Transform) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Composed:
+    """Transforms one after the other, left to right."""
+
+    transforms: tuple[Callable[[Array], Array], ...]
+
+    def __call__(self, x: Array) -> Array:
+        x = asarray(x)
+        xp = namespace(x)
+        x = floating(x, xp)
+        y = upcast(x, xp)  # once: no rounding to half precision in between
+        for transform in self.transforms:
+            y = transform(y)
+        return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+
+    def __repr__(self) -> str:
+        return f"compose({', '.join(map(repr, self.transforms))})"
+
+
+def compose(*transforms: Callable[[Array], Array]) -> Composed:
+    """Apply transforms left to right; `compose()` changes nothing. Any function scores -> scores may take part.
+
+    >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
+    compose(temperature(T=2.0), topk(k=3), minp(p=0.1))
+    """
+    flat: list[Callable[[Array], Array]] = []
+    for t in transforms:
+        if not callable(t) or isinstance(t, type):
+            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}")
+        flat.extend(t.transforms if isinstance(t, Composed) else (t,))
+    return Composed(tuple(flat))
+
+
+def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it. T is a number or an array (per row: [..., 1]).
+
+    >>> temperature(2.0)([1.0, 3.0])
+    array([0.5, 1.5])
+    """
+    _number("temperature", "T", T, lambda v: v > 0, "above 0")
+    return Transform(_temperature, (("T", T),), pick_axis(axis, dim))
+
+
+def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
+    return _on_kept(x, lambda y: y / T, xp)
+
+
+def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """-inf where `keep` is False, so that every map gives these entries probability 0.
+
+    >>> mask([True, False])([1.0, 3.0])
+    array([  1., -inf])
+    """
+    keep = asarray(keep, "keep")
+    if "bool" not in dtype_name(keep):
+        raise TypeError(f"mask: keep must be boolean (True = keep the entry), got {dtype_name(keep)}; write keep != 0")
+    return Transform(_mask, (("keep", keep),), pick_axis(axis, dim))
+
+
+def _mask(x: Array, xp: Namespace, keep: Array) -> Array:
+    return xp.where(keep, x, -math.inf * xp.ones_like(x))
+
+
+def prior(log_p: Any = None, scale: Any = None, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Prior knowledge before the map: `scale * x + log_p`, either or both. For the form after the map see `mix`.
+
+    With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies).
+
+    >>> prior(log_p=[0.0, -1.0])([2.0, 2.0])
+    array([2., 1.])
+    """
+    if log_p is None and scale is None:
+        raise TypeError("prior(): give log_p=<added to the scores>, scale=<multiplies the scores>, or both")
+    log_p, scale = (v if v is None or isinstance(v, (int, float)) else asarray(v, "prior") for v in (log_p, scale))
+    for name, value in (("log_p", log_p), ("scale", scale)):
+        if value is not None:
+            _number("prior", name, value, lambda v: v == v, "a number, not NaN")
+    return Transform(_prior, (("log_p", log_p), ("scale", scale)), pick_axis(axis, dim))
+
+
+def _prior(x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
+    def move(y: Array) -> Array:
+        y = y if scale is None else y * scale
+        return y if log_p is None else y + log_p
+
+    return _on_kept(x, move, xp)
+
+
+def normalize(kind: str = "l2", *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Divide each row by `sum |x|` ("l1"), `sqrt(sum x^2)` ("l2") or `max x` ("max"). A row of zeros stays zeros.
+
+    "max" divides by the largest score where that is positive. Where it is not, dividing by it would turn the order
+    round (or divide by 0), so such a row is divided by its largest absolute value.
+
+    >>> normalize("l1")([1.0, -3.0])
+    array([ 0.25, -0.75])
+    >>> normalize("max")([[1.0, 4.0], [-4.0, -2.0]])
+    array([[ 0.25,  1.  ],
+           [-1.  , -0.5 ]])
+    """
+    if kind not in ("l1", "l2", "max"):
+        raise ValueError(f"normalize: {kind!r} is not known; use 'l1', 'l2' or 'max'")
+    return Transform(_normalize, (("kind", kind),), pick_axis(axis, dim))
+
+
+def _normalize(x: Array, xp: Namespace, kind: str) -> Array:
+    y, keep, poisoned = finite_scores(x, xp)
+    z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
+    if kind == "l1":
+        norm = total(xp.abs(z), xp)
+    elif kind == "l2":
+        square = total(z * z, xp)
+        norm = xp.sqrt(safe(square, ~zero, 1.0, xp))
+    else:
+        high = top(xp.where(keep, z, -math.inf * xp.ones_like(z)), xp)
+        norm = xp.where(high > 0, high, -xp.min(z, axis=-1, keepdims=True))
+    out = z / safe(norm, ~zero, 1.0, xp)
+    if kind == "max":  # a tiny maximum beside large negative scores must not overflow to -inf, which means masked
+        lowest = float(xp.finfo(x.dtype).min)
+        out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
+    return finish(out, keep, poisoned, xp, masked=-math.inf)
+
+
+def topk(k: int, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the k largest scores, exactly k (ties: the first ones), and mask the others; all, where k is larger.
+
+    >>> topk(2)([3.0, 1.0, 3.0, 3.0])
+    array([  3., -inf,   3., -inf])
+    """
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
+    if k < 1:
+        raise ValueError(f"topk: k must be at least 1, got {k}")
+    return Transform(_topk, (("k", int(k)),), pick_axis(axis, dim))
+
+
+def _topk(x: Array, xp: Namespace, k: int) -> Array:
+    return _mask(x, xp, topk_keep(x, k, xp))
+
+
+def topp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one. Holtzman et al. 2020.
+
+    >>> topp(0.7)([2.0, 1.0, 0.0])
+    array([  2.,   1., -inf])
+    """
+    _number("topp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
+    return Transform(_topp, (("p", p),), pick_axis(axis, dim))
+
+
+def _topp(x: Array, xp: Namespace, p: Any) -> Array:
+    return _mask(x, xp, topp_keep(x, p, xp))
+
+
+def minp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the scores whose softmax probability is at least p times the largest. Nguyen et al. 2024.
+
+    A threshold on the scores, `x >= max x + log p`.
+
+    >>> minp(0.2)([2.0, 1.0, 0.0])
+    array([  2.,   1., -inf])
+    """
+    _number("minp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
+    return Transform(_minp, (("p", p),), pick_axis(axis, dim))
+
+
+def _minp(x: Array, xp: Namespace, p: Any) -> Array:
+    y = stop_gradient(x)
+    log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
+    return _mask(x, xp, ~(y - top(y, xp) < log_p))
+
+
+def topnsigma(n: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`. Tang et al. 2024.
+
+    The standard deviation is that of the row's finite entries (division by their number, not by one less).
+
+    >>> topnsigma(1.0)([4.0, 3.5, 0.0])
+    array([ 4. ,  3.5, -inf])
+    """
+    _number("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
+    return Transform(_topnsigma, (("n", n),), pick_axis(axis, dim))
+
+
+def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
+    y, keep, poisoned = finite_scores(stop_gradient(x), xp)
+    weight = xp.astype(keep, y.dtype)
+    count = total(weight, xp)
+    count = xp.where(count > 0, count, xp.ones_like(count))
+    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
+    size = top(xp.abs(y * weight), xp)
+    unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
+    z = y / unit
+    mean = total(z * weight, xp) / count
+    deviation = xp.sqrt(total(weight * (z - mean) ** 2, xp) / count)
+    return _mask(x, xp, ~(z < -(stop_gradient(n) * deviation)) | poisoned)
+
+
+def cosine(weight: Array, eps: float = 1e-8, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Embeddings [..., d] to cosine scores [..., C], for `weight` [C, d], a row a class. Lengths below eps count as eps.
+
+    >>> import numpy as np
+    >>> cosine(np.array([[1.0, 0.0], [3.0, 4.0]]))([2.0, 0.0])
+    array([1. , 0.6])
+    """
+    weight = asarray(weight, "weight")
+    if weight.ndim != 2:
+        raise ValueError(f"cosine: weight must have the shape [classes, features], got {tuple(weight.shape)}")
+    floating(weight, namespace(weight), "weight")
+    _number("cosine", "eps", eps, lambda v: v > 0, "above 0")
+    return Transform(_cosine, (("weight", weight), ("eps", eps)), pick_axis(axis, dim))
+
+
+def _cosine(x: Array, xp: Namespace, weight: Array, eps: float) -> Array:
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"cosine: the embeddings have {x.shape[-1]} features and weight has {weight.shape[1]}; "
+            "weight must be [classes, features] and axis the embeddings' axis of features"
+        )
+    return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(_cast(weight, x, xp), eps, xp)))
+
+
+def _unit(x: Array, eps: float, xp: Namespace) -> Array:
+    z, size, zero = _scaled(x, xp)
+    norm = xp.sqrt(safe(total(z * z, xp), ~zero, 1.0, xp))
+    long = ~(norm * size < eps) & ~zero
+    return xp.where(long, z / norm, x / eps)
+
+
+def noise(
+    kind: str = "gumbel", scale: Any = 1.0, *, generator: Any, axis: int | None = None, dim: int | None = None
+) -> Transform:
+    """Add `scale` times independent noise: "gumbel", "normal", "logistic", "laplace" or "uniform" on (-1, 1).
+
+    A NumPy or torch generator moves on with each call; a JAX key or an integer seed gives the same noise at each.
+
+    >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
+    array([1.0126, 1.9868])
+    """
+    _number("noise", "scale", scale, lambda v: v >= 0, "at least 0")
+    params = (("kind", check_kind(kind)), ("scale", scale), ("generator", generator))
+    return Transform(_add_noise, params, pick_axis(axis, dim))
+
+
+def _add_noise(x: Array, xp: Namespace, kind: str, scale: Any, generator: Any) -> Array:
+    return x + scale * _noise(kind, tuple(x.shape), x, generator)
+
+
+def mix(p: Array, prior: Any, weight: Any) -> Array:
+    """Prior knowledge after the map: `(1 - weight) p + weight prior`. The forms before it are `prior`.
+
+    >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
+    array([0.625, 0.375])
+    """
+    p = asarray(p, "p")
+    xp = namespace(p)
+    p = floating(p, xp, "p")
+    _number("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
+    q = upcast(p, xp)
+    prior, weight = _cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), _cast(weight, q, xp)
+    out = (1.0 - weight) * q + weight * prior
+    return out if out.dtype == p.dtype else xp.astype(out, p.dtype)
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
+    """`function(x)`, with masked entries masked still and no derivative through them."""
+    keep = x != -math.inf
+    out = function(safe(x, keep, 0.0, xp))
+    return xp.where(keep, out, -math.inf * xp.ones_like(out))
+
+
+def _scaled(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Rows divided by their largest absolute value, so that no square overflows; that value; True where it is 0."""
+    size = stop_gradient(top(xp.abs(x), xp))
+    zero = size == 0
+    size = xp.where(zero, xp.ones_like(size), size)
+    # XLA divides by multiplying with the reciprocal, which for the largest numbers would be subnormal and so 0
+    quarter = xp.where(size > 1e30, 0.25 * xp.ones_like(size), xp.ones_like(size))
+    return (x * quarter) / (size * quarter), size, zero
+
+
+def _cast(value: Any, x: Array, xp: Namespace) -> Any:
+    """A parameter as an array of the kind, device and dtype of `x`; numbers as they are."""
+    if isinstance(value, np.ndarray) and not isinstance(x, np.ndarray):
+        value = xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
+    return like(value, x, xp)
+
+
+def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
+    """A parameter lined up with scores whose class axis has been moved last."""
+    if not is_array(value):
+        return value
+    if "bool" not in dtype_name(value):
+        value = _cast(value, x, xp)
+    elif isinstance(value, np.ndarray) and not isinstance(x, np.ndarray):
+        value = xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
+    if value.ndim < 2 or axis == x.ndim - 1:
+        return value
+    if value.ndim > x.ndim:
+        raise ValueError(
+            f"a parameter of shape {tuple(value.shape)} does not broadcast to scores with {x.ndim} dimensions"
+        )
+    return xp.moveaxis(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, -1)
+
+
+def _number(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
+    """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
+        raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
+    if is_array(value):
+        xp = namespace(value)
+        value = floating(value, xp, name)
+        if not eager(value):
+            return
+        ok = bool(xp.all(allowed(value)))
+    else:
+        ok = bool(allowed(value))
+    if not ok:
+        raise ValueError(f"{who}: {name} must be {words}; got {_brief(value)}")
+
+
+def _brief(value: Any) -> str:
+    if not is_array(value):
+        return repr(value)
+    if value.ndim == 0 and eager(value) and "key" not in dtype_name(value):
+        return f"{float(value):g}"
+    return f"{dtype_name(value)}{list(value.shape)}"

@@ -1,0 +1,338 @@
+"""The program `anymax`: exit codes, JSON, wrong arguments, and the tour from end to end."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+import anymax
+from anymax.cli import main, names
+from anymax.mappings import CATALOGUE
+
+needs_plot = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+needs_tour = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "sklearn", "matplotlib")),
+    reason="needs torch, scikit-learn and matplotlib",
+)
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Runs the program: (exit code, stdout, stderr)."""
+
+    def run(*args, width=100, **environment):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for key, value in environment.items():
+            monkeypatch.setenv(key, value)
+        code = main([str(a) for a in args])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def program(*args, cwd, **environment):
+    """The program in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "anymax.cli", *args],
+        cwd=cwd,
+        env={**os.environ, "PYTHONUTF8": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+
+
+# -- compare ------------------------------------------------------------------------------------------------------------
+
+
+def test_compare_json_is_one_document_with_the_maps_own_numbers(call):
+    code, out, err = call("compare", 2, 1, 0.1, -1, "--json", "--temperature", 2)
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["scores"] == [2, 1, 0.1, -1]
+    assert [m["name"] for m in document["mappings"]] == [cls.name for cls in CATALOGUE]
+    for m in document["mappings"]:
+        mapping = names.make(m["name"], {})
+        np.testing.assert_allclose(m["p"], anymax.apply(mapping, np.array([2, 1, 0.1, -1]) / 2), atol=1e-12)
+        assert m["support"] == sum(v > 0 for v in m["p"])
+
+
+def test_compare_options_choose_maps_and_parameters(call):
+    code, out, _ = call(
+        "compare", 1, -1, "-0.5", "--mapping", "entmax", "-m", "SparseSoftmax", "--alpha", 1.3, "--k", 1, "--json"
+    )
+    assert code == 0
+    entmax, sparse = json.loads(out)["mappings"]
+    assert (entmax["name"], entmax["parameters"]) == ("entmax", {"alpha": 1.3})
+    assert (sparse["name"], sparse["parameters"]["k"]) == ("sparse_softmax", 1)
+    assert sparse["p"] == [1, 0, 0]
+
+
+def test_compare_specs_carry_their_own_parameters(call):
+    _, out, _ = call(
+        "compare", 1, 0, "-m", "entmax:alpha=1.2", "-m", "entmax:alpha=2", "-m", "taylor", "--order", 4, "--json"
+    )
+    assert [m["parameters"] for m in json.loads(out)["mappings"]] == [{"alpha": 1.2}, {"alpha": 2}, {"order": 4}]
+
+
+@pytest.mark.parametrize(
+    "words", [["--p", "0.5"], ["--noise", "gumbel"], ["--order", "4"], ["--k", "1"], ["--alpha", "1.2"]]
+)
+def test_compare_takes_every_parameter(call, words):
+    assert call("compare", 3, -2, 1, *words)[0] == 0
+
+
+@pytest.mark.parametrize("score", ["-1", "-1.5", "-.5", "-1e-3", "-2E+2", "-0", "-inf"])
+def test_compare_takes_negative_numbers_in_any_place(call, score):
+    code, out, err = call("compare", score, "1", "--json", score)
+    assert code == 0, err
+    scores = json.loads(out)["scores"]
+    assert scores == [None if score == "-inf" else float(score), 1, None if score == "-inf" else float(score)]
+
+
+def test_compare_masks_minus_infinity(call):
+    _, out, _ = call("compare", 1, "-inf", 0.5, "--json")
+    assert all(m["p"][1] == 0 for m in json.loads(out)["mappings"])
+
+
+def test_compare_one_score(call):
+    _, out, _ = call("compare", 5, "--json")
+    assert all(m["p"] == [pytest.approx(1)] for m in json.loads(out)["mappings"])
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("n", [1, 4, 30])
+def test_compare_fits_the_terminal(call, width, n):
+    code, out, _ = call("compare", *[-i / 7 for i in range(n)], width=width)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= max(width, 40)
+    assert "sparsemax" in out
+    assert "█" in out or "#" in out
+
+
+def test_compare_is_plain_text_where_there_is_no_terminal(call):
+    assert "\x1b" not in call("compare", 2, 1)[1]
+
+
+def test_colours_can_be_forced_and_refused(call, monkeypatch):
+    assert "\x1b[38" in call("compare", 2, 1, FORCE_COLOR="1", TERM="xterm-256color")[1]
+    assert "\x1b[38" not in call("compare", 2, 1, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")[1]
+
+
+# -- inventory ----------------------------------------------------------------------------------------------------------
+
+
+def test_inventory_lists_the_catalogue(call):
+    code, out, _ = call("inventory", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["class"] for row in rows] == [cls.__name__ for cls in CATALOGUE]
+    for row in rows:
+        facts = names.make(row["name"], {}).facts
+        assert row["sparse"] == facts.sparse
+        assert row["loss"] == ("fenchel_young" if facts.has_potential else "nll")
+        assert row["definition"]
+
+
+@pytest.mark.parametrize("width", [30, 80, 160])
+def test_inventory_as_a_table(call, width):
+    code, out, _ = call("inventory", width=width)
+    assert code == 0
+    assert all(cls.name in out for cls in CATALOGUE)
+    assert max(map(len, out.splitlines())) <= width
+
+
+# -- explain ------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_names_an_engine_for_each_framework(call):
+    code, out, _ = call("explain", "entmax", "--alpha", "1.3", "2", "1")
+    assert code == 0
+    assert "Entmax(alpha=1.3)" in out
+    assert "reference" in out
+    assert [w for w in ("numpy", "torch", "jax") if f"{w}, float32" in out or f"{w}: not installed" in out] == [
+        "numpy",
+        "torch",
+        "jax",
+    ]
+
+
+# -- plot ---------------------------------------------------------------------------------------------------------------
+
+
+@needs_plot
+@pytest.mark.parametrize("name", ["curves", "losses", "jacobian", "simplex", "sparsemax", "entmax:alpha=1.3"])
+def test_plot_writes_a_picture(call, tmp_path, name):
+    out = tmp_path / "picture.png"
+    code, said, err = call("plot", name, "--out", out, *(["-m", "sparsemax"] if name == "simplex" else []))
+    assert code == 0, err
+    assert said == f"{out}\n"
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@needs_plot
+def test_plot_names_its_file(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = call("plot", "curves", "--alpha", "1.2", "--mapping", "entmax")
+    assert (code, said) == (0, "curves.png\n")
+    assert (tmp_path / "curves.png").exists()
+
+
+# -- wrong arguments ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("compare", "scores"),
+        ("compare two", "'two' is not a number"),
+        ("compare 1 nan", "'nan' is not a score"),
+        ("compare 1 inf", "'inf' is not a score"),
+        ("compare 1 2 --alhpa 3", "'--alhpa' is an unknown option"),
+        ("compare 1 2 --mapping softmin", "there is no map 'softmin'; the maps are softmax"),
+        ("compare 1 2 --mapping softmax --alpha 2", "--alpha: softmax has no such parameter"),
+        ("compare 1 2 --mapping entmax:k=2", "entmax has no parameter 'k'"),
+        ("compare 1 2 --mapping entmax:1.5", "write NAME:parameter=value"),
+        ("compare 1 2 --mapping entmax:alpha=x", "alpha"),
+        ("compare 1 2 --alpha -1", "alpha must be finite and above"),
+        ("compare 1 2 --alpha x", "--alpha"),
+        ("compare 1 2 --order 3", "must be even"),
+        ("compare 1 2 --noise pink", "pink"),
+        ("compare 1 2 --k 0", "k"),
+        ("compare 1 2 --mapping sparse_softmax --k 1.5", "k must be an integer"),
+        ("compare 1 2 --temperature 0", "--temperature: must be finite and above 0"),
+        ("compare 1 2 --temperature nan", "--temperature: must be finite and above 0"),
+        ("inventory now", "now"),
+        ("plot circles", "'circles' is neither a picture"),
+        ("plot", "NAME"),
+        ("plot curves --out /no/such/folder/x.png", "No such file or directory"),
+        ("plot curves --out picture.docx", "docx"),
+        ("explain softmin", "there is no map 'softmin'"),
+        ("tour --seed -1", "--seed"),
+        ("tour --out README.md/x", "README.md"),
+        ("dance", "No such command 'dance'"),
+        ("--dance", "--dance"),
+    ],
+)
+def test_wrong_arguments_give_one_line_and_2(call, tmp_path, monkeypatch, words, says):
+    if words.startswith(("plot", "tour")):
+        for package in ("torch", "sklearn", "matplotlib"):
+            pytest.importorskip(package)
+    (tmp_path / "README.md").touch()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*words.split())
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("anymax")
+    assert says in err
+
+
+def test_unknown_engine_in_the_environment_is_one_line(call):
+    code, out, err = call("compare", 1, 2, ANYMAX_ENGINE="steam")
+    assert (code, out) == (2, "")
+    assert "there is no engine 'steam'" in err
+    assert err.count("\n") == 1
+
+
+# -- the program itself -------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help(call):
+    assert call("--version")[:2] == (0, f"anymax {anymax.__version__}\n")
+    for words in ([], ["--help"], ["-h"]):
+        code, out, _ = call(*words)
+        assert code == 0
+        assert all(command in out for command in ("tour", "compare", "inventory", "plot", "explain"))
+
+
+def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "click", None)
+    assert main(["inventory"]) == 1
+    assert "pip install 'anymax[cli]'" in capsys.readouterr().err
+
+
+def test_without_matplotlib_plot_says_what_to_install(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    code, _, err = call("plot", "curves")
+    assert code == 1
+    assert "pip install 'anymax[plot]'" in err
+
+
+def test_interrupt_is_one_line(call, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(names, "choose", stop)
+    code, _, err = call("inventory")
+    assert (code, err.strip()) == (130, "anymax: interrupted")
+
+
+def test_as_a_process(tmp_path):
+    done = program("compare", "2", "1", "0.1", "-1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(json.loads(done.stdout)["mappings"]) == len(CATALOGUE)
+    done = program("compare", "2", "one", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    done = program("compare", "2", "1", "-1", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    assert "#" in done.stdout
+    assert program("inventory", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C").returncode == 0
+
+
+@needs_tour
+def test_tour_from_end_to_end(tmp_path):
+    done = program("tour", "--quick", "--out", "pictures", cwd=tmp_path, COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    folder = tmp_path / "pictures"
+    assert str(folder) in done.stdout.splitlines()[-1]
+    pictures = sorted(path.name for path in folder.glob("*.png"))
+    assert pictures == ["calibration.png", "curves.png", "jacobians.png", "losses.png", "simplex.png", "support.png"]
+    rows = {row["mapping"].split()[0]: row for row in json.loads((folder / "results.json").read_text(encoding="utf-8"))}
+    assert set(rows) == {cls.name for cls in CATALOGUE}
+    assert rows["softmax"]["support"] == 10
+    assert rows["sparsemax"]["support"] < 3
+    for name in ("softmax", "sparsemax", "entmax", "normmax", "taylor", "sigsoftmax", "perturb_max"):
+        assert rows[name]["accuracy"] > 0.85, name
+
+
+@needs_tour
+def test_tour_without_pictures_leaves_no_folder(tmp_path, monkeypatch, call):
+    from anymax.cli import tour
+
+    train = tour.train
+    monkeypatch.setattr(tour, "train", lambda m, data, epochs, *rest: train(m, data, 1, *rest))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("tour", "--quick", "--no-pictures")
+    assert code == 0, err
+    assert "accuracy" in out
+    assert list(Path().iterdir()) == []
+
+
+@needs_tour
+def test_tour_says_at_once_that_a_folder_cannot_be_written(tmp_path, monkeypatch, call):
+    from anymax.cli import tour
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tour.tempfile, "TemporaryFile", refuse)
+    code, out, err = call("tour", "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert "can't be written (Permission denied)" in err

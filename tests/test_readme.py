@@ -1,0 +1,64 @@
+"""The README's examples run, and its commands are those of the continuous integration."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^## (.+?)\n+```python\n(.*?)^```", README, flags=re.M | re.S)
+
+
+def test_there_is_an_example_for_each_framework():
+    assert [title for title, _ in BLOCKS] == ["NumPy", "PyTorch", "JAX"]
+
+
+@pytest.mark.parametrize(("title", "code"), BLOCKS, ids=[title for title, _ in BLOCKS])
+def test_example_runs(title, code, capsys):
+    if title != "NumPy":
+        pytest.importorskip({"PyTorch": "torch", "JAX": "jax"}[title])
+    assert len([line for line in code.splitlines() if line]) <= 12
+    exec(compile(code, f"README.md, {title}", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert printed
+    assert "nan" not in printed
+
+
+def test_every_map_is_in_the_table():
+    from anymax.mappings import CATALOGUE
+
+    rows = re.findall(r"^\| `(\w+)\(", README, flags=re.M)
+    assert rows == [cls.__name__ for cls in CATALOGUE]
+
+
+def test_every_name_in_the_table_exists():
+    import anymax
+
+    table = README[README.index("| map |") : README.index("Every map also has")]
+    for name in re.findall(r"`(\w+)`", table):
+        assert hasattr(anymax, name), name
+
+
+def test_examples_on_the_command_line(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("click")
+    pytest.importorskip("matplotlib")
+    from anymax.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"## Command line\n+```bash\n(.*?)```", README, flags=re.S)
+    assert block
+    for line in block[1].splitlines():
+        program, *args = line.split()
+        assert program == "anymax"
+        assert main(args) == 0, capsys.readouterr().err
+
+
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="only in the repository")
+def test_ci_finds_the_test_command():
+    """.ci/run takes the test command from the README with this pattern."""
+    pattern = re.search(r"grep -m 1 -E '(.+?)' README.md", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert pattern
+    lines = [line for line in README.splitlines() if re.search(pattern[1], line)]
+    assert len(lines) == 1
+    assert "-c constraints.txt" in lines[0]

@@ -1,0 +1,536 @@
+"""Transforms against brute force; what they keep, what they leave alone, and that derivatives pass through."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from kinds import KINDS, back, every_kind, generator, readonly
+from scipy.special import softmax as scipy_softmax
+
+from anymax.transforms import (
+    compose,
+    cosine,
+    mask,
+    minp,
+    mix,
+    noise,
+    normalize,
+    prior,
+    temperature,
+    topk,
+    topnsigma,
+    topp,
+)
+
+INF = math.inf
+
+
+def scores(n=9, rows=60, seed=0, dtype=np.float32, ties=True):
+    """Rows with many ties, masked entries, one masked altogether and one of a single entry."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-3, 4, (rows, n)) / 2 if ties else rng.normal(0, 2, (rows, n))
+    x = x.astype(dtype)
+    x[rng.random(x.shape) < 0.2] = -INF
+    x[0] = -INF
+    x[1, 1:] = -INF
+    return readonly(x)
+
+
+# -- oracles: one row at a time, by the definition ------------------------------------------------------------------------
+
+
+def order(row):
+    return sorted(range(len(row)), key=lambda i: (-row[i], i))
+
+
+def kept(row, chosen):
+    return np.array([v if i in chosen else -INF for i, v in enumerate(row)], dtype=row.dtype)
+
+
+def topk_row(row, k):
+    return kept(row, order(row)[:k])
+
+
+def topp_row(row, p):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    chosen, mass = [], 0.0
+    for i in order(row):
+        chosen.append(i)
+        mass += q[i]
+        if mass >= p - 1e-7:
+            break
+    return kept(row, chosen)
+
+
+def minp_row(row, p):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    return np.where(q >= p * q.max() * (1 - 1e-6), row, -INF).astype(row.dtype)
+
+
+def topnsigma_row(row, n):
+    finite = row[row > -INF].astype(np.float64)
+    if finite.size == 0:
+        return row
+    return np.where(row >= finite.max() - n * finite.std() - 1e-6, row, -INF).astype(row.dtype)
+
+
+TRUNCATIONS = {
+    "topk1": (topk(1), lambda r: topk_row(r, 1)),
+    "topk3": (topk(3), lambda r: topk_row(r, 3)),
+    "topk99": (topk(99), lambda r: topk_row(r, 99)),
+    "topp.05": (topp(0.05), lambda r: topp_row(r, 0.05)),
+    "topp.83": (topp(0.83), lambda r: topp_row(r, 0.83)),
+    "topp1": (topp(1.0), lambda r: topp_row(r, 1.0)),
+    "minp.3": (minp(0.3), lambda r: minp_row(r, 0.3)),
+    "minp1": (minp(1), lambda r: minp_row(r, 1.0)),
+    "topnsigma1": (topnsigma(1.0), lambda r: topnsigma_row(r, 1.0)),
+    "topnsigma0": (topnsigma(0), lambda r: topnsigma_row(r, 0.0)),
+}
+truncations = pytest.mark.parametrize("name", TRUNCATIONS)
+
+
+@every_kind
+@truncations
+@pytest.mark.parametrize("ties", [True, False])
+def test_truncation_is_the_brute_force(kind, name, ties):
+    transform, oracle = TRUNCATIONS[name]
+    x = scores(ties=ties)
+    assert np.array_equal(back(transform(KINDS[kind](x))), np.stack([oracle(r) for r in x]))
+
+
+@truncations
+def test_odd_sizes(name):
+    transform, oracle = TRUNCATIONS[name]
+    for n in (1, 2, 63, 507):
+        x = np.random.default_rng(n).normal(0, 2, (2, n))
+        assert np.array_equal(transform(x), np.stack([oracle(r) for r in x])), n
+
+
+def test_topk_keeps_exactly_k_and_the_first_of_equals():
+    y = topk(3)(np.array([0.0, 1.0, 0.0, 0.0, 2.0, 0.0]))
+    assert np.array_equal(y, [0, 1, -INF, -INF, 2, -INF])
+    assert np.isfinite(topk(4)(np.zeros((3, 7)))).sum() == 12
+
+
+def test_topp_keeps_what_huggingface_keeps():
+    """Their rule: ascending order, drop where the cumulative mass is <= 1 - p, but never the last one."""
+    x = np.random.default_rng(3).normal(0, 3, (200, 50))
+    for p in (0.1, 0.5, 0.9, 0.99):
+        index = np.argsort(x, axis=-1)
+        drop = np.cumsum(np.take_along_axis(scipy_softmax(x, axis=-1), index, -1), -1) <= 1 - p
+        drop[:, -1] = False
+        want = x.copy()
+        np.put_along_axis(want, index, np.where(drop, -INF, np.take_along_axis(x, index, -1)), -1)
+        assert np.array_equal(topp(p)(x), want)
+
+
+def test_topp_of_a_long_flat_row_is_not_moved_by_rounding():
+    x = np.zeros((1, 100_000), np.float32)
+    assert abs(int(np.isfinite(topp(0.5)(x)).sum()) - 50_000) <= 1
+    assert np.isfinite(topp(1.0)(x)).all()
+
+
+def test_topp_sorts_by_the_scores_and_not_by_their_rounded_differences():
+    x = np.array([1e-9, 2e-9, 1.0 + 2.0**-20], np.float32)
+    y = topp(0.7)(x)  # 0.576 + 0.212 suffice: the larger of the two tiny ones
+    assert np.array_equal(y, [-INF, x[1], x[2]])
+
+
+@every_kind
+def test_a_level_for_each_row(kind):
+    x = scores(ties=False)
+    p = np.linspace(0.1, 1.0, len(x), dtype=np.float32)[:, None]
+    for transform, oracle in ((topp, topp_row), (minp, minp_row)):
+        want = np.stack([oracle(r, float(q[0])) for r, q in zip(x, p)])
+        assert np.array_equal(back(transform(KINDS[kind](p))(KINDS[kind](x))), want)
+
+
+# -- normalisation --------------------------------------------------------------------------------------------------------
+
+
+def normalize_row(row, kind):
+    keep = row > -INF
+    z = row[keep].astype(np.float64)
+    if z.size and np.any(z != 0):
+        norm = {"l1": np.abs(z).sum(), "l2": math.sqrt((z**2).sum()), "max": z.max() if z.max() > 0 else -z.min()}[kind]
+        z = z / norm
+    out = row.astype(np.float64)
+    out[keep] = z
+    return out
+
+
+@every_kind
+@pytest.mark.parametrize("which", ["l1", "l2", "max"])
+def test_normalize(kind, which):
+    x = np.array(scores(seed=5))
+    x[2], x[3], x[4] = 0.0, -np.abs(x[3]), 3.0
+    got = back(normalize(which)(KINDS[kind](x)))
+    np.testing.assert_allclose(got, np.stack([normalize_row(r, which) for r in x]), rtol=1e-6)
+    big = back(normalize(which)(KINDS[kind](np.array([[3e38, -1e38, 3e38], [1e-44, -3e-44, 1e-45]], np.float32))))
+    assert np.isfinite(big).all()
+
+
+def test_normalize_max_never_masks_an_entry():
+    x = np.array([[-1.0, 1e-39], [-5.0, 1e-45], [-1e38, 1e-38]], np.float32)
+    y = normalize("max")(x)
+    assert np.isfinite(y).all()
+    assert (y[:, 0] < -0.9).all()
+    assert y[0, 1] == 1
+
+
+@pytest.mark.parametrize("which", ["l1", "l2", "max"])
+def test_normalize_keeps_the_order(which):
+    for row in ([-3.0, -1.0, -2.0], [0.0, -1.0, -2.0], [1.0, 5.0, -2.0]):
+        x = np.array(row)
+        assert np.array_equal(np.argsort(normalize(which)(x)), np.argsort(x))
+
+
+# -- the simple ones ------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_temperature_mask_prior(kind):
+    c = KINDS[kind]
+    x = scores(n=4)
+    keep = np.array([True, False, True, True])
+    log_p = np.array([0.0, -1.0, -INF, 2.0], np.float32)
+    factor = np.array([1.0, -2.0, 0.0, 0.5], np.float32)
+    off = x == -INF
+    assert np.array_equal(back(temperature(0.25)(c(x))), x * 4)
+    rows = np.linspace(0.5, 2, len(x), dtype=np.float32)[:, None]
+    np.testing.assert_allclose(back(temperature(c(rows))(c(x))), np.where(off, -INF, x / rows), rtol=1e-6)
+    assert np.array_equal(back(mask(c(keep))(c(x))), np.where(keep, x, -INF))
+    assert np.array_equal(back(mask(keep)(c(x))), np.where(keep, x, -INF))
+    finite = np.where(off, 0, x)
+    assert np.array_equal(back(prior(log_p)(c(x))), np.where(off, -INF, finite + log_p))
+    assert np.array_equal(back(prior(scale=c(factor))(c(x))), np.where(off, -INF, finite * factor))
+    assert np.array_equal(back(prior(c(log_p), 2.0)(c(x))), np.where(off, -INF, finite * 2 + log_p))
+
+
+@every_kind
+def test_cosine(kind):
+    c = KINDS[kind]
+    rng = np.random.default_rng(0)
+    e, w = rng.normal(size=(3, 5, 8)), rng.normal(size=(4, 8))
+    e[0, 0] = 0
+    e[0, 1] *= 1e30
+    tolerance = 1e-6 if kind == "jax" else 1e-15
+    w[1] *= 1e-7
+    want = np.zeros((3, 5, 4))
+    for i in range(3):
+        for j in range(5):
+            for k in range(4):
+                a, b = e[i, j], w[k]
+                length = np.linalg.norm(a / np.abs(a).max()) * np.abs(a).max() if np.any(a) else 1.0
+                want[i, j, k] = (a / length) @ (b / np.linalg.norm(b))
+    np.testing.assert_allclose(back(cosine(c(w))(c(e))), want, atol=tolerance)
+    got = back(cosine(w, axis=1)(c(np.moveaxis(e, -1, 1))))
+    np.testing.assert_allclose(got, np.moveaxis(want, -1, 1), atol=tolerance)
+    short = np.array([1e-9, 0.0])
+    np.testing.assert_allclose(back(cosine(np.eye(2), eps=1e-8)(c(short))), [0.1, 0.0], rtol=1e-6)
+
+
+DISTRIBUTIONS = {"gumbel": "gumbel_r", "normal": "norm", "logistic": "logistic", "laplace": "laplace", "uniform": "uniform"}
+
+
+@every_kind
+@pytest.mark.parametrize("which", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_noise_has_its_distribution(kind, which, dtype):
+    from scipy import stats
+
+    x = np.zeros((2, 20_000), dtype)
+    x[0, :5] = -INF
+    y = back(noise(which, 2.0, generator=generator(kind))(KINDS[kind](x)))
+    assert (y[0, :5] == -INF).all()
+    place = (-1, 2) if which == "uniform" else ()
+    for row in (y[0, 5:] / 2, y[1] / 2):
+        assert stats.kstest(row, DISTRIBUTIONS[which], args=place).pvalue > 1e-6
+    assert abs(np.corrcoef(y[0, 5:], y[1, 5:])[0, 1]) < 0.04
+
+
+@every_kind
+def test_noise_and_its_generator(kind):
+    x = KINDS[kind](np.zeros(6))
+    seeded = noise(generator=3)
+    assert np.array_equal(back(seeded(x)), back(seeded(x)))
+    moving = noise(generator=generator(kind))
+    assert np.array_equal(back(moving(x)), back(moving(x))) == (kind == "jax")
+    for wrong in (None, True, 0.5, "seed", np.random.RandomState(0)):
+        with pytest.raises(TypeError, match=r"generator: .* need .*, or an integer seed; got"):
+            noise(generator=wrong)(x)
+
+
+@every_kind
+def test_mix(kind):
+    p, q = np.array([[0.75, 0.25, 0.0]]), np.array([0.25, 0.25, 0.5])
+    for w in (0, 0.25, 1.0):
+        np.testing.assert_allclose(back(mix(KINDS[kind](p), q, w)), (1 - w) * p + w * q)
+    rows = np.array([[0.0], [1.0]])
+    got = back(mix(KINDS[kind](np.repeat(p, 2, 0)), KINDS[kind](q), KINDS[kind](rows)))
+    np.testing.assert_allclose(got, [p[0], q])
+
+
+# -- composition, data ----------------------------------------------------------------------------------------------------
+
+
+def test_compose_goes_left_to_right_and_flattens():
+    x = np.array([1.0, 2.0, 3.0])
+    assert np.array_equal(compose(lambda v: v + 1, temperature(2))(x), [1, 1.5, 2])
+    assert np.array_equal(compose()(x), x)
+    deep = compose(topk(2), compose(temperature(2.0), compose(minp(0.1))))
+    assert deep == compose(topk(2), temperature(2.0), minp(0.1))
+    assert repr(deep) == "compose(topk(k=2), temperature(T=2.0), minp(p=0.1))"
+    with pytest.raises(TypeError, match="expected functions"):
+        compose(2.0)
+
+
+ALL = {
+    "temperature": temperature(2.0),
+    "temperature[]": temperature(np.array([[2.0], [1.0], [0.5]])),
+    "mask": mask(np.array([True] * 4 + [False])),
+    "prior": prior(np.linspace(-1, 1, 5), np.linspace(1, 2, 5)),
+    "l1": normalize("l1"),
+    "l2": normalize("l2"),
+    "max": normalize("max"),
+    "topk": topk(3),
+    "topp": topp(0.8),
+    "minp": minp(0.1),
+    "topnsigma": topnsigma(1.5),
+    "cosine": cosine(np.random.default_rng(0).normal(size=(5, 5))),
+    "noise": noise("gumbel", 0.5, generator=7),
+    "compose": compose(temperature(0.7), topk(4), normalize("l2")),
+}
+everyone = pytest.mark.parametrize("name", ALL)
+
+
+@everyone
+def test_pickles_and_prints(name):
+    transform = ALL[name]
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    assert np.array_equal(pickle.loads(pickle.dumps(transform))(x), transform(x))
+    assert "(" in repr(transform)
+    assert len(repr(transform)) < 90
+    assert hash(transform) == hash(transform)
+    with pytest.raises(AttributeError):
+        transform.axis = 3
+
+
+def test_equality_is_by_value():
+    assert topk(3) == topk(3)
+    assert topk(3) != topk(3, axis=0)
+    assert topk(3) != topp(0.3)
+    assert repr(topk(3, dim=1)) == "topk(k=3, axis=1)"
+
+
+@every_kind
+@everyone
+def test_kept_properties(kind, name):
+    """The dtype is kept, the input is not modified, a NaN or +inf stays in its row, and -inf stays -inf."""
+    transform, c = ALL[name], KINDS[kind]
+    x = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32)
+    a = c(x)
+    y = back(transform(a))
+    assert y.dtype == np.float32
+    assert np.array_equal(back(a), x)
+    for strange in (math.nan, INF):
+        bad = x.copy()
+        bad[1, 2] = strange
+        z = back(transform(c(bad)))
+        np.testing.assert_array_equal(z[[0, 2]], y[[0, 2]])
+        assert not np.isfinite(z[1]).all()
+        assert np.isnan(z[1]).any() or (z[1] == INF).any()
+    if name != "cosine":
+        holes = x.copy()
+        holes[1, 2], holes[2] = -INF, -INF
+        z = back(transform(c(holes)))
+        assert z[1, 2] == -INF
+        assert (z[2] == -INF).all()
+        assert not np.isnan(z).any()
+
+
+@every_kind
+@everyone
+def test_any_axis(kind, name):
+    x = np.random.default_rng(2).normal(size=(3, 5))
+    if name in ("noise", "compose"):
+        return
+    transform, c = ALL[name], KINDS[kind]
+    other = type(transform)(transform.rows, transform.params, axis=0)
+    if name == "temperature[]":
+        other = temperature(np.array([[2.0, 1.0, 0.5]]), axis=0)
+    np.testing.assert_allclose(back(other(c(x.T))), back(transform(c(x))).T, rtol=1e-13)
+    if name != "temperature[]":
+        cube = np.random.default_rng(3).normal(size=(2, 5, 3))
+        middle = type(transform)(transform.rows, transform.params, axis=1)
+        want = np.moveaxis(back(transform(c(np.moveaxis(cube, 1, -1)))), -1, 1)
+        np.testing.assert_allclose(back(middle(c(cube))), want, rtol=1e-13)
+
+
+def test_axis_and_dim():
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    assert np.array_equal(topk(2, dim=0)(x), topk(2, axis=0)(x))
+    with pytest.raises(TypeError, match="two names"):
+        topk(2, axis=0, dim=1)
+    with pytest.raises(ValueError, match="axis 2 is out of range"):
+        topk(2, axis=2)(x)
+
+
+def test_integers_are_promoted_and_booleans_are_errors():
+    assert np.array_equal(temperature(2)([1, 3]), [0.5, 1.5])
+    assert np.array_equal(topk(1)(np.array([1, 3])), [-INF, 3.0])
+    for transform in ALL.values():
+        with pytest.raises(TypeError, match="bool"):
+            transform(np.ones((3, 5), bool))
+
+
+@everyone
+def test_empty_batches(name):
+    if name != "temperature[]":
+        assert ALL[name](np.zeros((0, 5))).shape == (0, 5)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@everyone
+def test_halves_are_computed_in_fp32(name, half):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(getattr(torch, half))
+    y = ALL[name](x)
+    assert y.dtype == x.dtype
+    assert torch.equal(y, ALL[name](x.float()).to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: temperature(0), ValueError, "above 0"),
+        (lambda: temperature(-1.0), ValueError, "above 0"),
+        (lambda: temperature(math.nan), ValueError, "above 0"),
+        (lambda: temperature(np.array([1.0, 0.0])), ValueError, "above 0"),
+        (lambda: temperature("1"), TypeError, "number or an array"),
+        (lambda: temperature(True), TypeError, "number or an array"),
+        (lambda: mask([1, 0]), TypeError, "boolean"),
+        (lambda: prior(), TypeError, "log_p=.*scale="),
+        (lambda: prior(math.nan), ValueError, "NaN"),
+        (lambda: normalize("l3"), ValueError, "'l1', 'l2' or 'max'"),
+        (lambda: topk(0), ValueError, "at least 1"),
+        (lambda: topk(1.5), TypeError, "integer"),
+        (lambda: topk(True), TypeError, "integer"),
+        (lambda: topp(0), ValueError, "above 0 and at most 1"),
+        (lambda: topp(1.1), ValueError, "above 0 and at most 1"),
+        (lambda: minp(0.0), ValueError, "above 0 and at most 1"),
+        (lambda: topnsigma(-1), ValueError, "at least 0"),
+        (lambda: cosine(np.ones(3)), ValueError, r"\[classes, features\]"),
+        (lambda: cosine(np.ones((2, 3)), eps=0), ValueError, "eps"),
+        (lambda: cosine(np.ones((2, 3)))(np.ones(4)), ValueError, "4 features and weight has 3"),
+        (lambda: noise("cauchy", generator=0), ValueError, "'gumbel', 'normal'"),
+        (lambda: noise(scale=-1, generator=0), ValueError, "at least 0"),
+        (lambda: noise(), TypeError, "generator"),
+        (lambda: mix([0.5, 0.5], [0.5, 0.5], 1.5), ValueError, "from 0 to 1"),
+        (lambda: temperature(np.ones((2, 2, 2)), axis=0)(np.ones((2, 2))), ValueError, "does not broadcast"),
+    ],
+)
+def test_what_is_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+# -- derivatives and compilers --------------------------------------------------------------------------------------------
+
+
+@everyone
+def test_torch_gradients(name):
+    torch = pytest.importorskip("torch")
+    transform = ALL[name]
+    x = torch.tensor(np.random.default_rng(4).normal(size=(3, 5)), requires_grad=True)
+    sound = lambda v: (y := transform(v)).masked_fill(y == -INF, 0)  # noqa: E731
+    assert torch.autograd.gradcheck(sound, x)
+    assert torch.autograd.gradgradcheck(sound, x)
+    if name == "cosine":
+        return
+    holes = x.detach().clone()
+    holes[1, 2], holes[2] = -INF, -INF
+    holes.requires_grad_()
+    grad = torch.autograd.grad(sound(holes).sum(), holes)[0]
+    assert torch.isfinite(grad).all()
+    assert grad[1, 2] == 0
+    assert (grad[2] == 0).all()
+
+
+@everyone
+def test_jax_gradients_and_jit(name):
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    transform = ALL[name]
+    x = np.random.default_rng(4).normal(size=(3, 5)).astype(np.float32)
+    np.testing.assert_allclose(jax.jit(transform)(x), transform(jnp.asarray(x)), rtol=1e-6)
+    if name not in ("temperature[]", "noise"):
+        np.testing.assert_allclose(jax.vmap(transform)(x), transform(jnp.asarray(x)), rtol=1e-6)
+    holes = x.copy()
+    if name != "cosine":
+        holes[1, 2], holes[2] = -INF, -INF
+    weights = np.random.default_rng(5).normal(size=(3, 5))
+
+    def value(v):
+        y = transform(v)
+        return jnp.where(y == -INF, 0, y * weights.astype(np.float32)).sum()
+
+    def value64(v):
+        y = transform(v)
+        return np.where(y == -INF, 0, np.where(y == -INF, 0, y) * weights).sum()
+
+    grad = np.asarray(jax.grad(value)(jnp.asarray(holes)))
+    assert np.isfinite(grad).all()
+    if name == "noise":
+        return  # another stream of random numbers in NumPy
+    for i, j in np.ndindex(*holes.shape):
+        step = np.zeros(holes.shape)
+        step[i, j] = 1e-6
+        wide = holes.astype(np.float64)
+        want = (value64(wide + step) - value64(wide - step)) / 2e-6
+        assert abs(grad[i, j] - want) < 2e-4, (i, j)
+
+
+@pytest.mark.parametrize("which", ["l1", "l2", "max"])
+def test_normalize_has_no_nan_derivative_at_zero(which):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    x[1, 0] = -1.0
+    x.requires_grad_()
+    y = normalize(which)(x)
+    assert torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all()
+
+
+def test_parameters_are_differentiable():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    holes = x.clone()
+    holes[0, 1] = -INF
+    w = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    t = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64, requires_grad=True)
+    clean = lambda y: y.masked_fill(y == -INF, 0)  # noqa: E731
+    assert torch.autograd.gradcheck(lambda t: clean(temperature(t)(holes)), t)
+    assert torch.autograd.gradcheck(lambda b: clean(prior(b, b)(holes)), b)
+    assert torch.autograd.gradcheck(lambda w: cosine(w)(x), w)
+    assert torch.autograd.gradcheck(lambda t: mix(x.softmax(-1), [0.2, 0.3, 0.5], t / 4), t)
+
+
+@everyone
+def test_torch_compile_and_vmap(name):
+    torch = pytest.importorskip("torch")
+    transform = ALL[name]
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    if name != "noise":  # torch.compile cannot trace a torch.Generator
+        torch._dynamo.reset()
+        got = torch.compile(lambda v: transform(v), fullgraph=True, backend="eager")(x)
+        torch.testing.assert_close(got, transform(x))
+    if name not in ("temperature[]", "noise"):
+        torch.testing.assert_close(torch.func.vmap(transform)(x), transform(x))
