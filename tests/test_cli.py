@@ -193,7 +193,7 @@ def test_plot_names_its_file(call, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("compare", "scores"),
+        ("compare", "SCORES"),
         ("compare two", "'two' is not a number"),
         ("compare 1 nan", "'nan' is not a score"),
         ("compare 1 inf", "'inf' is not a score"),

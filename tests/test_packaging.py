@@ -15,15 +15,17 @@ ROOT = Path(__file__).parents[1]
 
 PUBLIC = """
     Softmax Sparsemax Entmax Budget NormMax Taylor Sigsoftmax Ratio SparseSoftmax PerturbMax
-    apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax
-    sigsoftmax perturb_max normmax budget threshold
+    Mapping Separable RatioMap Facts Noise Threshold
+    apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
+    perturb_max normmax budget threshold
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
-    temperature mask prior normalize topk topp minp cosine compose mix
-    sample gumbel_max gumbel_softmax attention
-    jacobian entropy support facts logit_gap
-    explain use
+    transforms margins compose mix
+    sample gumbel_max gumbel_softmax perturb_argmax attention
+    jacobian jacobian_norm entropy support facts logit_gap
+    choose explain use nn plot __version__
 """.split()
+TRANSFORMS = "temperature mask prior normalize topk topp minp cosine compose mix".split()
 
 
 def run(code: str, **environment: str) -> str:
@@ -34,11 +36,17 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_public_names_of_the_design_exist():
-    missing = [name for name in PUBLIC if not hasattr(anymax, name) and not hasattr(anymax.transforms, name)]
-    assert not missing
-    assert len(set(anymax.__all__)) == len(anymax.__all__)
-    assert all(hasattr(anymax, name) for name in anymax.__all__)
+def test_public_names_are_these():
+    """A name that comes or goes is a decision: it belongs in this list and in the changelog."""
+    assert sorted(anymax.__all__) == sorted(PUBLIC)
+    assert all(hasattr(anymax.transforms, name) for name in TRANSFORMS)
+
+
+def test_public_names_exist():
+    for name in anymax.__all__:
+        if name == "nn":
+            pytest.importorskip("torch")
+        assert hasattr(anymax, name), name
 
 
 def test_dir_shows_only_public_names_that_exist():
@@ -61,12 +69,12 @@ def test_import_loads_no_framework_and_no_extra():
     assert not heavy & set(loaded)
 
 
-def test_import_takes_under_50_ms_more_than_numpy():
-    """The least of several runs, since other work on the machine can only add to it."""
-    code = "import time, numpy; t = time.perf_counter(); import anymax; print(time.perf_counter() - t)"
+def test_import_takes_under_50_ms_more_than_numpy(tmp_path):
+    """Processor time, the least of several runs: other work on the machine can only add to it. The first writes the bytecode."""
+    code = "import time, numpy; t = time.process_time(); import anymax; print(time.process_time() - t)"
     times = []
     for _ in range(12):
-        times.append(float(run(code)))
+        times.append(float(run(code, PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="")))
         if times[-1] < 0.05:
             return
     pytest.fail(f"importing anymax after numpy takes {min(times) * 1000:.0f} ms at least")

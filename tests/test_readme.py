@@ -1,13 +1,15 @@
 """The README's examples run, and its commands are those of the continuous integration."""
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^## (.+?)\n+```python\n(.*?)^```", README, flags=re.M | re.S)
+BLOCKS = re.findall(r"^## ([^\n]+)\n+```python\n(.*?)^```", README, flags=re.M | re.S)
 
 
 def test_there_is_an_example_for_each_framework():
@@ -52,6 +54,29 @@ def test_examples_on_the_command_line(capsys, tmp_path, monkeypatch):
         program, *args = line.split()
         assert program == "anymax"
         assert main(args) == 0, capsys.readouterr().err
+
+
+@pytest.mark.skipif(not (ROOT / "CONTRIBUTING.md").exists(), reason="only in the repository")
+def test_the_map_of_the_contributing_guide_works(monkeypatch):
+    import numpy as np
+
+    import anymax
+
+    block = re.search(
+        r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    assert block
+    module = types.ModuleType("anymax.mappings.softplus")
+    module.__package__ = "anymax.mappings"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(block[1], "CONTRIBUTING.md", "exec"), module.__dict__)
+    mapping = module.Softplus()
+    x = np.array([1.5, -0.3, 0.2])
+    u = np.log1p(np.exp(x))
+    np.testing.assert_allclose(anymax.apply(mapping, x), u / u.sum(), rtol=1e-14)
+    h = 1e-6 * np.eye(3)
+    differences = (anymax.apply(mapping, x + h) - anymax.apply(mapping, x - h)).T / 2e-6
+    np.testing.assert_allclose(anymax.jacobian(mapping, x), differences, atol=1e-9)
 
 
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="only in the repository")

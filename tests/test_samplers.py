@@ -10,6 +10,7 @@ from kinds import KINDS, back, every_kind, generator, readonly
 from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
+from anymax._random import uniform
 from anymax.mappings import Entmax, Softmax, Sparsemax, SparseSoftmax
 from anymax.samplers import _first_above, _invert, gumbel_max, gumbel_softmax, perturb_argmax, sample
 
@@ -33,7 +34,9 @@ def agrees(index, p):
     assert stats.chisquare(counts[p > 0], n * p[p > 0] / p.sum()).pvalue > 1e-6
 
 
-X = readonly(np.array([[0.3, -0.5, 1.1, -INF, 0.2], [2.0, 1.9, -3.0, -INF, -INF], [0.0, 0.0, 0.0, 0.0, 0.0]], np.float32))
+X = readonly(
+    np.array([[0.3, -0.5, 1.1, -INF, 0.2], [2.0, 1.9, -3.0, -INF, -INF], [0.0, 0.0, 0.0, 0.0, 0.0]], np.float32)
+)
 
 
 @every_kind
@@ -45,11 +48,16 @@ def test_gumbel_max_is_softmax(kind):
         agrees(row, scipy_softmax(x.astype(np.float64)))
 
 
-def test_rare_classes_of_a_large_vocabulary():
-    """Gumbel noise from 24 bits has ties among the extremes, which favour the first classes."""
-    n = 2**20
-    index = np.stack([gumbel_max(np.zeros(n, np.float32), generator=seed) for seed in range(200)])
-    assert abs(index.mean() / n - 0.5) < 5 / math.sqrt(12 * 200)
+@every_kind
+def test_the_extremes_of_fp32_noise_have_no_ties(kind):
+    """24 random bits give some among the thousand largest of a million, and ties favour the first classes."""
+    u = back(uniform((2**20,), KINDS[kind](np.zeros(1, np.float32)), generator(kind)))
+    assert u.dtype == np.float32
+    assert u.min() > 0
+    assert u.max() < 1
+    low = np.sort(u)[:1000]
+    assert len(np.unique(low)) >= 999
+    assert stats.kstest(u, "uniform").pvalue > 1e-6
 
 
 @every_kind
@@ -86,7 +94,7 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_sample_from_any_map(kind, name):
     mapping, oracle = MAPS[name]
-    x = np.random.default_rng(0).normal(0, 1, (3, 7)).astype(np.float32)
+    x = np.random.default_rng(0).normal(0, 1, (3, 5)).astype(np.float32)
     index = back(sample(mapping, KINDS[kind](x), generator=generator(kind), num_samples=N))
     assert index.shape == (N, 3)
     for row, r in zip(index.T, x.astype(np.float64)):
@@ -104,6 +112,8 @@ def test_sample_masks_axes_and_one_sample(kind):
     one = sample(Softmax(), c(x), generator=generator(kind))
     assert one.shape == (3,)
     assert back(sample(Softmax(), c(x[0]), generator=generator(kind))).shape == ()
+    if kind == "jax":
+        return  # the rest is the same code, and each shape is a compilation
     cube = c(np.random.default_rng(0).normal(size=(2, 3, 4)))
     for verb in (gumbel_max, perturb_argmax, lambda a, **k: sample(Sparsemax(), a, **k)):
         assert verb(cube, axis=1, generator=generator(kind), num_samples=6).shape == (6, 2, 4)
@@ -117,7 +127,7 @@ def test_sample_masks_axes_and_one_sample(kind):
 def test_nothing_to_draw_is_minus_one(kind, verb):
     x = np.array([[-INF, -INF], [math.nan, 0.0], [INF, 0.0], [-INF, 0.0]], np.float32)
     draw = gumbel_max if verb == "gumbel_max" else lambda a, **k: sample(Softmax(), a, **k)
-    for count in (None, 50):
+    for count in (50,) if kind == "jax" else (None, 50):
         index = back(draw(KINDS[kind](x), generator=generator(kind), num_samples=count))
         assert (index == np.array([-1, -1, -1, 1])).all()
 
@@ -182,6 +192,8 @@ def test_gumbel_softmax_strange_rows_and_axes(kind):
         assert (y[0] == 0).all()
         assert np.isnan(y[1]).all()
         assert np.isclose(y[2].sum(), 1)
+    if kind == "jax":
+        return  # the same code, and each shape is a compilation
     y = back(gumbel_softmax(KINDS[kind](np.zeros((5, 3, 2))), 0.5, hard=True, axis=1, generator=generator(kind)))
     assert (y.sum(1) == 1).all()
     y = back(gumbel_softmax(KINDS[kind](np.zeros((5, 9))), mapping=Sparsemax(), generator=generator(kind)))
@@ -199,7 +211,7 @@ def test_gumbel_softmax_gradient_is_that_of_the_soft_sample():
     assert grads[0].abs().sum() > 0
     finite = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for mapping in (None, Entmax(1.5)):
-        assert torch.autograd.gradcheck(lambda v: gumbel_softmax(v, 0.7, generator=5, mapping=mapping), finite)
+        assert torch.autograd.gradcheck(lambda v, m=mapping: gumbel_softmax(v, 0.7, generator=5, mapping=m), finite)
 
 
 def test_gumbel_softmax_is_torchs_own():
@@ -287,15 +299,18 @@ def test_jit_and_vmap(verb):
     key = jax.random.key(0)
     got = jax.jit(lambda x, key: draw(x, generator=key))(x, key)
     np.testing.assert_allclose(got, draw(x, generator=key), rtol=1e-5)
-    keys = jax.random.split(key, 3)
-    rows = jax.vmap(lambda x, key: draw(x, generator=key))(x, keys)
-    np.testing.assert_allclose(rows, np.stack([draw(r, generator=k) for r, k in zip(x, keys)]), rtol=1e-5)
+    if verb in ("gumbel_max", "sample"):
+        keys = jax.random.split(key, 3)
+        one = jax.jit(lambda x, key: draw(x, generator=key))
+        rows = jax.jit(jax.vmap(lambda x, key: draw(x, generator=key)))(x, keys)
+        assert np.array_equal(rows, np.stack([one(r, k) for r, k in zip(x, keys)]))
 
 
 def test_jax_gradient():
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(X[0])
     w = jax.numpy.arange(5.0)
-    soft, hard = (jax.grad(lambda v, h=h: w @ gumbel_softmax(v, 0.7, hard=h, generator=5))(x) for h in (False, True))
+    value = lambda v, h: w @ gumbel_softmax(v, 0.7, hard=h, generator=5)  # noqa: E731
+    soft, hard = (jax.jit(jax.grad(value), static_argnums=1)(x, h) for h in (False, True))
     np.testing.assert_allclose(soft, hard, rtol=1e-6)
     assert np.isfinite(soft).all()

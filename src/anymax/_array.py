@@ -139,9 +139,9 @@ def pick_axis(axis: int | None, dim: int | None, default: int = -1) -> int:
     return dim
 
 
-def quiet() -> contextlib.AbstractContextManager:
-    """NumPy's floating-point warnings off: infinities are part of our contract."""
-    return np.errstate(all="ignore")
+def quiet(x: Array) -> contextlib.AbstractContextManager:
+    """NumPy's floating-point warnings off: infinities are part of our contract. Other frameworks have none."""
+    return contextlib.nullcontext() if is_torch(x) or is_jax(x) else np.errstate(all="ignore")
 
 
 def eager(x: Array) -> bool:
@@ -166,7 +166,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     `body` must leave a row that has converged as it is.
     """
     x = state[0]
-    if is_jax(x) and not eager(x):
+    if is_jax(x):
         jax = sys.modules["jax"]
         counted = (jax.numpy.asarray(0), state)
         return jax.lax.while_loop(
@@ -182,6 +182,13 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
             break
         state = body(state)
     return state
+
+
+def known_any(condition: Array, xp: Namespace) -> bool:
+    """True where some entry is known to be True: never while tracing, nor where asking would wait for a GPU."""
+    if not eager(condition) or (is_torch(condition) and condition.device.type != "cpu"):
+        return False
+    return bool(xp.any(condition))
 
 
 def safe(x: Array, keep: Array, fill: float, xp: Namespace) -> Array:
@@ -245,8 +252,15 @@ def descending(x: Array, xp: Namespace) -> Array:
     return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
+def running_sum(x: Array, xp: Namespace) -> Array:
+    """Partial sums over the classes."""
+    return x.cumsum(-1) if is_torch(x) else xp.cumulative_sum(x, axis=-1)  # the compatibility layer's can't be traced
+
+
 def take(x: Array, index: Array, xp: Namespace) -> Array:
-    """x[..., index], one entry a row: index is [..., 1]."""
+    """x[..., index], one entry a row: index is [..., 1], with the leading axes of x."""
+    if is_torch(x):
+        return x.gather(-1, index)  # torch.take_along_dim pins the sizes of an exported graph
     return xp.take_along_axis(x, index, axis=-1)
 
 

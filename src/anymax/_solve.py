@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._array import Array, Namespace, descending, loop, take, total
+from ._array import Array, Namespace, descending, loop, running_sum, take, total
 
 
 def root(
@@ -19,7 +19,7 @@ def root(
     high: Array,
     xp: Namespace,
     limit: int = 200,
-    traced: int = 30,
+    traced: int = 20,
     start: Array | None = None,
 ) -> Array:
     """The root of an increasing function in [low, high], one a row: Newton's method inside a shrinking bracket.
@@ -70,13 +70,13 @@ def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
     cutting them there keeps every running sum small.
     """
     zs = descending(xp.where(z > -1.0, z, -xp.ones_like(z)), xp)
-    count = xp.cumulative_sum(xp.ones_like(zs), axis=-1)
-    mean = xp.cumulative_sum(zs, axis=-1) / count
+    count = running_sum(xp.ones_like(zs), xp)
+    mean = running_sum(zs, xp) / count
     gap = mean - zs  # >= 0
     if r == 1:
         size = _support(count * gap, xp)
         return take(mean, size, xp) - 1.0 / take(count, size, xp)
-    square = xp.cumulative_sum(zs * zs, axis=-1) / count
+    square = running_sum(zs * zs, xp) / count
     var = _at_least(square - mean * mean, 0.0, xp)
     if r == 2:
         size = _support(count * (gap * gap + var), xp)
@@ -84,7 +84,7 @@ def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
         return m - xp.sqrt(_at_least(1.0 / k - v, 0.0, xp))
     if r != 3:
         raise ValueError(f"closed forms exist for r = 1, 2, 3, not {r}")
-    cube = xp.cumulative_sum(zs * zs * zs, axis=-1) / count
+    cube = running_sum(zs * zs * zs, xp) / count
     third = cube - 3.0 * mean * square + 2.0 * mean * mean * mean  # the third central moment
     size = _support(count * (gap * gap * gap + 3.0 * gap * var + third), xp)
     k, m, v, c = (take(a, size, xp) for a in (count, mean, var, third))

@@ -66,7 +66,7 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
         return out
     xp = namespace(rows)
     p = bridge(rows).apply(mapping, upcast(rows, xp))
-    with quiet():
+    with quiet(p):
         out = _array.log(p, xp)
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
@@ -89,7 +89,7 @@ def threshold(
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
-    with quiet():
+    with quiet(rows):
         frozen = stop_gradient(upcast(rows, xp))
         tau = mapping.frozen().threshold(frozen, xp)  # type: ignore[attr-defined]
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
@@ -117,7 +117,7 @@ def logsumexp(
     x, rows, _, axis = prepare(Softmax(), x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
-    with quiet():
+    with quiet(rows):
         out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
     out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
     return out if keepdims else xp.squeeze(out, axis=axis)

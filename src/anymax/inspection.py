@@ -23,7 +23,7 @@ def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | No
     wide = xp.broadcast_to(s[..., None, :], (*s.shape[:-1], n, n))
     p = xp.broadcast_to(p[..., None, :], (*s.shape[:-1], n, n))
     params = {k: v[..., None, :] if is_array(v) and v.ndim else v for k, v in mapping.params().items()}
-    with quiet():
+    with quiet(s):
         out = mapping.replace(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp)
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
@@ -54,7 +54,7 @@ def entropy(p: Any, kind: str = "shannon", alpha: Any = None, *, axis: int | Non
     p = floating(p, xp, "p")
     axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
     q = upcast(p if axis == p.ndim - 1 else xp.moveaxis(p, axis, -1), xp)
-    with quiet():
+    with quiet(q):
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)
         elif kind == "tsallis":
@@ -95,5 +95,5 @@ def logit_gap(loss: Any, n: int) -> Any:
         return math.log(n - 1) - loss - math.log(-math.expm1(-loss))
     xp = namespace(loss)
     loss = floating(loss, xp, "loss")
-    with quiet():
+    with quiet(loss):
         return math.log(n - 1) - loss - xp.log(-xp.expm1(-loss))

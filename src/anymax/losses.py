@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from . import _array
-from ._array import Array, asarray, dot, eager, is_array, is_integer, is_torch, namespace, quiet, stop_gradient, total, upcast
+from ._array import Array, asarray, dot, is_array, is_integer, is_torch, known_any, namespace, quiet, stop_gradient, total, upcast
 from ._mapping import Mapping
 from .autodiff import bridge
 from .functional import log_rows, prepare
@@ -36,7 +36,7 @@ def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **option
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
     batch = _Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
-    with quiet():
+    with quiet(batch.rows):
         log_p = log_rows(batch.mapping, batch.rows)
         factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
         asked = factor != 0
@@ -56,7 +56,7 @@ def smoothed_nll(
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
     batch = _Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
-    with quiet():
+    with quiet(batch.rows):
         p = bridge(batch.rows).apply(batch.mapping, batch.rows)
         n = total(xp.astype(batch.keep, p.dtype), xp)
         per_class = -xp.log((p + epsilon) / (1.0 + n * epsilon))
@@ -134,10 +134,10 @@ def multilabel_softmax_loss(
     t = t if axis == t.ndim - 1 else xp.moveaxis(t, axis, -1)
     valid = t != ignore_index
     y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
-    if eager(y) and bool(xp.any((y < 0) | (y > 1))):
+    if known_any((y < 0) | (y > 1), xp):
         raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
     lift = 0.0 if weight is None else _array.log(_weight(weight, s, xp), xp)
-    with quiet():
+    with quiet(s):
         value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
         value = xp.squeeze(value, axis=-1)
         return _reduce(value, xp.ones_like(value), reduction, dtype, xp)
@@ -227,7 +227,7 @@ def _fenchel_young(
     xp, y = batch.xp, batch.y
     batch.check_mass()
     value = bridge(batch.rows).loss(batch.mapping, batch.rows, y)
-    with quiet():
+    with quiet(batch.rows):
         if with_constant and batch.soft:
             value = value + batch.mapping.constant(y, xp)
         value = value + stop_gradient(xp.where(value < 0, -value, xp.zeros_like(value)))  # never below 0 by rounding
@@ -272,7 +272,7 @@ class _Batch:
         x, rows, mapping, axis = prepare(mapping, x, _class_axis(x, axis, dim), mask, None)
         xp = namespace(rows)
         dtype, rows = _result_dtype(rows), upcast(rows, xp)
-        with quiet():
+        with quiet(rows):
             _, keep, poisoned = _array.finite_scores(rows, xp)
         n = rows.shape[-1]
         class_weight = None if weight is None else _weight(weight, rows, xp)
@@ -302,7 +302,7 @@ class _Batch:
     def check_mass(self) -> None:
         """An error where the target can't be a distribution of the map; only where values may be looked at."""
         xp, mass = self.xp, getattr(self.mapping, "mass", 1.0)
-        if is_array(mass) or not eager(self.y) or not eager(self.rows):
+        if is_array(mass):
             return
         if self.indices:
             if mass != 1.0:
@@ -311,7 +311,7 @@ class _Batch:
                 )
             return
         sums = total(self.y, xp)
-        if bool(xp.any(self.y < 0)) or bool(xp.any(xp.abs(sums - mass) > 1e-2 * mass)):
+        if known_any((self.y < 0) | (xp.abs(sums - mass) > 1e-2 * mass), xp):
             raise ValueError(
                 f"target: expected rows of non-negative numbers that sum to {mass:g}; the sums go from {float(xp.min(sums)):g} to "
                 f"{float(xp.max(sums)):g}. For several labels in a row, divide their indicator by their number"
@@ -373,7 +373,7 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
             f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}"
         )
     ignored = t == ignore_index
-    if eager(t) and bool(xp.any(~ignored & ((t < 0) | (t >= n)))):
+    if known_any(~ignored & ((t < 0) | (t >= n)), xp):
         raise IndexError(
             f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
             f"got values from {int(xp.min(t))} to {int(xp.max(t))}"

@@ -10,7 +10,6 @@ sin(theta) enters once more, it does not); at cos = +-1 exactly it is `m1^2 |cos
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
@@ -34,6 +33,7 @@ from ._array import (
     take,
     upcast,
 )
+from .transforms import from_last, to_last
 
 TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
 
@@ -64,17 +64,17 @@ class Margin(ABC):
         xp = namespace(x)
         x = floating(x, xp, "cosines")
         axis = check_axis(axis, x.ndim)
-        rows = xp.moveaxis(x, axis, -1)
+        rows = to_last(x, axis, xp)
         index = _indices(target, rows, xp)
         valid = (index >= 0) & (index < rows.shape[-1])
         chosen = upcast(take(rows, xp.where(valid, index, xp.zeros_like(index)), xp), xp)
         if eager(x) and eager(index):
             _check(chosen, index, valid, rows.shape[-1], xp)
-        with contextlib.nullcontext() if is_torch(x) else quiet():  # torch.compile cannot trace quiet()
+        with quiet(x):
             moved = _psi(chosen, *self.parts, xp)
         moved = moved if moved.dtype == x.dtype else xp.astype(moved, x.dtype)
         classes = _arange(rows, index, xp)
-        return xp.moveaxis(xp.where(classes == index, moved, rows), -1, axis)
+        return from_last(xp.where(classes == index, moved, rows), axis, xp)
 
 
 @dataclasses.dataclass(frozen=True)

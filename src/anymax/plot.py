@@ -73,9 +73,9 @@ def losses(
     grid = np.linspace(-3.0, 3.0, 601) if t is None else _numpy(t).astype(float)
 
     def draw(f: Callable[[np.ndarray], np.ndarray], **style: Any) -> None:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             at_zero = float(f(np.zeros(1))[0]) if scaled else 1.0
-            ax.plot(grid, f(grid) / (at_zero or 1.0), **style)
+            ax.plot(grid, f(grid) / (at_zero if 0 < at_zero < np.inf else 1.0), **style)
 
     for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
         draw(f, label=name, color="black", linestyle=DASHES[i], linewidth=1.2, zorder=3)
@@ -272,7 +272,8 @@ def _numpy(x: Any) -> np.ndarray:
 
 
 def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
-    maps = list(default if given is None else [given] if isinstance(given, Mapping) else given)
+    one = isinstance(given, (Mapping, type)) or callable(given)
+    maps = list(default if given is None else [given] if one else given)  # type: ignore[list-item,arg-type]
     for m in maps:
         if not isinstance(m, Mapping):
             hint = f"; write {m.__name__}()" if isinstance(m, type) and issubclass(m, Mapping) else ""

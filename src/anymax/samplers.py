@@ -7,7 +7,6 @@ first axis. A masked class is never drawn; a row with no class to draw (all mask
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -34,6 +33,7 @@ from ._random import uniform
 from ._truncate import running
 from .functional import apply
 from .mappings import Softmax
+from .transforms import from_last, to_last
 from .transforms import noise as noisy
 from .transforms import temperature as tempered
 
@@ -73,7 +73,7 @@ def perturb_argmax(
     rows, xp = _rows(x, pick_axis(axis, dim))
     y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
     shape = tuple(y.shape) if num_samples is None else (_count(num_samples), *y.shape)
-    with contextlib.nullcontext() if is_torch(y) else quiet():
+    with quiet(y):
         z = y + scale * draw_noise(noise, shape, y, generator)
     index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
     dead = (poisoned | ~xp.any(keep, axis=-1, keepdims=True))[..., 0]
@@ -105,10 +105,11 @@ def gumbel_softmax(
     z = tempered(temperature)(noisy("gumbel", generator=generator)(upcast(x, xp)))
     p = apply(Softmax() if mapping is None else mapping, z, axis)
     if hard:
-        rows = xp.moveaxis(p, axis, -1)
+        axis = check_axis(axis, x.ndim)
+        rows = to_last(p, axis, xp)
         first = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
         one = xp.astype((_positions(rows, first.dtype, xp) == first) & ~(rows <= 0), p.dtype)
-        p = xp.moveaxis(one, -1, axis) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
+        p = from_last(one, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
     return p if p.dtype == x.dtype else xp.astype(p, x.dtype)
 
 
@@ -131,11 +132,16 @@ def sample(
     array([0, 0, 0, 0, 1, 1])
     """
     axis = pick_axis(axis, dim)
+    x = asarray(x)
     rows, xp = _rows(x, axis)
-    p = stop_gradient(apply(mapping, xp.moveaxis(upcast(rows, xp), -1, axis), axis, mask=mask))
-    p = xp.moveaxis(p, axis, -1)
+    axis = check_axis(axis, x.ndim)
+    p = apply(mapping, stop_gradient(from_last(upcast(rows, xp), axis, xp)), axis, mask=mask)
+    p = stop_gradient(to_last(p, axis, xp))
     index = _invert(p, 1 if num_samples is None else _count(num_samples), generator, xp)
-    return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
+    if num_samples is None:
+        return index[..., 0]
+    last = index.ndim - 1
+    return xp.permute_dims(index, (last, *range(last)))
 
 
 def _invert(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
@@ -176,7 +182,7 @@ def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
         raise ValueError(
             f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
         )
-    return xp.moveaxis(x, axis, -1), xp
+    return to_last(x, axis, xp), xp
 
 
 def _positions(rows: Array, dtype: Any, xp: Namespace) -> Array:

@@ -11,7 +11,6 @@ array([-inf,   6.,   4.])
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -62,13 +61,12 @@ class Transform:
         axis = check_axis(self.axis, x.ndim)
         x = floating(x, xp)
         y = upcast(x, xp)
-        moved = axis != x.ndim - 1
-        y = xp.moveaxis(y, axis, -1) if moved else y
-        params = {k: _align(v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
-        with contextlib.nullcontext() if is_torch(x) else quiet():  # torch.compile cannot trace quiet()
+        y = to_last(y, axis, xp)
+        params = {k: _align(k, v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+        with quiet(x):
             y = self.rows(y, xp, **params)
         y = y if y.dtype == x.dtype else xp.astype(y, x.dtype)
-        return xp.moveaxis(y, -1, axis) if moved else y
+        return from_last(y, axis, xp)
 
     def __repr__(self) -> str:
         given = [f"{k}={_brief(v)}" for k, v in self.params if v is not None]
@@ -353,6 +351,20 @@ def mix(p: Array, prior: Any, weight: Any) -> Array:
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 
+def to_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The axis moved last. A permutation, since torch.func.vmap has no rule for moveaxis."""
+    axes = list(range(x.ndim))
+    axes.append(axes.pop(axis))
+    return x if axes[axis] == axis else xp.permute_dims(x, tuple(axes))
+
+
+def from_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The last axis moved back to where it came from."""
+    axes = list(range(x.ndim))
+    axes.insert(axis, axes.pop())
+    return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
+
+
 def _on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
     """`function(x)`, with masked entries masked still and no derivative through them."""
     keep = x != -math.inf
@@ -372,26 +384,28 @@ def _scaled(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 
 def _cast(value: Any, x: Array, xp: Namespace) -> Any:
     """A parameter as an array of the kind, device and dtype of `x`; numbers as they are."""
-    if isinstance(value, np.ndarray) and not isinstance(x, np.ndarray):
-        value = xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
-    return like(value, x, xp)
+    return like(_native(value, x, xp), x, xp)
 
 
-def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
+def _native(value: Any, x: Array, xp: Namespace) -> Any:
+    """A NumPy parameter as an array of the kind and device of `x`."""
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(x, np.ndarray):
+        return xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
+    return value
+
+
+def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     """A parameter lined up with scores whose class axis has been moved last."""
-    if not is_array(value):
+    if value is None or isinstance(value, (int, float)):
         return value
-    if "bool" not in dtype_name(value):
-        value = _cast(value, x, xp)
-    elif isinstance(value, np.ndarray) and not isinstance(x, np.ndarray):
-        value = xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
+    value = _native(value, x, xp) if name == "keep" else _cast(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
         return value
     if value.ndim > x.ndim:
         raise ValueError(
             f"a parameter of shape {tuple(value.shape)} does not broadcast to scores with {x.ndim} dimensions"
         )
-    return xp.moveaxis(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, -1)
+    return to_last(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, xp)
 
 
 def _number(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:

@@ -174,7 +174,7 @@ def inventory(as_json: bool) -> None:
 
     def say(value: Any) -> str:
         return (
-            {True: "yes", False: "no", None: "–"}[value] if value is None or isinstance(value, bool) else f"{value:g}"
+            {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else f"{value:g}"
         )
 
     tables.grid(

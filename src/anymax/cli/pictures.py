@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def portrait(mapping: Mapping, x: Sequence[float]) -> Any:
     figure, (a, b, c, d) = page(4, width=5.4, height=4.4, columns=2)
     plot.curves(mapping, ax=a)
     plot.simplex(mapping, ax=b).set_title("Three classes")
-    plot.losses(mapping, ax=c).set_title("Loss of two classes")
+    try:
+        plot.losses(mapping, ax=c).set_title("Loss of two classes")
+    except ValueError as error:  # Budget(2) has no loss against one class
+        c.set_axis_off()
+        c.text(0.5, 0.5, textwrap.fill(f"No loss of two classes: {error}", 48), ha="center", va="center")
     plot.jacobian(mapping, x, ax=d).set_title("Jacobian")
     figure.suptitle(plot.label(mapping))
     return figure

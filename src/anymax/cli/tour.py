@@ -61,7 +61,7 @@ def tour(console: Console, out: Path, *, quick: bool, seed: int, pictures: bool)
     tables.bars(console, SCORES, [(mapping, np.asarray(apply(mapping, np.asarray(SCORES)))) for mapping in maps])
 
     console.print("\n[bold]2. One classifier[/]: handwritten digits, 64 -> 64 -> 10, the same start for every map\n")
-    results, y = compare(console, [_classifier(mapping) for mapping in maps], epochs=8 if quick else 40, seed=seed)
+    results, y = compare(console, [_classifier(mapping) for mapping in maps], epochs=8 if quick else 30, seed=seed)
     tables.grid(
         console,
         ["map", "loss", "accuracy", "support", "ECE", "seconds"],
@@ -106,11 +106,13 @@ def _row(result: Result) -> dict[str, Any]:
 
 def compare(console: Console, maps: Sequence[Mapping], *, epochs: int, seed: int) -> tuple[list[Result], np.ndarray]:
     """Trains one classifier for each map; a progress bar on a terminal, one line each elsewhere."""
-    data = digits(seed)
-    train(maps[0], data, 1, seed, lambda: None)  # what torch does once only is no map's time
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        loading = progress.add_task("loading torch and the digits", total=None)
+        data = digits(seed)
+        train(maps[0], data, 1, seed, lambda: None)  # what torch does once only is no map's time
+        progress.remove_task(loading)
         everything = progress.add_task("maps", total=len(maps))
         for mapping in maps:
             task = progress.add_task(plot.label(mapping), total=epochs)
@@ -133,7 +135,8 @@ def digits(seed: int) -> tuple[Any, Any, Any, np.ndarray]:
     order = np.random.default_rng(seed).permutation(len(y))
     x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
     held_out = len(y) // 3
-    return *(torch.from_numpy(a) for a in (x[held_out:], y[held_out:], x[:held_out])), y[:held_out]
+    train_x, train_y, test_x = (torch.from_numpy(a) for a in (x[held_out:], y[held_out:], x[:held_out]))
+    return train_x, train_y, test_x, y[:held_out]
 
 
 def train(mapping: Mapping, data: tuple, epochs: int, seed: int, tick: Callable[[], Any]) -> Result:

@@ -42,6 +42,6 @@ def loss(mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
 def _in_compute_dtype(method: Any, x: Array, *others: Array) -> Array:
     xp = namespace(x)
     x = floating(x, xp)
-    with quiet():
+    with quiet(x):
         out = method(upcast(x, xp), *(upcast(a, xp) for a in others), xp)
     return out if out is None or out.dtype == x.dtype else xp.astype(out, x.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .._array import Array, Namespace, eager, namespace
+from .._array import Array, Namespace, known_any, namespace
 from .._mapping import Facts, RatioMap
 
 
@@ -51,7 +51,7 @@ class Ratio(RatioMap):
                 f"Ratio: u must return one value for each score; scores of shape {tuple(x.shape)} "
                 f"gave {getattr(u, 'shape', type(u).__name__)}"
             )
-        if eager(u) and bool(xp.any(keep & (u < 0))):
+        if known_any(keep & (u < 0), xp):
             raise ValueError("Ratio: u returned a negative value; p = u / sum(u) needs u(x) >= 0 for every score")
         return u, xp.zeros_like(x) if self.du is None else self.du(x)
 

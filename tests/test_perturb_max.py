@@ -1,0 +1,408 @@
+"""PerturbMax against scipy's quadrature, finite differences, sampling, and the laws that it promises."""
+
+import dataclasses
+import itertools
+import math
+
+import array_api_compat.torch as xt
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, special, stats
+
+from anymax.mappings._noises import NOISES, Noise
+from anymax.mappings.perturb_max import PerturbMax
+
+LAWS = {
+    "gumbel": stats.gumbel_r(),
+    "normal": stats.norm(),
+    "logistic": stats.logistic(),
+    "uniform": stats.uniform(-1, 2),
+    "laplace": stats.laplace(),
+    "exponential": stats.expon(),
+}
+ALL = sorted(NOISES)
+KINKED = {"uniform": (-1.0, 1.0), "laplace": (0.0,), "exponential": (0.0,)}
+ROW = np.array([0.3, -0.2, 1.0, 0.7, -1.9])
+
+
+def oracle(x, law, kinks=()):
+    """p by adaptive quadrature of INT f_i prod_{j != i} F_j, with the kinks of every score."""
+    x = np.asarray(x, dtype=np.float64)
+    ends = law.ppf(1e-15), law.isf(1e-15)
+    low, high = (max if math.isfinite(law.support()[0]) else min)(x + ends[0]), max(x) + ends[1]
+    breaks = [b for k in kinks for b in x + k if low < b < high] + list(np.linspace(low, high, 12)[1:-1])
+    p = []
+    for i in range(len(x)):
+        others = np.delete(x, i)
+        f = lambda u, i=i, others=others: law.pdf(u - x[i]) * np.prod(law.cdf(u - others))  # noqa: E731
+        p.append(integrate.quad(f, low, high, points=sorted(set(breaks)), limit=500, epsabs=1e-12, epsrel=1e-11)[0])
+    return np.array(p)
+
+
+def gauss_legendre(x, law, low, high):
+    """p of many classes with smooth noise: 40 Gauss points in each of 60 panels."""
+    t, w = np.polynomial.legendre.leggauss(40)
+    p = np.zeros_like(x)
+    edges = np.linspace(low, high, 61)
+    for a, b in itertools.pairwise(edges):
+        v = ((a + b) / 2 + (b - a) / 2 * t)[:, None] - x
+        log_f = law.logcdf(v)
+        p += (w[:, None] * (b - a) / 2 * np.exp(log_f.sum(1, keepdims=True) - log_f + law.logpdf(v))).sum(0)
+    return p
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_oracle(noise):
+    for row in (ROW, ROW[:2], 0.05 * ROW, 3.0 * ROW):
+        p = oracle(row, LAWS[noise], KINKED.get(noise, ()))
+        assert abs(p.sum() - 1) < 1e-9
+        assert 0.5 * np.abs(PerturbMax(noise).forward(row, np) - p).sum() < 2e-9
+        single = PerturbMax(noise).forward(row.astype(np.float32), np)
+        assert single.dtype == np.float32
+        assert 0.5 * np.abs(single - p).sum() < 5e-7
+    p = oracle(ROW / 0.3, LAWS[noise], KINKED.get(noise, ()))
+    np.testing.assert_allclose(PerturbMax(noise, scale=0.3).forward(ROW, np), p, atol=2e-9)
+
+
+@pytest.mark.parametrize(("noise", "ends", "budget"), [("normal", (-9, 9), 1e-9), ("logistic", (-38, 45), 5e-7)])
+def test_thousand_classes(noise, ends, budget):
+    x = np.random.default_rng(0).normal(size=1000)
+    p = gauss_legendre(x - x.max(), LAWS[noise], *ends)
+    assert 0.5 * np.abs(PerturbMax(noise, nodes=32).forward(x, np) - p).sum() < budget
+    assert 0.5 * np.abs(PerturbMax(noise).forward(x.astype(np.float32), np) - p).sum() < 1e-6
+
+
+@pytest.mark.parametrize(("n", "spread"), [(60, 0.2), (300, 0.05), (300, 1.0)])
+def test_uniform_beyond_the_exact_kinks(n, spread):
+    x = np.random.default_rng(1).normal(size=n) * spread
+    x = np.sort(x - x.max())[::-1]
+    edges = np.unique(np.concatenate([[-1.0], x[x > -2] + 1, np.linspace(-1, 1, 40)]))
+    t, w = np.polynomial.legendre.leggauss(6)
+    half = 0.5 * np.diff(edges)
+    u = ((edges[1:] + edges[:-1]) / 2)[:, None] + half[:, None] * t
+    v = u[..., None] - x
+    cdf = np.clip((v + 1) / 2, 1e-300, 1)
+    p = (
+        (half[:, None] * w)[..., None]
+        * np.exp(np.log(cdf).sum(-1, keepdims=True))
+        * np.where(np.abs(v) < 1, 0.5 / cdf, 0)
+    )
+    p = p.sum((0, 1))
+    assert abs(p.sum() - 1) < 1e-7
+    assert 0.5 * np.abs(PerturbMax("uniform").forward(x, np) - p).sum() < 4e-6
+
+
+def test_gumbel_is_softmax():
+    x = np.random.default_rng(0).normal(size=(3, 7)) * 3
+    np.testing.assert_allclose(
+        PerturbMax("gumbel", scale=2.0).forward(x, np), special.softmax(x / 2, axis=-1), rtol=1e-14
+    )
+    np.testing.assert_allclose(PerturbMax("gumbel").log_forward(x, np), special.log_softmax(x, axis=-1), rtol=1e-13)
+    own = Noise(cdf=lambda v: np.exp(-np.exp(-v)), pdf=lambda v: np.exp(-v - np.exp(-v)))
+    np.testing.assert_allclose(PerturbMax(own).forward(x, np), special.softmax(x, axis=-1), atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_other_ways_to_the_same_p(noise):
+    m = PerturbMax(noise, scale=1.3)
+    p = m.forward(ROW, np)
+    # Su's form: a midpoint rule in t, error O(1/nodes) where the quantile has infinite ends
+    np.testing.assert_allclose(m.quantile_form(ROW, nodes=20000), p, atol=2e-4)
+    count = 40000
+    tolerance = 5 * np.sqrt(p * (1 - p) / count) + 1e-9
+    assert np.all(np.abs(m.monte_carlo(ROW, count, np.random.default_rng(0)) - p) < tolerance)
+    out = m.monte_carlo(torch.tensor(ROW), count, torch.Generator().manual_seed(0))
+    assert out.dtype == torch.float64
+    assert np.all(np.abs(out.numpy() - p) < tolerance)
+
+
+def test_monte_carlo_jax():
+    jax = pytest.importorskip("jax")
+    m, count = PerturbMax("laplace"), 60000  # in three chunks, each with a key of its own
+    p = m.forward(ROW, np)
+    out = m.monte_carlo(jax.numpy.asarray(ROW, dtype="float32"), count, jax.random.key(0))
+    assert np.all(np.abs(np.asarray(out) - p) < 5 * np.sqrt(p * (1 - p) / count))
+    assert float(out.sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_sampled_noise_has_its_law(noise):
+    eps = PerturbMax(noise).sample_noise((20000,), np.zeros(1), np.random.default_rng(0))
+    assert stats.kstest(eps, LAWS[noise].cdf).pvalue > 1e-4
+    assert abs(NOISES[noise].mean - LAWS[noise].mean()) < 1e-12
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_log_cdf_and_hazard(noise):
+    law, mine = LAWS[noise], NOISES[noise]
+    shift = mine.location
+    low, high = max(law.support()[0], -30.0), min(law.support()[1], 30.0)
+    low = max(low, -4.0) if noise == "gumbel" else low
+    v = np.linspace(low, high, 4001)[1:-1]
+    # scipy rounds the F of three of them to 1 before the logarithm
+    exact_log = {
+        "laplace": lambda v: np.where(v < 0, np.log(0.5) + v, np.log1p(-0.5 * np.exp(-np.abs(v)))),
+        "logistic": lambda v: -np.logaddexp(0.0, -v),
+        "exponential": lambda v: np.where(v < 0.5, np.log(-np.expm1(-v)), np.log1p(-np.exp(-v))),
+    }.get(noise, law.logcdf)
+    ref = exact_log(v)
+    got, log_h = mine.core(v - shift, np)
+    np.testing.assert_allclose(got, ref, rtol=5e-13 if noise != "uniform" else 1e-11, atol=1e-300)
+    np.testing.assert_allclose(log_h, law.logpdf(v) - ref, rtol=1e-12, atol=1e-12)
+    single = mine.core((v - shift).astype(np.float32), np)[0]
+    exact = exact_log((v - shift).astype(np.float32).astype(float) + shift)
+    np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-30)
+    h = np.exp(log_h)
+    steps = 1e-6
+    inner = (v - shift > low - shift + 1e-2) & (v < high - 1e-2) & (np.abs(v) > 1e-2)
+    rise = [np.exp(mine.core(v[inner] - shift + s, np)[1]) for s in (steps, -steps)]
+    np.testing.assert_allclose(
+        mine.bend(v - shift, h, np)[inner], (rise[0] - rise[1]) / (2 * steps), rtol=1e-5, atol=1e-7
+    )
+    depth = np.array([50.0, 5.0, 0.7, 0.1, 1e-9, 1e-13])
+    if noise != "uniform":  # its F(-1 + 2e-22) has no argument in fp64
+        np.testing.assert_allclose(mine.core(mine.level(depth, np), np)[0], -depth, rtol=2e-3)
+        np.testing.assert_allclose(mine.core(mine.level(depth[:4], np), np)[0], -depth[:4], rtol=1e-12)
+
+
+# -- derivatives and the potential -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_derivatives_torch(noise):
+    x = torch.tensor(np.stack([ROW, 0.4 * ROW[::-1]]), requires_grad=True)
+    m = PerturbMax(noise)
+    weights = torch.arange(5.0, dtype=torch.float64)
+    target = torch.softmax(weights, 0).expand(2, 5)
+    assert torch.autograd.gradcheck(lambda a: m.differentiable(a, xt), (x,))
+    assert torch.autograd.gradgradcheck(lambda a: m.differentiable(a, xt), (x,), atol=1e-6)
+    assert torch.autograd.gradcheck(lambda a: m.loss(a, None, target, xt), (x,))
+    assert torch.autograd.gradgradcheck(lambda a: m.loss(a, None, target, xt), (x,), atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda a, g: m.vjp(a, None, g, xt), (x, weights.expand(2, 5).clone().requires_grad_())
+    )
+    (g,) = torch.autograd.grad((m.differentiable(x, xt) * weights).sum(), x)
+    direct = m.vjp(x.detach().numpy(), None, np.broadcast_to(weights.numpy(), (2, 5)), np)
+    np.testing.assert_allclose(g.numpy(), direct, atol=1e-14)
+    scale = torch.tensor([[0.7], [1.4]], dtype=torch.float64, requires_grad=True)
+    for f in (lambda a, s: PerturbMax(noise, scale=s).differentiable(a, xt),
+              lambda a, s: PerturbMax(noise, scale=s).loss(a, None, target, xt)):  # fmt: skip
+        assert torch.autograd.gradcheck(f, (x, scale))
+        assert torch.autograd.gradgradcheck(f, (x, scale), atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+def test_derivatives_jax(noise):
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    m, w = PerturbMax(noise), np.arange(3.0)
+
+    def everything(a):
+        f = lambda a: (m.differentiable(a, jnp) * w).sum()  # noqa: E731
+        return m.forward(a, jnp), jax.grad(f)(a), jax.hessian(f)(a)
+
+    with jax.enable_x64(True):
+        p, g, h = jax.jit(everything)(jnp.asarray(ROW[:3]))
+    np.testing.assert_allclose(p, m.forward(ROW[:3], np), atol=1e-13)
+    np.testing.assert_allclose(g, m.vjp(ROW[:3], None, w, np), atol=1e-13)
+    steps = [m.vjp(ROW[:3] + 1e-5 * e, None, w, np) - m.vjp(ROW[:3] - 1e-5 * e, None, w, np) for e in np.eye(3)]
+    np.testing.assert_allclose(h, np.stack(steps) / 2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_jacobian_and_potential(noise):
+    m = PerturbMax(noise, scale=0.8)
+    jac = np.stack([m.vjp(ROW, None, e, np) for e in np.eye(5)])
+    np.testing.assert_allclose(jac, jac.T, atol=1e-15)
+    np.testing.assert_allclose(jac.sum(1), 0, atol=1e-15)
+    assert np.linalg.eigvalsh(jac).min() > -1e-14
+    eps = 1e-5
+    p = m.forward(ROW, np)
+    fd = [(m.forward(ROW + eps * e, np) - m.forward(ROW - eps * e, np)) / (2 * eps) for e in np.eye(5)]
+    np.testing.assert_allclose(jac, np.stack(fd), atol=1e-7)
+    slope = [(m.expected_max(ROW + eps * e, np) - m.expected_max(ROW - eps * e, np))[0] / (2 * eps) for e in np.eye(5)]
+    np.testing.assert_allclose(slope, p, atol=1e-7)
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_expected_max_and_loss(noise):
+    law, m = LAWS[noise], PerturbMax(noise)
+    low, high = ROW.max() + law.ppf(1e-15), ROW.max() + law.isf(1e-15)
+    kinks = [k + s for k in KINKED.get(noise, ()) for s in ROW]
+    points = [k for k in kinks if low < k < high] or None
+    top = integrate.quad(lambda u: 1 - np.prod(law.cdf(u - ROW)), low, high, points=points, limit=500)[0]
+    exact = low + top
+    np.testing.assert_allclose(m.expected_max(ROW, np), [exact], rtol=1e-9)
+    loss = m.loss(np.broadcast_to(ROW, (5, 5)), None, np.eye(5), np)[:, 0]
+    np.testing.assert_allclose(loss, exact - law.mean() - ROW, rtol=1e-8)
+    y = np.full(5, 0.2)
+    np.testing.assert_allclose(m.loss(ROW, None, y, np), [loss.mean()], rtol=1e-13)
+    far = np.array([0.0, -60.0, -1e4])
+    for offset in (0.0, 2.0**20):
+        tiny = m.loss(far + offset, None, np.array([1.0, 0, 0]), np)[0]
+        assert 0 <= tiny < 1e-12
+    big = m.loss(far, None, np.array([0, 0, 1.0]), np)[0]
+    assert big == pytest.approx(1e4, rel=1e-12)
+    assert m.constant(y, np) == 0.0
+
+
+def test_margin():
+    m = PerturbMax("uniform", scale=0.5)
+    assert m.facts.margin == 1.0
+    assert m.facts.sparse
+    y = np.array([1.0, 0.0, 0.0])
+    assert m.loss(np.array([1.0, 0.0, -3.0]), None, y, np)[0] == 0
+    assert m.loss(np.array([0.98, 0.0, -3.0]), None, y, np)[0] > 0
+    assert PerturbMax("normal").facts.margin is None
+    assert not PerturbMax("exponential").facts.sparse
+
+
+def test_log_forward_in_the_tail():
+    x = np.array([0.0, -6.0, -10.0, -14.0])
+    ref = special.log_ndtr(x[1:] / math.sqrt(2))  # of two classes
+    pairs = np.stack([np.zeros(3), x[1:]], axis=1)
+    np.testing.assert_allclose(PerturbMax().log_forward(pairs, np)[:, 1], ref, rtol=1e-6)
+    single = PerturbMax().log_forward(pairs.astype(np.float32), np)[:, 1]
+    np.testing.assert_allclose(single, ref, rtol=1e-5)
+    far = PerturbMax().log_forward(np.array([0.0, -1e4]), np)
+    assert np.isfinite(far).all()
+    assert PerturbMax("uniform").log_forward(np.array([0.0, -3.0]), np)[1] == -np.inf
+
+
+# -- laws ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_monotone_shift_and_sum(noise):
+    x = np.random.default_rng(3).normal(size=(4, 2, 31))
+    m = PerturbMax(noise)
+    p = m.forward(x, np)
+    np.testing.assert_allclose(p.sum(-1), 1, atol=1e-14)
+    assert np.all(np.diff(np.take_along_axis(p, np.argsort(x, -1), -1), axis=-1) >= -1e-12)
+    np.testing.assert_allclose(m.forward(x + 2.0**20, np), p, atol=1e-9)
+    np.testing.assert_allclose(m.forward(np.zeros(7), np), 1 / 7, atol=1e-15)
+    if m.facts.sparse:
+        assert m.forward(np.array([0.0, -2.0, -1.9]), np)[1] == 0
+
+
+@pytest.mark.parametrize("noise", ALL)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masks_poison_and_shapes(noise, dtype):
+    inf, nan = np.inf, np.nan
+    rows = [
+        [0.5, -inf, 1, 0],
+        [-inf] * 4,
+        [nan, 0, 1, 2],
+        [0, inf, 1, -inf],
+        [1e6, 1e6, 1e6 - 1e4, -1e6],
+        [3, -inf, -inf, -inf],
+    ]
+    x = np.array(rows, dtype=dtype)
+    m = PerturbMax(noise)
+    p, g = m.forward(x, np), m.vjp(x, None, np.ones_like(x) * np.arange(4, dtype=dtype), np)
+    np.testing.assert_allclose(p[0, [0, 2, 3]], m.forward(x[0, [0, 2, 3]], np), atol=1e-6)
+    assert p[0, 1] == 0
+    assert g[0, 1] == 0
+    assert np.all(p[1] == 0)
+    assert np.all(g[1] == 0)
+    assert np.all(np.isnan(p[2:4]))
+    assert np.all(np.isnan(g[2:4]))
+    np.testing.assert_allclose(p[4], [0.5, 0.5, 0, 0], atol=1e-6)
+    np.testing.assert_array_equal(p[5], [1, 0, 0, 0])
+    for shape in ((3,), (2, 3), (2, 2, 3), (0, 3), (4, 1), (1,)):
+        z = np.zeros(shape, dtype=dtype)
+        for out in (m.forward(z, np), m.vjp(z, None, z, np), m.log_forward(z, np), m.quantile_form(z)):
+            assert out.shape == shape
+            assert out.dtype == dtype
+            assert not np.isnan(out).any()
+        assert m.loss(z, None, m.forward(z, np), np).shape == (*shape[:-1], 1)
+    t = torch.tensor(x, requires_grad=True)
+    for f in (m.differentiable, m.log_forward):
+        (grad,) = torch.autograd.grad(f(t, xt)[[0, 1, 4, 5]].exp().sum(), t)
+        assert not torch.isnan(grad[[0, 1, 4, 5]]).any()
+    assert m.expected_max(x, np)[1, 0] == -inf
+
+
+@pytest.mark.parametrize("noise", ALL)
+def test_strict_namespace_and_read_only(noise):
+    xp = pytest.importorskip("array_api_strict")
+    frozen = ROW.copy()
+    frozen.flags.writeable = False
+    m = PerturbMax(noise)
+    np.testing.assert_array_equal(np.asarray(m.forward(xp.asarray(frozen), xp)), m.forward(frozen, np))
+    y = np.full(5, 0.2)
+    assert float(m.loss(xp.asarray(frozen), None, xp.asarray(y), xp)[0]) == pytest.approx(m.loss(ROW, None, y, np)[0])
+
+
+def test_hold():
+    held = PerturbMax().hold(ROW, np)
+    assert held.shape == (2,)
+    np.testing.assert_array_equal(PerturbMax().differentiable(ROW, np, held), PerturbMax().forward(ROW, np))
+
+
+# -- a noise of the user's ----------------------------------------------------------------------------------------------------
+
+
+def test_own_noise():
+    p = PerturbMax("normal").forward(ROW, np)
+    normal = Noise(cdf=special.ndtr, pdf=stats.norm.pdf, log_cdf=special.log_ndtr)
+    np.testing.assert_allclose(PerturbMax(normal).forward(ROW, np), p, atol=1e-12)
+    np.testing.assert_allclose(PerturbMax(normal).expected_max(ROW, np), PerturbMax().expected_max(ROW, np), atol=1e-9)
+    table = PerturbMax(Noise(quantile=special.ndtri, mean=0.0))
+    np.testing.assert_allclose(table.forward(ROW, np), p, atol=1e-7)
+    np.testing.assert_allclose(table.vjp(ROW, None, ROW, np), PerturbMax().vjp(ROW, None, ROW, np), atol=1e-6)
+    assert abs(table.monte_carlo(ROW, 20000, np.random.default_rng(0)) - p).max() < 0.02
+    root = Noise(cdf=lambda v: torch.special.ndtr(v), pdf=lambda v: torch.exp(-0.5 * v * v) / math.sqrt(2 * math.pi))
+    x = torch.tensor(ROW, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: PerturbMax(root).differentiable(a, xt), (x,))
+    assert torch.autograd.gradgradcheck(lambda a: PerturbMax(root).differentiable(a, xt), (x,), atol=1e-5)
+
+
+def test_own_noise_with_support():
+    beta = stats.beta(2, 3)
+    for law, kinks in ((beta, (0.0, 1.0)), (stats.triang(0.3), (0.0, 0.3, 1.0))):
+        own = Noise(cdf=law.cdf, pdf=law.pdf, support=(0.0, 1.0), kinks=kinks)
+        row = 0.4 * ROW
+        np.testing.assert_allclose(PerturbMax(own).forward(row, np), oracle(row, law, kinks), atol=1e-9)
+        assert PerturbMax(own).facts.margin == 1.0
+    shape = stats.gamma(2)
+    own = Noise(cdf=shape.cdf, pdf=shape.pdf, support=(0.0, math.inf))
+    np.testing.assert_allclose(PerturbMax(own).forward(ROW, np), oracle(ROW, shape, (0.0,)), atol=1e-9)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"'cauchy' is unknown; use one of gumbel, normal, .*, or a Noise"):
+        PerturbMax("cauchy")
+    with pytest.raises(TypeError, match="expected a name or a Noise"):
+        PerturbMax(3)
+    for nodes in (0, 7, 32.0, True):
+        with pytest.raises(ValueError, match=r"nodes=.*integer from 8"):
+            PerturbMax(nodes=nodes)
+    with pytest.raises(ValueError, match="scale must be finite and above 0"):
+        PerturbMax(scale=-1.0)
+    with pytest.raises(TypeError, match="expected a number or an array"):
+        PerturbMax(scale="1")
+    with pytest.raises(TypeError, match=r"no closed form.*loss"):
+        PerturbMax().omega(ROW, np)
+    with pytest.raises(TypeError, match="give both cdf"):
+        Noise(cdf=special.ndtr)
+    with pytest.raises(ValueError, match="lower < upper"):
+        Noise(quantile=special.ndtri, support=(1.0, 0.0))
+    heavy = Noise(cdf=stats.cauchy.cdf, pdf=stats.cauchy.pdf, mean=math.inf)
+    with pytest.raises(TypeError, match=r"mean is inf.*nll"):
+        PerturbMax(heavy).loss(ROW, None, np.full(5, 0.2), np)
+    with pytest.raises(TypeError, match="Generator"):
+        PerturbMax().monte_carlo(ROW, 10, None)
+
+
+def test_frozen_data():
+    a, b = PerturbMax("normal", nodes=16), PerturbMax("normal", nodes=16)
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != PerturbMax("uniform", nodes=16)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.noise = "uniform"
