@@ -6,7 +6,7 @@ Maps are frozen data (`Sparsemax()`, `Entmax(alpha=1.5)`, ...), verbs are functi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import margins, transforms
 from ._mapping import Facts, Mapping, RatioMap, Separable
@@ -58,12 +58,15 @@ from .mappings import (
     Ratio,
     Sigsoftmax,
     Softmax,
-    SparseSoftmax,
     Sparsemax,
+    SparseSoftmax,
     Taylor,
 )
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 from .transforms import compose, mix
+
+if TYPE_CHECKING:
+    from . import nn, plot
 
 _LATE = ("nn", "plot")  # modules that need a framework or matplotlib
 

@@ -252,9 +252,10 @@ def descending(x: Array, xp: Namespace) -> Array:
     return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
-def running_sum(x: Array, xp: Namespace) -> Array:
-    """Partial sums over the classes."""
-    return x.cumsum(-1) if is_torch(x) else xp.cumulative_sum(x, axis=-1)  # the compatibility layer's can't be traced
+def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
+    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning."""
+    dtype = x.dtype if dtype is None else dtype
+    return x.cumsum(-1, dtype=dtype) if is_torch(x) else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
 
 
 def take(x: Array, index: Array, xp: Namespace) -> Array:

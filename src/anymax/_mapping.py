@@ -260,10 +260,9 @@ class Separable(Mapping):
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
         """Two Newton steps on a constant level: the first carries the first derivative, the second the second."""
-        if held is None:
-            held = stop_gradient(self.frozen().hold(stop_gradient(x), xp))
+        ends: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
         y, keep, poisoned = finite_scores(x, xp)
-        return self.on_level(y, keep, poisoned, held[..., :1], held[..., 1:], xp)
+        return self.on_level(y, keep, poisoned, ends[..., :1], ends[..., 1:], xp)
 
     def on_level(self, y: Array, keep: Array, poisoned: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
         mass = like(self.mass, y, xp)

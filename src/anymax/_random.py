@@ -12,29 +12,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from ._array import Array, Namespace, is_jax, is_torch, namespace
-
-
-def _normal(u: Array, xp: Namespace) -> Array:
-    raise NotImplementedError  # drawn by each framework's own method
-
-
-# The noise at which u of the mass lies above. u is fine near 0, so the upper tail, which decides a maximum, is fine
-# too.
-_SURVIVAL = {
-    "gumbel": lambda u, xp: -xp.log(-xp.log1p(-u)),
-    "normal": _normal,
-    "logistic": lambda u, xp: xp.log1p(-u) - xp.log(u),
-    "laplace": lambda u, xp: xp.where(u < 0.5, -xp.log(2.0 * u), xp.log(2.0 - 2.0 * u)),
-    "uniform": lambda u, xp: 1.0 - 2.0 * u,  # on (-1, 1)
-}
-KINDS = tuple(_SURVIVAL)
-
-
-def check_kind(kind: Any) -> str:
-    if kind not in KINDS:
-        raise ValueError(f"noise {kind!r} is not known; use one of {', '.join(map(repr, KINDS))}")
-    return kind
+from ._array import Array, is_jax, is_torch, namespace
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -52,21 +30,19 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
     return xp.where(u < high, u, high * xp.ones_like(u))
 
 
-def noise(kind: str, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-    """Independent noise of a standard kind, in the dtype of `like` (fp32 or fp64) and on its device."""
-    if check_kind(kind) == "normal":
-        return _draw("normal", shape, like, generator)
-    return _SURVIVAL[kind](uniform(shape, like, generator), namespace(like))
+def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device."""
+    return _draw("normal", shape, like, generator)
 
 
-def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
     """Each framework's own uniform [0, 1) and normal numbers."""
     seeded = isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
     if is_torch(like):
         torch = sys.modules["torch"]
         if seeded:
             generator = torch.Generator(device=like.device).manual_seed(int(generator))
-        if not isinstance(generator, torch.Generator):
+        elif not isinstance(generator, torch.Generator):
             raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
         if generator.device.type != like.device.type:
             raise TypeError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Array, Namespace, descending, is_jax, is_torch, like, stop_gradient, top
+from ._array import Array, Namespace, descending, is_jax, is_torch, like, running_sum, stop_gradient, top
 
 
 def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
@@ -37,11 +37,12 @@ def topp_keep(x: Array, p: Any, xp: Namespace) -> Array:
     high = top(x, xp)
     strange = xp.isnan(high) | (high == math.inf)
     y = xp.where(strange, xp.zeros_like(x), x)
-    s = descending(y, xp)
+    # the standard's sort is stable, for which torch's ONNX exporter has no translation
+    s = y.sort(dim=-1, descending=True).values if is_torch(y) else descending(y, xp)
     e = xp.exp(s - xp.where(high > -math.inf, s[..., :1], xp.zeros_like(high)))
     # NumPy sums one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus
     wide = s.dtype if is_torch(s) or is_jax(s) else xp.float64
-    upto = running(e, wide, xp)
+    upto = running_sum(e, xp, wide)
     before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
     level = stop_gradient(like(p, upto, xp))
     inside = before < level * upto[..., -1:]
@@ -61,16 +62,11 @@ def _kth(x: Array, k: int, xp: Namespace) -> Array:
     return descending(x, xp)[..., k - 1 : k]
 
 
-def running(x: Array, dtype: Any, xp: Namespace) -> Array:
-    """Sums up to each entry of the row. array_api_compat's own cannot be traced by torch.compile without a warning."""
-    return x.cumsum(-1, dtype=dtype) if is_torch(x) else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
-
-
 def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:
     """True at the entries above `edge` and, up to `count` in all, at the first of those equal to it."""
     above = x > edge
     equal = (x == edge) & (x != -math.inf)
     room = count - xp.sum(xp.astype(above, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)
-    place = running(equal, xp.int32, xp)
+    place = running_sum(equal, xp, xp.int32)
     nan = xp.any(xp.isnan(x), axis=-1, keepdims=True)
     return above | (equal & (place <= room)) | (nan & (x != -math.inf))

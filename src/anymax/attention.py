@@ -67,7 +67,9 @@ def _check_shapes(q: Array, k: Array, v: Array, enable_gqa: bool) -> None:
         if not is_array(a):
             raise TypeError(f"attention: {name} must be an array, got {type(a).__name__}")
         if a.ndim < 2:
-            raise ValueError(f"attention: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
+            raise ValueError(
+                f"attention: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}"
+            )
     if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
         raise TypeError("attention: q, k and v must be of one framework")
     if not q.dtype == k.dtype == v.dtype:

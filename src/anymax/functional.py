@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _array
-from ._array import Array, asarray, check_axis, floating, is_array, is_torch, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import (
+    Array,
+    asarray,
+    check_axis,
+    floating,
+    is_array,
+    is_torch,
+    namespace,
+    pick_axis,
+    quiet,
+    stop_gradient,
+    upcast,
+)
 from ._mapping import Mapping
 from .autodiff import bridge
 from .kernels import reference
@@ -16,8 +28,8 @@ from .mappings import (
     PerturbMax,
     Sigsoftmax,
     Softmax,
-    SparseSoftmax,
     Sparsemax,
+    SparseSoftmax,
     Taylor,
 )
 
@@ -180,7 +192,13 @@ def sigsoftmax(x: Any, axis: int | None = None, **options: Any) -> Array:
 
 
 def perturb_max(
-    x: Any, noise: Any = "normal", axis: int | None = None, *, nodes: int | None = None, scale: Any = 1.0, **options: Any
+    x: Any,
+    noise: Any = "normal",
+    axis: int | None = None,
+    *,
+    nodes: int | None = None,
+    scale: Any = 1.0,
+    **options: Any,
 ) -> Array:
     """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
     return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **options)
@@ -267,11 +285,11 @@ def _store(p: Array, out: Any) -> Array:
     if out is None:
         return p
     if not is_array(out) or type(out) is not type(p) or not (is_torch(out) or hasattr(out, "flags")):
-        raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}; JAX arrays are immutable")
-    if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
-        raise ValueError(
-            f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}"
+        raise TypeError(
+            f"out: expected a writable {type(p).__name__}, got {type(out).__name__}; JAX arrays are immutable"
         )
+    if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
+        raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
     if is_torch(p):
         if p.requires_grad:
             raise ValueError("out= can't be used where a gradient is asked for; call it under torch.no_grad()")

@@ -28,26 +28,37 @@ def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | No
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
-def jacobian_norm(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None) -> Array:
+def jacobian_norm(
+    mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None
+) -> Array:
     """Half the L1 norm of the Jacobian: `1 - sum p_i^2` for softmax, which vanishes as p nears a vertex."""
     j = jacobian(mapping, x, axis, dim=dim, mask=mask)
     xp = namespace(j)
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))
 
 
-def entropy(p: Any, kind: str = "shannon", alpha: Any = None, *, axis: int | None = None, dim: int | None = None) -> Array:
+def entropy(
+    p: Any, kind: str = "shannon", alpha: Any = None, *, axis: int | None = None, dim: int | None = None
+) -> Array:
     """The entropy of distributions: Shannon, Renyi or Tsallis, in natural units; 0 log 0 is 0.
 
     "shannon": `-sum p log p`. "renyi": `log(sum p^alpha) / (1 - alpha)`, "renyi2" with alpha = 2, where `sum p^2 = exp(-H)`.
     "tsallis": `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon at alpha = 1, Gini's at 2.
     """
-    kinds = {"shannon": 1.0, "renyi": 2.0 if alpha is None else alpha, "renyi2": 2.0, "tsallis": 1.5 if alpha is None else alpha}
+    kinds = {
+        "shannon": 1.0,
+        "renyi": 2.0 if alpha is None else alpha,
+        "renyi2": 2.0,
+        "tsallis": 1.5 if alpha is None else alpha,
+    }
     if kind not in kinds:
         raise ValueError(f"entropy: kind must be one of {', '.join(sorted(kinds))}, got {kind!r}")
     if alpha is not None and kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
     order = kinds[kind]
-    if not is_array(order) and (isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf):
+    if not is_array(order) and (
+        isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf
+    ):
         raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
     p = asarray(p, "p")
     xp = namespace(p)

@@ -14,12 +14,25 @@ import sys
 from typing import Any
 
 from . import _array
-from ._array import Array, asarray, dot, is_array, is_integer, is_torch, known_any, namespace, quiet, stop_gradient, total, upcast
+from ._array import (
+    Array,
+    asarray,
+    dot,
+    is_array,
+    is_integer,
+    is_torch,
+    known_any,
+    namespace,
+    quiet,
+    stop_gradient,
+    total,
+    upcast,
+)
 from ._mapping import Mapping
 from .autodiff import bridge
 from .functional import log_rows, prepare
+from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .margins import as_margin
-from .mappings import Entmax, NormMax, PerturbMax, Softmax, SparseSoftmax, Sparsemax, Taylor
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -378,7 +391,11 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
             f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
             f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
         )
-    t = xp.astype(xp.where(ignored, xp.zeros_like(t), t), xp.int64) if t.dtype != xp.int64 else xp.where(ignored, xp.zeros_like(t), t)
+    t = (
+        xp.astype(xp.where(ignored, xp.zeros_like(t), t), xp.int64)
+        if t.dtype != xp.int64
+        else xp.where(ignored, xp.zeros_like(t), t)
+    )
     classes = xp.arange(n, dtype=t.dtype, device=t.device) if is_torch(t) else xp.arange(n, dtype=t.dtype)
     y = xp.astype(t[..., None] == classes, rows.dtype)
     return y, xp.astype(~ignored[..., None], rows.dtype)

@@ -45,7 +45,9 @@ class _OfMapping(nn.Module):
             raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name")
         start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
         if not (low < high and bool(((start > low) & (start < high)).all())):
-            raise ValueError(f"learn={learn!r}: the start must lie strictly inside bounds={bounds}, got {start.tolist()}")
+            raise ValueError(
+                f"learn={learn!r}: the start must lie strictly inside bounds={bounds}, got {start.tolist()}"
+            )
         self._constants.pop(learn, None)
         self._tensors = tuple(t for t in self._tensors if t != learn)
         self.register_parameter(f"raw_{learn}", nn.Parameter(torch.logit((start - low) / (high - low))))

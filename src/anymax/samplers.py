@@ -24,13 +24,13 @@ from ._array import (
     namespace,
     pick_axis,
     quiet,
+    running_sum,
     stop_gradient,
     upcast,
 )
 from ._mapping import Mapping
-from ._random import noise as draw_noise
+from ._noises import draw
 from ._random import uniform
-from ._truncate import running
 from .functional import apply
 from .mappings import Softmax
 from .transforms import from_last, to_last
@@ -51,7 +51,7 @@ def gumbel_max(
 
 def perturb_argmax(
     x: Any,
-    noise: str = "gumbel",
+    noise: Any = "gumbel",
     scale: float = 1.0,
     *,
     generator: Any,
@@ -61,7 +61,7 @@ def perturb_argmax(
 ) -> Array:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
-    noise: "gumbel", "normal", "logistic", "laplace", or "uniform" on (-1, 1).
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
 
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
     array(1)
@@ -74,7 +74,7 @@ def perturb_argmax(
     y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
     shape = tuple(y.shape) if num_samples is None else (_count(num_samples), *y.shape)
     with quiet(y):
-        z = y + scale * draw_noise(noise, shape, y, generator)
+        z = y + scale * draw(noise, shape, y, generator)
     index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
     dead = (poisoned | ~xp.any(keep, axis=-1, keepdims=True))[..., 0]
     return xp.where(dead, -xp.ones_like(index), index)
@@ -147,12 +147,12 @@ def sample(
 def _invert(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
     """`size` indices a row, [..., size], each the first whose cumulative probability exceeds a uniform number."""
     wide = p.dtype if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.float64
-    upto = running(p, wide, xp)
+    upto = running_sum(p, xp, wide)
     u = uniform((*p.shape[:-1], size), upto, generator)
     index = _first_above(upto, u * upto[..., -1:], xp)
     # Parallel sums need not be monotone in the last bit, so that a class of mass 0 could be met: move on to the next
     # with mass
-    rank = running(p > 0, xp.int32, xp)
+    rank = running_sum(p > 0, xp, xp.int32)
     wanted = xp.take_along_axis(rank, index, axis=-1) - xp.astype(xp.take_along_axis(p, index, axis=-1) > 0, xp.int32)
     last = rank[..., -1:] - 1
     index = _first_above(rank, xp.where(wanted < last, wanted, last), xp)

@@ -40,8 +40,7 @@ from ._array import (
     total,
     upcast,
 )
-from ._random import check_kind
-from ._random import noise as _noise
+from ._noises import draw, find
 from ._truncate import topk_keep, topp_keep
 
 _BROADCAST = ("T", "keep", "log_p", "scale", "p", "n")  # the parameters that line up with the scores
@@ -314,9 +313,9 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
 
 
 def noise(
-    kind: str = "gumbel", scale: Any = 1.0, *, generator: Any, axis: int | None = None, dim: int | None = None
+    kind: Any = "gumbel", scale: Any = 1.0, *, generator: Any, axis: int | None = None, dim: int | None = None
 ) -> Transform:
-    """Add `scale` times independent noise: "gumbel", "normal", "logistic", "laplace" or "uniform" on (-1, 1).
+    """Add `scale` times independent noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1].
 
     A NumPy or torch generator moves on with each call; a JAX key or an integer seed gives the same noise at each.
 
@@ -324,12 +323,13 @@ def noise(
     array([1.0126, 1.9868])
     """
     _number("noise", "scale", scale, lambda v: v >= 0, "at least 0")
-    params = (("kind", check_kind(kind)), ("scale", scale), ("generator", generator))
+    find(kind)  # an unknown kind is an error here
+    params = (("kind", kind), ("scale", scale), ("generator", generator))
     return Transform(_add_noise, params, pick_axis(axis, dim))
 
 
-def _add_noise(x: Array, xp: Namespace, kind: str, scale: Any, generator: Any) -> Array:
-    return x + scale * _noise(kind, tuple(x.shape), x, generator)
+def _add_noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
+    return x + scale * draw(kind, tuple(x.shape), x, generator)
 
 
 def mix(p: Array, prior: Any, weight: Any) -> Array:

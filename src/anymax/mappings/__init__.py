@@ -4,7 +4,8 @@ from .._mapping import Mapping
 from .budget import Budget
 from .entmax import Entmax
 from .normmax import NormMax
-from .perturb_max import Noise, PerturbMax
+from .perturb_max import Noise as Noise
+from .perturb_max import PerturbMax
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
 from .softmax import Softmax

@@ -205,7 +205,7 @@ def _link(t: Array, c: Any, xp: Namespace) -> Array:
     if not is_array(c):
         if c == 0.0:
             return xp.exp(t)
-        if abs(c) >= 0.05:
+        if abs(c) >= 0.3:
             return power(1.0 + c * t, 1.0 / c, xp)
     w = c * t
     inside = w > -1.0

@@ -73,12 +73,11 @@ class NormMax(Mapping):
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
         """Two Newton steps on a constant level carry its first and second derivatives; then the formula."""
-        if held is None:
-            held = stop_gradient(self.frozen().hold(stop_gradient(x), xp))
+        ends: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
         x, keep, poisoned = finite_scores(x, xp)
         alpha = like(self.alpha, x, xp)
         beta, r = alpha / (alpha - 1.0), 1.0 / (alpha - 1.0)
-        y, level = x - held[..., :1], held[..., 1:]
+        y, level = x - ends[..., :1], ends[..., 1:]
         for _ in range(2):
             base = xp.where(keep, y + level, xp.zeros_like(y))
             slope = stop_gradient(total(beta * power(base, r, xp), xp))

@@ -35,8 +35,7 @@ from .._array import (
     upcast,
 )
 from .._mapping import Facts, Mapping, row_top
-from .._random import uniform
-from ._noises import Law, Noise, constant, find
+from .._noises import Law, Noise, constant, draw, find
 
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32
 _CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
@@ -222,9 +221,7 @@ class PerturbMax(Mapping):
 
         `generator`: a numpy.random.Generator, a torch.Generator, a JAX key, or a seed; there is no global randomness.
         """
-        u = uniform(shape, like, generator)  # the mass above, fine near 0: the upper tail decides a maximum
-        xp = namespace(like)
-        return self.law.level(-xp.log1p(-u), xp) + self.law.location
+        return draw(self.noise, shape, like, generator)
 
     # -- rows -------------------------------------------------------------------------------------------------------------
 

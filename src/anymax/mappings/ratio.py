@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .._array import Array, Namespace, known_any, namespace
-from .._mapping import Facts, RatioMap
+from .._array import Array, Namespace, known_any, namespace, stop_gradient, top
+from .._mapping import Facts, RatioMap, row_top
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +53,9 @@ class Ratio(RatioMap):
             )
         if known_any(keep & (u < 0), xp):
             raise ValueError("Ratio: u returned a negative value; p = u / sum(u) needs u(x) >= 0 for every score")
-        return u, xp.zeros_like(x) if self.du is None else self.du(x)
+        high = row_top(stop_gradient(u), keep, xp)
+        scale = xp.where(high > 0, high, xp.ones_like(high))  # the sum of large weights must not overflow
+        return u / scale, xp.zeros_like(x) if self.du is None else self.du(x) / scale
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         self._need_du()
@@ -83,12 +85,21 @@ class Ratio(RatioMap):
         return cls(_relu, _drelu, monotone=True)
 
 
+def _size(x: Array) -> Array:
+    """The largest |x| of the row, 1 for a row of zeros: (x / size)^2 has the same ratios and cannot overflow."""
+    xp = namespace(x)
+    size = stop_gradient(top(xp.abs(x), xp))
+    return xp.where(size > 0, size, xp.ones_like(size))
+
+
 def _square(x: Array) -> Array:
-    return x * x
+    v = x / _size(x)
+    return v * v
 
 
 def _dsquare(x: Array) -> Array:
-    return 2.0 * x
+    size = _size(x)
+    return 2.0 * (x / size) / size
 
 
 def _sigmoid(x: Array) -> Array:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, dtype_name, is_torch, log, quiet, safe
+from ._array import Array, Namespace, dtype_name, is_torch, log, namespace, quiet, safe
+from ._random import normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)
 
@@ -61,7 +63,7 @@ def constant(values: Any, like: Array, xp: Namespace) -> Array:
     return xp.asarray(values, dtype=like.dtype)
 
 
-class Law:
+class Law(ABC):
     """What Perturb Max asks of a noise."""
 
     support: tuple[float, float] = (-math.inf, math.inf)
@@ -77,17 +79,17 @@ class Law:
             return ()
         return (lower,) if math.isinf(upper) else (lower, upper)
 
+    @abstractmethod
     def core(self, v: Array, xp: Namespace) -> tuple[Array, Array]:
         """(log F, log h). Above the support h goes on as the constant h(upper); the map cuts it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bend(self, v: Array, h: Array, xp: Namespace) -> Array:
         """h'."""
-        raise NotImplementedError
 
+    @abstractmethod
     def level(self, depth: Array, xp: Namespace) -> Array:
         """The v with log F(v) = -depth < 0: the quantile, with full precision at either end."""
-        raise NotImplementedError
 
 
 class Gumbel(Law):
@@ -176,21 +178,22 @@ class Exponential(Law):
 
 
 class Uniform(Law):
-    """Uniform on [-1, 1], kept as [-2, 0]: near its upper end, where the maximum lies, v has its full precision."""
+    """Uniform on [0, 1], kept as [-1, 0]: near its upper end, where the maximum lies, v has its full precision."""
 
-    support = (-2.0, 0.0)
+    support = (-1.0, 0.0)
     location = 1.0
+    mean = 0.5
 
     def core(self, v: Array, xp: Namespace) -> tuple[Array, Array]:
-        inside = v > -2.0
-        log_f = xp.log1p(0.5 * safe(xp.where(v < 0, v, xp.zeros_like(v)), inside, 0.0, xp))
-        return xp.where(inside, log_f, -math.inf * xp.ones_like(v)), -_LOG2 - log_f
+        inside = v > -1.0
+        log_f = xp.log1p(safe(xp.where(v < 0, v, xp.zeros_like(v)), inside, 0.0, xp))
+        return xp.where(inside, log_f, -math.inf * xp.ones_like(v)), -log_f
 
     def bend(self, v: Array, h: Array, xp: Namespace) -> Array:
         return -h * h
 
     def level(self, depth: Array, xp: Namespace) -> Array:
-        return 2.0 * xp.expm1(-depth)
+        return xp.expm1(-depth)
 
 
 NOISES: dict[str, Law] = {
@@ -331,3 +334,13 @@ def find(noise: Any) -> Law:
     if noise not in NOISES:
         raise ValueError(f"noise {noise!r} is unknown; use one of {', '.join(NOISES)}, or a Noise(...) of your own")
     return NOISES[noise]
+
+
+def draw(noise: Any, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+    """Independent noises of that shape, of the kind, dtype (fp32 or fp64) and device of `like`, by the inverse cdf."""
+    law = find(noise)
+    if isinstance(law, Normal):
+        return normal(shape, like, generator)
+    xp = namespace(like)
+    u = uniform(shape, like, generator)  # the mass above, fine near 0: the upper tail decides a maximum
+    return law.level(-xp.log1p(-u), xp) + law.location

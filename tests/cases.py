@@ -1,0 +1,165 @@
+"""The table: one row a map of the catalogue, with its instances, their oracles and what can be asked of their accuracy.
+
+Adding a map means adding a row; `test_meta.py` fails where one is missing. Every law of `test_law_*.py` runs over all cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+import anymax as am
+import oracles
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    id: str
+    mapping: Any
+    oracle: Callable  # row -> list of mpmath numbers
+    ulps: float = 4.0  # worst error in fp32, in ulps of the largest probability
+    ulps64: float = 8.0
+    tv: tuple[float, float] | None = None  # instead, for a quadrature: the measured total variation error in fp32 and fp64
+    kkt: Callable | None = None  # (row, p) -> residual
+    omega: Callable | None = None  # p -> the regulariser, up to a constant
+    mass: float = 1.0
+    potential: bool = True  # a convex loss exists
+    soft_loss: bool = True  # its loss is 0 at a target that is not one class
+    row: str = ""
+
+    def apply(self, x, **options):
+        return am.apply(self.mapping, x, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str  # of the class, as in the catalogue
+    cases: tuple[Case, ...]
+
+    def __post_init__(self):
+        for case in self.cases:
+            object.__setattr__(case, "row", self.name)
+
+
+def _tsallis(alpha):
+    return lambda p: float(np.sum(p**alpha - p) / (alpha * (alpha - 1)))
+
+
+def _entropy(p):
+    p = p[p > 0]
+    return float(np.sum(p * np.log(p)))
+
+
+def _entmax(alpha, id=None, given=None, **options):
+    return Case(
+        id or f"entmax-{alpha:.7g}",
+        am.Entmax(alpha if given is None else given),
+        oracles.entmax(alpha),
+        kkt=oracles.kkt_entmax(alpha),
+        omega=_entropy if alpha == 1 else _tsallis(alpha),
+        **options,
+    )
+
+
+def _budget(k):
+    return Case(f"budget-{k:g}", am.Budget(k), oracles.budget(k), kkt=oracles.kkt_budget(k), mass=float(k))
+
+
+def _normmax(alpha, id=None, given=None, **options):
+    return Case(
+        id or f"normmax-{alpha:g}",
+        am.NormMax(alpha if given is None else given),
+        oracles.normmax(alpha),
+        kkt=oracles.kkt_normmax(alpha),
+        omega=lambda p: float(np.sum(p**alpha) ** (1 / alpha)),
+        **options,
+    )
+
+
+def _perturb(noise, *tv):
+    return Case(f"perturb_max-{noise}", am.PerturbMax(noise), oracles.perturb_max(noise), tv=tv, soft_loss=False)
+
+
+TABLE = (
+    Row("Softmax", (Case("softmax", am.Softmax(), oracles.softmax, kkt=oracles.kkt_entmax(1.0), omega=_entropy),)),
+    Row(
+        "Sparsemax",
+        (Case("sparsemax", am.Sparsemax(), oracles.budget(1), kkt=oracles.kkt_entmax(2.0), omega=_tsallis(2.0)),),
+    ),
+    Row(
+        "Entmax",
+        (
+            _entmax(1.5),
+            _entmax(0.5),
+            _entmax(0.9),
+            _entmax(1.0),
+            _entmax(1 + 1e-6),
+            _entmax(1.1),
+            _entmax(1.25),
+            _entmax(4 / 3, id="entmax-4/3"),
+            _entmax(2.0),
+            _entmax(3.0),
+            _entmax(10.0),
+            _entmax(1.75, id="entmax-array-1.75", given=np.asarray([1.75])),
+            _entmax(3.5, id="entmax-array-3.5", given=np.asarray([3.5])),
+        ),
+    ),
+    Row("Budget", (_budget(2), _budget(1), _budget(2.5))),
+    Row("NormMax", (_normmax(2.0), _normmax(1.1), _normmax(1.5), _normmax(4.0))),
+    Row(
+        "Taylor",
+        tuple(
+            Case(f"taylor-{order}", am.Taylor(order), oracles.taylor(order), potential=False) for order in (2, 4, 6)
+        ),
+    ),
+    Row("Sigsoftmax", (Case("sigsoftmax", am.Sigsoftmax(), oracles.sigsoftmax, potential=False),)),
+    Row(
+        "Ratio",
+        (
+            Case("ratio-square", am.Ratio.square(), oracles.ratio(lambda v: v * v), potential=False),
+            Case("ratio-sigmoid", am.Ratio.sigmoid(), oracles.ratio(lambda v: 1 / (1 + mp.exp(-v))), potential=False),
+            Case("ratio-relu", am.Ratio.relu(), oracles.ratio(lambda v: max(v, mp.mpf(0))), potential=False),
+        ),
+    ),
+    Row(
+        "SparseSoftmax",
+        (
+            Case("sparse_softmax-k2", am.SparseSoftmax(k=2), oracles.sparse_softmax(k=2), omega=_entropy),
+            Case("sparse_softmax-k5", am.SparseSoftmax(k=5), oracles.sparse_softmax(k=5)),
+            # the nucleus changes with the scores and its logsumexp jumps there: locally a potential, not a convex one
+            Case("sparse_softmax-p0.9", am.SparseSoftmax(p=0.9), oracles.sparse_softmax(p=0.9), potential=False),
+        ),
+    ),
+    Row(
+        "PerturbMax",
+        (
+            _perturb("normal", 2e-7, 1e-13),
+            _perturb("gumbel", 2e-7, 1e-14),
+            _perturb("uniform", 4e-6, 2e-6),  # beyond 24 classes; 1e-12 up to there
+            _perturb("logistic", 4e-7, 1e-9),
+        ),
+    ),
+)
+
+CASES = tuple(case for row in TABLE for case in row.cases)
+FIRST = tuple(row.cases[0] for row in TABLE)  # one of each map, where a law costs much
+BY_ID = {case.id: case for case in CASES}
+
+
+def each(cases=CASES, name="case"):
+    """Parametrise a test over cases."""
+    return pytest.mark.parametrize(name, cases, ids=lambda c: c.id)
+
+
+each_case = each()
+each_first = each(FIRST)
+
+
+def on(mapping, make):
+    """The mapping with its array parameters made by `make`: of the same kind as the scores."""
+    return mapping.replace(**{k: make(v) for k, v in mapping.params().items()})

@@ -1,0 +1,377 @@
+"""What is true of a map, from mathematics alone: 50-digit solvers, KKT residuals, finite differences. Shares no code with src.
+
+A `row` is a 1-D NumPy array without masks; an oracle gives its probabilities as a list of mpmath numbers, or as longdoubles.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath as mp
+import numpy as np
+
+DIGITS = 50
+EXTENDED = np.finfo(np.longdouble).nmant >= 63  # a longdouble is more than a double here
+
+
+def exact(fn):
+    """Run an oracle at 50 digits, on the row's numbers as they are."""
+
+    def run(row):
+        with mp.workdps(DIGITS):
+            return fn([mp.mpf(float(v)) for v in row])
+
+    return run
+
+
+def bisect(f, low, high, steps=200):
+    """The root of an increasing f by bisection, narrowed first where f is cheap to invert: sixteen secants, then halves."""
+    f_low, f_high = f(low), f(high)
+    if f_low == 0 or low == high:
+        return low
+    if f_high == 0:
+        return high
+    side = 0
+    for _ in range(steps):
+        middle = (f_low * high - f_high * low) / (f_low - f_high)
+        if not low < middle < high:
+            middle = (low + high) / 2
+        f_middle = f(middle)
+        if f_middle == 0 or high - low <= mp.eps * 4 * abs(high):
+            return middle
+        if f_middle < 0:
+            low, f_low = middle, f_middle
+            f_high = f_high / 2 if side < 0 else f_high  # the Illinois rule: neither end stands still
+            side = -1
+        else:
+            high, f_high = middle, f_middle
+            f_low = f_low / 2 if side > 0 else f_low
+            side = 1
+        if abs(f_middle) < mp.mpf(10) ** (-DIGITS + 8):
+            return middle
+    return (low + high) / 2
+
+
+# -- solvers at 50 digits ---------------------------------------------------------------------------------------------------
+
+
+@exact
+def softmax(x):
+    e = [mp.exp(v - max(x)) for v in x]
+    return [v / mp.fsum(e) for v in e]
+
+
+def entmax(alpha):
+    """alpha-entmax; above 1 by the probability of the smallest supported score, so that the edge's slope can't hurt."""
+    alpha = Fraction(alpha)
+    if alpha == 1:
+        return softmax
+
+    @exact
+    def solve(x):
+        c = mp.mpf(alpha.numerator) / alpha.denominator - 1
+        if c < 0:
+            return dense(x, c)
+        ranked = sorted(x, reverse=True)
+        size = 0
+        for v in ranked:  # v is supported if those above it would not fill the row at tau = v
+            if mp.fsum(mp.power(c * (u - v), 1 / c) for u in ranked[:size] if u > v) >= 1:
+                break
+            size += 1
+        edge = ranked[size - 1]
+        gaps = [c * (v - edge) for v in ranked[:size]]
+
+        def mass(q):
+            return mp.fsum(mp.power(q**c + g, 1 / c) for g in gaps) - 1
+
+        q = bisect(mass, mp.mpf(0), 1 / mp.mpf(size))
+        return [mp.power(q**c + c * (v - edge), 1 / c) if v >= edge else mp.mpf(0) for v in x]
+
+    def dense(x, c):
+        top = max(x)
+
+        def powers(q):  # q is the largest probability
+            return [mp.power(q**c + c * (v - top), 1 / c) for v in x]
+
+        q = bisect(lambda q: mp.fsum(powers(q)) - 1, 1 / mp.mpf(len(x)), mp.mpf(1))
+        return powers(q)
+
+    return solve
+
+
+def budget(k):
+    """The capped simplex in rational numbers: exact."""
+    k = Fraction(k)
+
+    def solve(row):
+        x = [Fraction(float(v)) for v in row]
+
+        def p(tau):
+            return [min(max(v - tau, Fraction(0)), Fraction(1)) for v in x]
+
+        kinks = sorted({v for v in x} | {v - 1 for v in x})
+        low, high = 0, len(kinks) - 1  # the sum falls from n at the first kink to 0 at the last
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if sum(p(kinks[middle])) >= k else (low, middle)
+        a, b = kinks[low], kinks[high]
+        mass_a, mass_b = sum(p(a)), sum(p(b))
+        tau = a if mass_a == mass_b else a + (mass_a - k) * (b - a) / (mass_a - mass_b)
+        with mp.workdps(DIGITS):
+            return [mp.mpf(v.numerator) / v.denominator for v in p(tau)]
+
+    return solve
+
+
+def normmax(alpha):
+    """`p ~ (x - tau)^(1/(a-1))` with `sum (x - tau)^(a/(a-1)) = 1`, by the distance of tau to the smallest supported score."""
+    alpha = Fraction(alpha)
+
+    @exact
+    def solve(x):
+        a = mp.mpf(alpha.numerator) / alpha.denominator
+        b, r = a / (a - 1), 1 / (a - 1)
+        ranked = sorted(x, reverse=True)
+        size = 0
+        for v in ranked:
+            if mp.fsum(mp.power(u - v, b) for u in ranked[:size] if u > v) >= 1:
+                break
+            size += 1
+        edge = ranked[size - 1]
+        gaps = [v - edge for v in ranked[:size]]
+        # in log d, for d may be many orders below 1
+        d = mp.exp(bisect(lambda s: mp.fsum(mp.power(mp.exp(s) + g, b) for g in gaps) - 1, mp.mpf(-400), mp.mpf(0)))
+        w = [mp.power(d + v - edge, r) if v >= edge else mp.mpf(0) for v in x]
+        return [v / mp.fsum(w) for v in w]
+
+    return solve
+
+
+def ratio(u):
+    """`u(x) / sum u` for u on mpmath numbers."""
+
+    @exact
+    def solve(x):
+        w = [u(v) for v in x]
+        z = mp.fsum(w)
+        return [v / z if z else mp.mpf(0) for v in w]
+
+    return solve
+
+
+def taylor(order):
+    return ratio(lambda v: mp.fsum(v**m / mp.factorial(m) for m in range(order + 1)))
+
+
+def sigsoftmax(row):
+    top = max(float(v) for v in row)
+    return exact(lambda x: _normalised([mp.exp(v - top) / (1 + mp.exp(-v)) for v in x]))(row)
+
+
+def _normalised(w):
+    z = mp.fsum(w)
+    return [v / z for v in w]
+
+
+def sparse_softmax(k=None, p=None):
+    """Softmax over the first k in order of score and position, or over as many as reach the mass p."""
+
+    @exact
+    def solve(x):
+        order = sorted(range(len(x)), key=lambda i: (-x[i], i))
+        e = [mp.exp(v - max(x)) for v in x]
+        if k is not None:
+            kept = order[:k]
+        else:
+            kept, mass, all_mass = [], mp.mpf(0), mp.fsum(e)
+            for i in order:
+                if mass >= mp.mpf(p) * all_mass:
+                    break
+                kept.append(i)
+                mass += e[i]
+        z = mp.fsum(e[i] for i in kept)
+        return [e[i] / z if i in kept else mp.mpf(0) for i in range(len(x))]
+
+    return solve
+
+
+_CDF = {  # (log of the cdf, log of the density, (lower, upper), kinks)
+    "normal": (
+        lambda v: np.vectorize(lambda t: math.log(0.5 * math.erfc(-t / math.sqrt(2))))(v),
+        lambda v: -0.5 * v * v - 0.5 * math.log(2 * math.pi),
+        (-9.0, 9.0),
+        (),
+    ),
+    "gumbel": (lambda v: -np.exp(-v), lambda v: -v - np.exp(-v), (-4.0, 40.0), ()),
+    "logistic": (
+        lambda v: -np.logaddexp(0, -v),
+        lambda v: -np.logaddexp(0, v) - np.logaddexp(0, -v),
+        (-38.0, 38.0),
+        (),
+    ),
+    "uniform": (lambda v: np.log(np.clip(v, 0, 1)), lambda v: np.log(1.0 * ((v >= 0) & (v <= 1))), (0.0, 1.0), (0, 1)),
+}
+
+
+def perturb_max(noise):
+    """`INT f_i prod_{j != i} F_j` by 30 Gauss points in each of many panels, whose edges include every kink."""
+    log_cdf, log_pdf, (lower, upper), kinks = _CDF[noise]
+    nodes, weights = np.polynomial.legendre.leggauss(30)
+
+    def solve(row):
+        x = np.asarray(row, dtype=np.float64)
+        x = x - x.max()
+        edges = np.unique(np.clip([*np.linspace(lower, upper, 41), *(v + k for v in x for k in kinks)], lower, upper))
+        p = np.zeros_like(x)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for a, b in zip(edges[:-1], edges[1:]):
+                if b - a < 1e-15:
+                    continue
+                v = ((a + b) / 2 + (b - a) / 2 * nodes)[:, None] - x
+                logs = log_cdf(np.maximum(v, -30.0 if noise == "normal" else -600.0))
+                whole = logs.sum(1, keepdims=True)
+                f = np.where(np.isfinite(logs), np.exp(whole - logs + log_pdf(v)), 0.0)
+                p += (weights[:, None] * (b - a) / 2 * f).sum(0)
+        return [mp.mpf(float(v)) for v in p]
+
+    return solve
+
+
+# -- long rows: longdouble, vectorised, checked against the above by test_law_accuracy.py -------------------------------------
+
+
+def entmax_long(x, alpha):
+    """entmax of rows up to millions, alpha >= 1, in longdouble, by bisection on the logarithm of what the smallest needs."""
+    x = np.asarray(x).astype(np.longdouble)
+    if alpha == 1:
+        e = np.exp(x - x.max())
+        return e / e.sum()
+    c = np.longdouble(alpha) - 1
+    ranked = np.sort(x)[::-1]
+
+    def powers(base):
+        """(c base)^(1/c), with 0 at 0."""
+        return np.exp(np.log(c * np.where(base > 0, base, 1)) / c) * (base > 0)
+
+    low, high = 0, len(x)  # index of an entry that is in the support, and of one that is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        inside = powers(ranked[:middle] - ranked[middle]).sum() < 1
+        low, high = (middle, high) if inside else (low, middle)
+    edge = ranked[low]
+    gaps = (ranked[: low + 1] - edge)[::-1]
+    s_low, s_high = np.longdouble(-11000.0), np.log(1 / c)  # log(edge - tau)
+    for _ in range(90):
+        s = (s_low + s_high) / 2
+        if powers(gaps + np.exp(s)).sum() < 1:
+            s_low = s
+        else:
+            s_high = s
+    return np.where(x >= edge, powers(np.where(x >= edge, x - edge, 0) + np.exp(s_low)), 0)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------------
+
+
+def worst_ulps(p, reference):
+    """The largest error, in ulps of the largest probability of the reference, in the dtype of p."""
+    p = np.asarray(p)
+    if isinstance(reference, list):
+        top = float(max(reference))
+        error = float(max(abs(mp.mpf(float(a)) - b) for a, b in zip(p, reference)))
+    else:
+        top = float(reference.max())
+        error = float(np.max(np.abs(p.astype(reference.dtype) - reference)))
+    return error / float(np.spacing(p.dtype.type(top)))
+
+
+def total_variation(p, reference):
+    if isinstance(reference, list):
+        return 0.5 * float(mp.fsum(abs(mp.mpf(float(a)) - b) for a, b in zip(p, reference)))
+    return 0.5 * float(np.sum(np.abs(np.asarray(p).astype(reference.dtype) - reference)))
+
+
+# -- KKT: x - grad Omega(p) is one number tau on the support, and x <= tau + grad Omega(0) off it -------------------------------
+
+
+def kkt_residual(x, p, slope, rate, cap=math.inf):
+    """How far p is from optimal, as a first-order error of a probability.
+
+    slope(p) is the gradient of Omega, rate(p) = dp/dx at constant tau: errors of x count as errors of p, at most one to one.
+    """
+    x, p = np.asarray(x, dtype=np.float64), np.asarray(p, dtype=np.float64)
+    inside, full = (p > 0) & (p < cap), p >= cap
+    tau_of = np.full_like(x, math.nan)
+    tau_of[inside] = x[inside] - slope(p)[inside]
+    if inside.any():
+        weight = np.minimum(1.0, rate(p)[inside])
+        main = np.argmax(weight)
+        tau = tau_of[inside][main]
+        worst = float(np.max(np.abs(tau_of[inside] - tau) * weight))
+    else:
+        tau, worst = float(np.max(x[~full], initial=-math.inf)), 0.0
+    floor = slope(np.full_like(p, 0.0))  # -inf where every probability has to be positive
+    outside = (p == 0) & np.isfinite(floor)
+    worst = max(worst, float(np.max(x[outside] - floor[outside] - tau, initial=0.0)))
+    if full.any():
+        worst = max(worst, float(np.max(tau + slope(p)[full] - x[full], initial=0.0)))
+    return worst
+
+
+def kkt_entmax(alpha):
+    c = alpha - 1
+
+    def slope(p):
+        with np.errstate(all="ignore"):
+            return np.log(p) if c == 0 else np.expm1(c * np.log(p)) / c
+
+    def rate(p):
+        with np.errstate(all="ignore"):
+            return np.where(p > 0, p ** (1 - c), 0.0)
+
+    return lambda x, p: kkt_residual(x, p, slope, rate)
+
+
+def kkt_budget(k):
+    return lambda x, p: max(kkt_residual(x, p, lambda q: q, np.ones_like, cap=1.0), abs(math.fsum(p) - k))
+
+
+def kkt_normmax(alpha):
+    def residual(x, p):
+        p = np.asarray(p, dtype=np.float64)
+        norm = np.sum(p**alpha) ** (1 / alpha)
+
+        def rate(p):
+            with np.errstate(all="ignore"):
+                return np.where(p > 0, p ** (2 - alpha) * norm ** (alpha - 1) / (alpha - 1), 0.0)
+
+        return kkt_residual(x, p, lambda q: (q / norm) ** (alpha - 1), rate)
+
+    return residual
+
+
+# -- derivatives and brute force -------------------------------------------------------------------------------------------------
+
+
+def differences(f, x, h=1e-4):
+    """The Jacobian [out, in] of f at x by a central difference of order 4."""
+    x = np.asarray(x, dtype=np.float64)
+    columns = []
+    for i in range(x.size):
+        e = np.zeros_like(x)
+        e.flat[i] = h
+        columns.append((8 * (f(x + e) - f(x - e)) - (f(x + 2 * e) - f(x - 2 * e))) / (12 * h))
+    return np.stack([np.asarray(c) for c in columns], axis=-1)
+
+
+def brute_force(x, omega, parts=200):
+    """argmax of <p, x> - omega(p) over a grid of the 3-class simplex: right to about 1/parts."""
+    best, argument = -math.inf, None
+    for i in range(parts + 1):
+        for j in range(parts + 1 - i):
+            p = np.array([i, j, parts - i - j]) / parts
+            value = float(p @ x) - omega(p)
+            if value > best:
+                best, argument = value, p
+    return argument
