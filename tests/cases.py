@@ -24,7 +24,9 @@ class Case:
     oracle: Callable  # row -> list of mpmath numbers
     ulps: float = 4.0  # worst error in fp32, in ulps of the largest probability
     ulps64: float = 8.0
-    tv: tuple[float, float] | None = None  # instead, for a quadrature: the measured total variation error in fp32 and fp64
+    tv: tuple[float, float] | None = (
+        None  # instead, for a quadrature: the measured total variation error in fp32 and fp64
+    )
     kkt: Callable | None = None  # (row, p) -> residual
     omega: Callable | None = None  # p -> the regulariser, up to a constant
     mass: float = 1.0
@@ -113,9 +115,7 @@ TABLE = (
     Row("NormMax", (_normmax(2.0), _normmax(1.1), _normmax(1.5), _normmax(4.0))),
     Row(
         "Taylor",
-        tuple(
-            Case(f"taylor-{order}", am.Taylor(order), oracles.taylor(order), potential=False) for order in (2, 4, 6)
-        ),
+        tuple(Case(f"taylor-{order}", am.Taylor(order), oracles.taylor(order), potential=False) for order in (2, 4, 6)),
     ),
     Row("Sigsoftmax", (Case("sigsoftmax", am.Sigsoftmax(), oracles.sigsoftmax, potential=False),)),
     Row(

@@ -242,33 +242,62 @@ def perturb_max(noise):
 
 
 def entmax_long(x, alpha):
-    """entmax of rows up to millions, alpha >= 1, in longdouble, by bisection on the logarithm of what the smallest needs."""
+    """entmax of rows up to millions in longdouble; above 1 by bisection on the logarithm of edge - tau."""
     x = np.asarray(x).astype(np.longdouble)
     if alpha == 1:
         e = np.exp(x - x.max())
         return e / e.sum()
     c = np.longdouble(alpha) - 1
-    ranked = np.sort(x)[::-1]
 
     def powers(base):
         """(c base)^(1/c), with 0 at 0."""
         return np.exp(np.log(c * np.where(base > 0, base, 1)) / c) * (base > 0)
 
+    if alpha < 1:  # dense: by the largest probability q
+        low, high = np.longdouble(0), np.longdouble(1)
+        for _ in range(80):
+            q = (low + high) / 2
+            p = np.exp(np.log(q**c + c * (x - x.max())) / c)
+            low, high = (q, high) if p.sum() < 1 else (low, q)
+        return p
+    return _by_edge(x, powers, powers, np.log(1 / c))
+
+
+def budget_long(x, k):
+    x = np.asarray(x).astype(np.longdouble)
+    low, high = x.min() - 1, x.max()
+    for _ in range(90):
+        tau = (low + high) / 2
+        low, high = (tau, high) if np.clip(x - tau, 0, 1).sum() > k else (low, tau)
+    return np.clip(x - low, 0, 1)
+
+
+def normmax_long(x, alpha):
+    x = np.asarray(x).astype(np.longdouble)
+    b, r = np.longdouble(alpha) / (np.longdouble(alpha) - 1), 1 / (np.longdouble(alpha) - 1)
+
+    def powers(exponent):
+        return lambda base: np.where(base > 0, base, 1) ** exponent * (base > 0)
+
+    w = _by_edge(x, powers(b), powers(r), np.longdouble(0))
+    return w / w.sum()
+
+
+def _by_edge(x, constraint, link, s_high):
+    """link(x - tau) with sum constraint(x - tau) = 1, by the distance of tau to the smallest supported score."""
+    ranked = np.sort(x)[::-1]
     low, high = 0, len(x)  # index of an entry that is in the support, and of one that is not
     while high - low > 1:
         middle = (low + high) // 2
-        inside = powers(ranked[:middle] - ranked[middle]).sum() < 1
+        inside = constraint(ranked[:middle] - ranked[middle]).sum() < 1
         low, high = (middle, high) if inside else (low, middle)
     edge = ranked[low]
-    gaps = (ranked[: low + 1] - edge)[::-1]
-    s_low, s_high = np.longdouble(-11000.0), np.log(1 / c)  # log(edge - tau)
-    for _ in range(90):
+    gaps = ranked[: low + 1] - edge
+    s_low = np.longdouble(-400.0)  # log(edge - tau)
+    for _ in range(80):
         s = (s_low + s_high) / 2
-        if powers(gaps + np.exp(s)).sum() < 1:
-            s_low = s
-        else:
-            s_high = s
-    return np.where(x >= edge, powers(np.where(x >= edge, x - edge, 0) + np.exp(s_low)), 0)
+        s_low, s_high = (s, s_high) if constraint(gaps + np.exp(s)).sum() < 1 else (s_low, s)
+    return np.where(x >= edge, link(np.where(x >= edge, x - edge, 0) + np.exp(s_low)), 0)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------------

@@ -108,7 +108,9 @@ def test_cross_entropy_is_torchs(shape, target, kind):
         want = F.cross_entropy(torch.tensor(x), torch.tensor(t), torch.tensor(w) if weighted else None, **given)
         got = A.cross_entropy(make(x), make(t), make(w) if weighted else None, **given)
         assert type(got) is type(make(x)) or np.ndim(got) == 0
-        np.testing.assert_allclose(back(got), want.numpy(), rtol=tolerance(kind), atol=tolerance(kind), err_msg=str(given))
+        np.testing.assert_allclose(
+            back(got), want.numpy(), rtol=tolerance(kind), atol=tolerance(kind), err_msg=str(given)
+        )
 
 
 @pytest.mark.parametrize("target", ["indices", "probabilities"])
@@ -359,7 +361,9 @@ def test_a_masked_target_is_inf_as_in_torch():
 def test_a_poisoned_row_is_nan_and_no_other(name, kind):
     x = rng(13).normal(size=(4, 4))
     x[1, 0], x[2, 3] = math.nan, math.inf
-    value = back(A.fenchel_young(POTENTIAL[name], KINDS[kind](x), KINDS[kind](np.array([0, 1, 2, 3])), reduction="none"))
+    value = back(
+        A.fenchel_young(POTENTIAL[name], KINDS[kind](x), KINDS[kind](np.array([0, 1, 2, 3])), reduction="none")
+    )
     assert np.isnan(value[[1, 2]]).all()
     assert np.isfinite(value[[0, 3]]).all()
 
@@ -404,7 +408,10 @@ def test_fifty_thousand_classes(name, dtype):
     torch.testing.assert_close(got.double(), want, rtol=2 * eps + 1e-6, atol=1e-6)
     if name in FENCHEL:
         _, p_of, omega = FENCHEL[name]
-        plain = [plainly.fenchel_young(p_of(r), omega, r, np.eye(1, 50_000, int(i))[0]) for r, i in zip(x.double().numpy(), t)]
+        plain = [
+            plainly.fenchel_young(p_of(r), omega, r, np.eye(1, 50_000, int(i))[0])
+            for r, i in zip(x.double().numpy(), t)
+        ]
         np.testing.assert_allclose(want.numpy(), plain, rtol=1e-9, atol=1e-9)
 
 
@@ -429,12 +436,16 @@ def test_axis_overrides_the_class_axis(name, kind):
     y = rng(17).dirichlet(np.ones(4), (2, 3))
     w = rng(18).uniform(0.5, 2, 4)
     for target in (t, y):
-        want = back(loss(mapping, make(np.moveaxis(x, -1, 1)), make(target if target is t else np.moveaxis(y, -1, 1)), make(w)))
+        want = back(
+            loss(mapping, make(np.moveaxis(x, -1, 1)), make(target if target is t else np.moveaxis(y, -1, 1)), make(w))
+        )
         for name_of_axis in ("axis", "dim"):
             got = loss(mapping, make(x), make(target), make(w), **{name_of_axis: -1})
             np.testing.assert_allclose(back(got), want, rtol=tolerance(kind))
         first = np.moveaxis(x, -1, 0), target if target is t else np.moveaxis(y, -1, 0)
-        np.testing.assert_allclose(back(loss(mapping, make(first[0]), make(first[1]), make(w), axis=0)), want, rtol=tolerance(kind))
+        np.testing.assert_allclose(
+            back(loss(mapping, make(first[0]), make(first[1]), make(w), axis=0)), want, rtol=tolerance(kind)
+        )
 
 
 def test_empty_batches():
@@ -464,7 +475,9 @@ def test_nll_is_minus_log_p(name, kind):
     np.testing.assert_allclose(
         back(A.nll(MAPS[name], make(x), make(t), make(w), reduction="none")), -logs[range(4), t] * w[t], rtol=tol
     )
-    np.testing.assert_allclose(back(A.nll(MAPS[name], make(x), make(t), make(w))), -(logs[range(4), t] * w[t]).sum() / w[t].sum(), rtol=tol)
+    np.testing.assert_allclose(
+        back(A.nll(MAPS[name], make(x), make(t), make(w))), -(logs[range(4), t] * w[t]).sum() / w[t].sum(), rtol=tol
+    )
     np.testing.assert_allclose(back(A.nll(MAPS[name], make(x), make(soft))), -(soft * logs).sum(-1).mean(), rtol=tol)
 
 
@@ -490,7 +503,9 @@ def test_smoothed_nll_is_its_formula(kind):
     np.testing.assert_allclose(back(got), want, rtol=10 * tolerance(kind))
     soft = rng(23).dirichlet(np.ones(5), 4)
     got = A.smoothed_nll(Sparsemax(), make(x), make(soft), epsilon=eps)
-    np.testing.assert_allclose(back(got), -(soft * np.log((p + eps) / (1 + 5 * eps))).sum(-1).mean(), rtol=10 * tolerance(kind))
+    np.testing.assert_allclose(
+        back(got), -(soft * np.log((p + eps) / (1 + 5 * eps))).sum(-1).mean(), rtol=10 * tolerance(kind)
+    )
 
 
 @every_kind
@@ -502,8 +517,12 @@ def test_accuracy_loss_is_minus_p(name, kind):
     w = rng(25).uniform(0.5, 2, 5)
     p = np.stack([p_of(r) for r in x])[range(4), t]
     make, tol = KINDS[kind], 10 * tolerance(kind)
-    np.testing.assert_allclose(back(A.accuracy_loss(MAPS[name], make(x), make(t), reduction="none")), -p, rtol=tol, atol=tol)
-    np.testing.assert_allclose(back(A.accuracy_loss(MAPS[name], make(x), make(t), make(w))), -(w[t] * p).sum() / w[t].sum(), rtol=tol)
+    np.testing.assert_allclose(
+        back(A.accuracy_loss(MAPS[name], make(x), make(t), reduction="none")), -p, rtol=tol, atol=tol
+    )
+    np.testing.assert_allclose(
+        back(A.accuracy_loss(MAPS[name], make(x), make(t), make(w))), -(w[t] * p).sum() / w[t].sum(), rtol=tol
+    )
 
 
 def test_accuracy_loss_of_perturb_max_counts_wins():
@@ -541,7 +560,9 @@ def test_multilabel_softmax_loss_is_its_formula(kind):
     make, tol = KINDS[kind], 10 * tolerance(kind)
     np.testing.assert_allclose(back(A.multilabel_softmax_loss(make(x), make(y), reduction="none")), want, rtol=tol)
     np.testing.assert_allclose(back(A.multilabel_softmax_loss(make(x), make(y))), want.mean(), rtol=tol)
-    np.testing.assert_allclose(back(A.multilabel_softmax_loss(make(x), make(y.astype(np.int64)))), want.mean(), rtol=tol)
+    np.testing.assert_allclose(
+        back(A.multilabel_softmax_loss(make(x), make(y.astype(np.int64)))), want.mean(), rtol=tol
+    )
 
 
 def test_multilabel_softmax_loss_soft_ignored_masked_and_far():
@@ -580,7 +601,9 @@ def test_sparse_softmax_loss_is_logsumexp_of_the_kept_less_the_target(t, kind):
             p = plainly.topp_softmax(x, 0.5)
             kept = np.flatnonzero(p)
         want = plainly.logsumexp(x[list(kept)]) - x[t]
-        np.testing.assert_allclose(back(A.sparse_softmax_loss(make(x), make(np.array(t)), **given)), want, rtol=10 * tol)
+        np.testing.assert_allclose(
+            back(A.sparse_softmax_loss(make(x), make(np.array(t)), **given)), want, rtol=10 * tol
+        )
         if kind == "torch":
             a = torch.tensor(x, requires_grad=True)
             A.sparse_softmax_loss(a, torch.tensor(t), **given).backward()
@@ -639,7 +662,9 @@ def test_perturb_max_loss_with_gumbel_noise_is_cross_entropy():
     x = rng(36).normal(size=(3, 5))
     t = np.array([0, 4, 1])
     np.testing.assert_allclose(A.perturb_max_loss(x, t, noise="gumbel"), A.cross_entropy(x, t), rtol=1e-10)
-    np.testing.assert_allclose(A.perturb_max_loss(x, t, noise="gumbel", scale=2.0), 2 * A.cross_entropy(x / 2, t), rtol=1e-10)
+    np.testing.assert_allclose(
+        A.perturb_max_loss(x, t, noise="gumbel", scale=2.0), 2 * A.cross_entropy(x / 2, t), rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize(
@@ -661,7 +686,9 @@ def test_sugar(sugar):
 def test_sugar_of_taylor():
     x, t = rng(37).normal(size=(4, 5)), np.array([0, 4, 1, 2])
     assert A.taylor_softmax_loss(x, t, order=4) == A.nll(Taylor(4), x, t)
-    np.testing.assert_allclose(A.taylor_softmax_loss(x, t), -np.mean([math.log(plainly.taylor(r)[i]) for r, i in zip(x, t)]), rtol=1e-12)
+    np.testing.assert_allclose(
+        A.taylor_softmax_loss(x, t), -np.mean([math.log(plainly.taylor(r)[i]) for r, i in zip(x, t)]), rtol=1e-12
+    )
 
 
 # -- other packages ---------------------------------------------------------------------------------------------------------------------
@@ -695,7 +722,9 @@ def test_optax_agrees_on_the_sparsemax_loss():
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.asarray(rng(40).normal(size=(6, 7)).astype(np.float32) * 2)
     t = jnp.asarray([0, 6, 2, 2, 3, 1])
-    np.testing.assert_allclose(A.sparsemax_loss(x, t, reduction="none"), optax.losses.multiclass_sparsemax_loss(x, t), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        A.sparsemax_loss(x, t, reduction="none"), optax.losses.multiclass_sparsemax_loss(x, t), rtol=1e-5, atol=1e-6
+    )
     s = jnp.linspace(-2.0, 2.0, 9)
     pairs = jnp.stack([jnp.zeros(9), s], -1)
     got = A.sparsemax_loss(pairs, jnp.ones(9, jnp.int32), reduction="none")

@@ -63,23 +63,25 @@ from .mappings import (
     Taylor,
 )
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
-from .transforms import compose, mix
+from .transforms import compose, cosine, mask, minp, mix, normalize, prior, temperature, topk, topnsigma, topp
 
 if TYPE_CHECKING:
-    from . import nn, plot
+    from . import nn as nn
+    from . import plot as plot
 
-_LATE = ("nn", "plot")  # modules that need a framework or matplotlib
+_LATE = "plot"  # modules that need a framework or matplotlib
 
 __all__ = [
     "Budget", "Entmax", "Facts", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
-    "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__",
-    "accuracy_loss", "apply", "attention", "budget", "choose", "compose", "cross_entropy", "entmax", "entmax15",
+    "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__", "accuracy_loss",
+    "apply", "attention", "budget", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
     "entmax15_loss", "entmax_loss", "entropy", "explain", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax",
-    "jacobian", "jacobian_norm", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins", "mix",
-    "multilabel_softmax_loss", "nll", "nn", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
-    "perturb_max_loss", "plot", "sample", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax",
-    "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss", "support", "taylor_softmax",
-    "taylor_softmax_loss", "threshold", "transforms", "use",
+    "jacobian", "jacobian_norm", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins",
+    "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss",
+    "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "sigsoftmax", "smoothed_nll",
+    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss",
+    "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topnsigma", "topp",
+    "transforms", "use",
 ]  # fmt: skip
 
 
@@ -92,4 +94,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_LATE])

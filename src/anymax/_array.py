@@ -30,8 +30,8 @@ def is_jax(x: Any) -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """True for an array with a dtype and a shape, False for numbers, lists and None."""
-    return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape"))
+    """True for an array with a dtype and a shape, False for numbers (NumPy's scalars too), lists and None."""
+    return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic))
 
 
 def namespace(x: Array) -> Namespace:
@@ -103,6 +103,11 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
     elif is_jax(x) and not is_jax(value):
         value = xp.asarray(value)
     return value if value.dtype == x.dtype else xp.astype(value, x.dtype)
+
+
+def counts(x: Array, xp: Namespace) -> Array:
+    """Integers that can count and index classes: int64, or what JAX has without x64, where asking for more is a warning."""
+    return xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)
 
 
 def stop_gradient(x: Any) -> Any:
@@ -248,7 +253,24 @@ def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float 
     return xp.where(poisoned, math.nan * xp.ones_like(p), p)
 
 
+def to_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The axis moved last. A permutation, since torch.func.vmap has no rule for moveaxis."""
+    axes = list(range(x.ndim))
+    axes.append(axes.pop(axis))
+    return x if axes[axis] == axis else xp.permute_dims(x, tuple(axes))
+
+
+def from_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The last axis moved back to where it came from."""
+    axes = list(range(x.ndim))
+    axes.insert(axis, axes.pop())
+    return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
+
+
 def descending(x: Array, xp: Namespace) -> Array:
+    """Each row sorted, the largest first."""
+    if is_torch(x):
+        return x.sort(-1, descending=True).values  # the standard's stable sort can't be exported to ONNX
     return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
@@ -265,18 +287,31 @@ def take(x: Array, index: Array, xp: Namespace) -> Array:
     return xp.take_along_axis(x, index, axis=-1)
 
 
-def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> None:
-    """An error unless `value` is a finite number above a bound, or an array (whose values are not looked at)."""
+def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
+    """The parameter, if it is a finite number above a bound or an array; the values of an array are looked at in NumPy only.
+
+    NumPy's scalars become Python's, which adopt the dtype of any scores.
+    """
     if is_array(value):
         if not (is_floating(value) or is_integer(value)):
             raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")
-        if isinstance(value, np.ndarray | np.generic) and not bool(np.all(np.asarray(value) > above)):
+        if isinstance(value, np.ndarray) and not bool(np.all(value > above)):
             raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
-        return
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
     if not (value > above and math.isfinite(value)):
         raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
+    return value
+
+
+def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
+    """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{owner}({name}={value!r}): expected {hint}")
+    return int(value)
 
 
 # Coefficients of log(1+w)/w and (exp(w)-1)/w; twelve terms reach 1e-17 for |w| < 1/32.

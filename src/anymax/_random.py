@@ -40,17 +40,16 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
     seeded = isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
     if is_torch(like):
         torch = sys.modules["torch"]
-        if seeded:
-            generator = torch.Generator(device=like.device).manual_seed(int(generator))
-        elif not isinstance(generator, torch.Generator):
+        source: Any = torch.Generator(device=like.device).manual_seed(int(generator)) if seeded else generator
+        if not isinstance(source, torch.Generator):
             raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
-        if generator.device.type != like.device.type:
+        if source.device.type != like.device.type:
             raise TypeError(
-                f"generator: it is on {generator.device} and the scores are on {like.device}; "
+                f"generator: it is on {source.device} and the scores are on {like.device}; "
                 f"use torch.Generator(device={str(like.device)!r})"
             )
         draw = torch.rand if what == "uniform" else torch.randn
-        return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
+        return draw(shape, generator=source, dtype=like.dtype, device=like.device)
     if is_jax(like):
         random = sys.modules["jax"].random
         if seeded:

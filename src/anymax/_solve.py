@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._array import Array, Namespace, descending, loop, running_sum, take, total
+from ._array import Array, Namespace, counts, descending, loop, running_sum, take, total
 
 
 def root(
@@ -93,7 +93,7 @@ def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
 
 def _support(mass: Array, xp: Namespace) -> Array:
     """Index of the last supported entry, [..., 1], from the mass that each prefix would have at its own last entry."""
-    inside = xp.astype(mass < 1.0, xp.int64)
+    inside = counts(mass < 1.0, xp)
     last = xp.sum(inside, axis=-1, keepdims=True) - 1
     return xp.where(last < 0, xp.zeros_like(last), last)
 
@@ -122,7 +122,7 @@ def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
     """
     n = z.shape[-1]
     order = descending(xp.where(keep, z, -xp.inf * xp.ones_like(z)), xp)
-    kept = xp.sum(xp.astype(keep, xp.int64), axis=-1, keepdims=True)
+    kept = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
     low = xp.zeros_like(kept)  # always in the support
     high = xp.where(kept > 0, kept, xp.ones_like(kept))  # never in it, as an index
     r = 1.0 / c
@@ -137,7 +137,7 @@ def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
     anchor = xp.where(anchor > -xp.inf, anchor, xp.zeros_like(anchor))
     gap = z - anchor
     support = keep & (gap >= 0)
-    size = xp.astype(xp.sum(xp.astype(support, xp.int64), axis=-1, keepdims=True), z.dtype)
+    size = xp.astype(xp.sum(counts(support, xp), axis=-1, keepdims=True), z.dtype)
     high_q = 1.0 / xp.where(size > 0, size, xp.ones_like(size))
 
     def evaluate(q: Array) -> tuple[Array, Array]:

@@ -10,12 +10,14 @@ from ._array import (
     asarray,
     check_axis,
     floating,
+    from_last,
     is_array,
     is_torch,
     namespace,
     pick_axis,
     quiet,
     stop_gradient,
+    to_last,
     upcast,
 )
 from ._mapping import Mapping
@@ -105,7 +107,7 @@ def threshold(
         frozen = stop_gradient(upcast(rows, xp))
         tau = mapping.frozen().threshold(frozen, xp)  # type: ignore[attr-defined]
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    size = xp.sum(xp.astype(p > 0, xp.int64), axis=-1, keepdims=True)
+    size = xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
     tau, size = _restore_axis(tau, axis), _restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
@@ -231,7 +233,7 @@ def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple
     if n == 0:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
     mapping.check(n)
-    rows = x if axis == x.ndim - 1 else xp.moveaxis(x, axis, -1)
+    rows = to_last(x, axis, xp)
     if mask is not None:
         keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
         rows = mask_rows(rows, keep, axis, xp)
@@ -274,11 +276,11 @@ def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
     if value.ndim > rows.ndim or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
         raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}")
     value = xp.reshape(value, given) if value.ndim < rows.ndim else value
-    return value if axis == rows.ndim - 1 else xp.moveaxis(value, axis, -1)
+    return to_last(value, axis, xp)
 
 
 def _restore_axis(rows: Array, axis: int) -> Array:
-    return rows if axis == rows.ndim - 1 else namespace(rows).moveaxis(rows, -1, axis)
+    return from_last(rows, axis, namespace(rows))
 
 
 def _store(p: Array, out: Any) -> Array:

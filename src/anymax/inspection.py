@@ -64,7 +64,7 @@ def entropy(
     xp = namespace(p)
     p = floating(p, xp, "p")
     axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
-    q = upcast(p if axis == p.ndim - 1 else xp.moveaxis(p, axis, -1), xp)
+    q = upcast(_array.to_last(p, axis, xp), xp)
     with quiet(q):
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)

@@ -144,7 +144,7 @@ def multilabel_softmax_loss(
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
         )
-    t = t if axis == t.ndim - 1 else xp.moveaxis(t, axis, -1)
+    t = _array.to_last(t, axis, xp)
     valid = t != ignore_index
     y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):
@@ -391,11 +391,7 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
             f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
             f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
         )
-    t = (
-        xp.astype(xp.where(ignored, xp.zeros_like(t), t), xp.int64)
-        if t.dtype != xp.int64
-        else xp.where(ignored, xp.zeros_like(t), t)
-    )
+    t = _array.counts(xp.where(ignored, xp.zeros_like(t), t), xp)
     classes = xp.arange(n, dtype=t.dtype, device=t.device) if is_torch(t) else xp.arange(n, dtype=t.dtype)
     y = xp.astype(t[..., None] == classes, rows.dtype)
     return y, xp.astype(~ignored[..., None], rows.dtype)
@@ -410,4 +406,4 @@ def _distribution(t: Array, x: Array, rows: Array, axis: int, xp: Any) -> Array:
             "class indices must be integers"
         )
     t = t if t.dtype == rows.dtype else xp.astype(t, rows.dtype)
-    return t if axis == t.ndim - 1 else xp.moveaxis(t, axis, -1)
+    return _array.to_last(t, axis, xp)

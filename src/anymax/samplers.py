@@ -19,6 +19,7 @@ from ._array import (
     check_axis,
     finite_scores,
     floating,
+    from_last,
     is_jax,
     is_torch,
     namespace,
@@ -26,6 +27,7 @@ from ._array import (
     quiet,
     running_sum,
     stop_gradient,
+    to_last,
     upcast,
 )
 from ._mapping import Mapping
@@ -33,7 +35,6 @@ from ._noises import draw
 from ._random import uniform
 from .functional import apply
 from .mappings import Softmax
-from .transforms import from_last, to_last
 from .transforms import noise as noisy
 from .transforms import temperature as tempered
 

@@ -28,6 +28,7 @@ from ._array import (
     finish,
     finite_scores,
     floating,
+    from_last,
     is_array,
     is_torch,
     like,
@@ -36,6 +37,7 @@ from ._array import (
     quiet,
     safe,
     stop_gradient,
+    to_last,
     top,
     total,
     upcast,
@@ -349,20 +351,6 @@ def mix(p: Array, prior: Any, weight: Any) -> Array:
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def to_last(x: Array, axis: int, xp: Namespace) -> Array:
-    """The axis moved last. A permutation, since torch.func.vmap has no rule for moveaxis."""
-    axes = list(range(x.ndim))
-    axes.append(axes.pop(axis))
-    return x if axes[axis] == axis else xp.permute_dims(x, tuple(axes))
-
-
-def from_last(x: Array, axis: int, xp: Namespace) -> Array:
-    """The last axis moved back to where it came from."""
-    axes = list(range(x.ndim))
-    axes.insert(axis, axes.pop())
-    return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
 
 
 def _on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:

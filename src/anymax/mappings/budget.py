@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .._array import Array, Namespace, check_number, descending, like, take, total
+from .._array import Array, Namespace, check_number, counts, descending, like, take, total
 from .._mapping import Facts, Separable
 from .._solve import root
 
@@ -28,7 +28,9 @@ class Budget(Separable):
     kernel = "budget"
 
     def __post_init__(self) -> None:
-        check_number("Budget", "k", self.k, above=0.0, hint="the sum that the probabilities shall have")
+        object.__setattr__(
+            self, "k", check_number("Budget", "k", self.k, above=0.0, hint="the sum that the probabilities shall have")
+        )
 
     @property
     def mass(self) -> Any:  # type: ignore[override]
@@ -55,10 +57,10 @@ class Budget(Separable):
 
     def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         """The anchor is the ceil(k)-th largest score: it is in the support and, at level 1, at least k entries are full."""
-        count = xp.sum(xp.astype(keep, xp.int64), axis=-1, keepdims=True)
+        count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
         k = like(self.k, x, xp) * xp.ones_like(total(x, xp))
         last = xp.where(count > 0, count, xp.ones_like(count))
-        rank = xp.astype(xp.ceil(xp.where(k < x.shape[-1], k, x.shape[-1] * xp.ones_like(k))), xp.int64)
+        rank = counts(xp.ceil(xp.where(k < x.shape[-1], k, x.shape[-1] * xp.ones_like(k))), xp)
         rank = xp.where(rank < last, rank, last)
         rank = xp.where(rank > 0, rank, xp.ones_like(rank))
         anchor = take(descending(xp.where(keep, x, -xp.inf * xp.ones_like(x)), xp), rank - 1, xp)

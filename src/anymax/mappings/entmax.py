@@ -49,7 +49,13 @@ class Entmax(Separable):
     kernel = "entmax"
 
     def __post_init__(self) -> None:
-        check_number("Entmax", "alpha", self.alpha, above=0.0, hint="1 is softmax, 1.5 the usual choice, 2 sparsemax")
+        object.__setattr__(
+            self,
+            "alpha",
+            check_number(
+                "Entmax", "alpha", self.alpha, above=0.0, hint="1 is softmax, 1.5 the usual choice, 2 sparsemax"
+            ),
+        )
 
     @property
     def facts(self) -> Facts:

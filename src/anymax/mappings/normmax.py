@@ -42,7 +42,11 @@ class NormMax(Mapping):
     needs_scores = False
 
     def __post_init__(self) -> None:
-        check_number("NormMax", "alpha", self.alpha, above=1.0, hint="the norm must be strictly convex")
+        object.__setattr__(
+            self,
+            "alpha",
+            check_number("NormMax", "alpha", self.alpha, above=1.0, hint="the norm must be strictly convex"),
+        )
 
     @property
     def facts(self) -> Facts:

@@ -15,6 +15,7 @@ from .._array import (
     Namespace,
     asarray,
     check_number,
+    counts,
     descending,
     differentiates,
     dot,
@@ -88,7 +89,9 @@ class PerturbMax(Mapping):
 
     def __post_init__(self) -> None:
         find(self.noise)
-        check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
+        object.__setattr__(
+            self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
+        )
         q = self.nodes
         if q is not None and (isinstance(q, bool) or not isinstance(q, int) or q < 8):
             raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")
@@ -260,8 +263,8 @@ class PerturbMax(Mapping):
         depth = (-math.log(deep), -math.log1p(-tail))
         tables = self.law.level(constant([a / n ** (j / 32.0) for a in depth for j in range(33)], z, xp), xp)
         goal, sign = (xp.reshape(constant(a, z, xp), shape) for a in (depth, (1.0, -1.0)))
-        way = xp.astype(sign, xp.int64)
-        k = xp.zeros_like(z[None, ..., :1], dtype=xp.int64) + xp.where(way > 0, 0 * way, 65 + 0 * way)
+        way = counts(sign, xp)
+        k = counts(xp.zeros_like(z[None, ..., :1]), xp) + xp.where(way > 0, 0 * way, 65 + 0 * way)
         for step in (16, 8, 4, 2, 1):
             log_g = total(self.law.core(_pick(tables, k + step * way, xp) - z, xp)[0], xp)
             k = xp.where(sign * (log_g + goal) <= 0, k + step * way, k)

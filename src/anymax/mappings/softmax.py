@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total, xlogx
+from .._array import Array, Namespace, counts, dot, finish, finite_scores, stop_gradient, total, xlogx
 from .._mapping import Facts, Separable, row_top
 
 
@@ -69,3 +69,14 @@ class Softmax(Separable):
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return p * (g - total(p * g, xp))
+
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        """`logsumexp(x) - <x, y>` from the scores: the p of a fused kernel may not sum to 1 exactly enough.
+
+        The sum is 1 + the rest, with 1 the first of the maxima, so that a small loss keeps its digits.
+        """
+        s, e, _, keep, _ = self._shifted(x, xp)
+        tied = keep & (s == 0)
+        others = total(counts(tied, xp), xp) - 1
+        rest = total(xp.where(tied, e - 1.0, e), xp) + xp.astype(xp.where(others > 0, others, 0 * others), e.dtype)
+        return xp.log1p(rest) * total(y, xp) - dot(y, s, xp)

@@ -6,7 +6,20 @@ import dataclasses
 import math
 from typing import Any
 
-from .._array import Array, Namespace, dot, finish, finite_scores, is_array, stop_gradient, total, xlogx
+from .._array import (
+    Array,
+    Namespace,
+    check_integer,
+    check_number,
+    counts,
+    dot,
+    finish,
+    finite_scores,
+    is_array,
+    stop_gradient,
+    total,
+    xlogx,
+)
 from .._mapping import Facts, Mapping, row_top
 from .._truncate import topk_keep, topp_keep
 
@@ -37,15 +50,15 @@ class SparseSoftmax(Mapping):
                 f"SparseSoftmax(k={self.k!r}, p={self.p!r}): give exactly one, k=<number of classes to keep> or p=<mass>"
             )
         if self.k is not None:
-            if isinstance(self.k, bool) or not isinstance(self.k, int):
-                raise TypeError(f"SparseSoftmax(k={self.k!r}): k must be an integer, the number of classes to keep")
-            if self.k < 1:
-                raise ValueError(f"SparseSoftmax(k={self.k}): k must be at least 1")
-        elif not is_array(self.p):
-            if isinstance(self.p, bool) or not isinstance(self.p, (int, float)):
-                raise TypeError(f"SparseSoftmax(p={self.p!r}): p must be a number, the mass to keep")
-            if not 0 < self.p <= 1:
-                raise ValueError(f"SparseSoftmax(p={self.p!r}): p must be above 0 and at most 1")
+            k = check_integer("SparseSoftmax", "k", self.k, "an integer, the number of classes to keep")
+            if k < 1:
+                raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
+            object.__setattr__(self, "k", k)
+        else:
+            p = check_number("SparseSoftmax", "p", self.p, 0.0, "the softmax mass to keep, at most 1")
+            if not is_array(p) and p > 1:
+                raise ValueError(f"SparseSoftmax(p={p!r}): p must be at most 1, the softmax mass to keep")
+            object.__setattr__(self, "p", p)
 
     @property
     def facts(self) -> Facts:
@@ -95,7 +108,7 @@ class SparseSoftmax(Mapping):
         value = total(xlogx(q, xp), xp)
         if self.k is None:
             return value
-        size = xp.sum(xp.astype(q > 0, xp.int64), axis=-1, keepdims=True)
+        size = xp.sum(counts(q > 0, xp), axis=-1, keepdims=True)
         return xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .._array import Array, Namespace, stop_gradient, top
+from .._array import Array, Namespace, check_integer, stop_gradient, top
 from .._mapping import Facts, RatioMap
 
 
@@ -28,9 +28,8 @@ class Taylor(RatioMap):
     kernel = "taylor"
 
     def __post_init__(self) -> None:
-        k = self.order
-        if isinstance(k, bool) or not isinstance(k, int):
-            raise TypeError(f"Taylor(order={k!r}): expected an even integer such as 2 or 4")
+        k = check_integer("Taylor", "order", self.order, "an even integer such as 2 or 4")
+        object.__setattr__(self, "order", k)
         if k < 2 or k % 2:
             raise ValueError(
                 f"Taylor(order={k}): the order must be even and at least 2, because only the even Taylor polynomials of exp "

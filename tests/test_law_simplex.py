@@ -1,0 +1,57 @@
+"""p lies in the simplex: non-negative, summing to 1, zeros where masked."""
+
+import numpy as np
+import pytest
+
+import anymax as am
+import laws
+from cases import CASES, each_case, each_first
+from kinds import KINDS, back
+
+
+def _least(case):
+    return int(np.ceil(case.mass))
+
+
+@each_case
+def test_simplex(case):
+    laws.simplex(case.apply, case.mass, _least(case), positive_row=case.id == "ratio-relu")
+
+
+@each_case
+def test_masked(case):
+    # a quadrature's nodes depend on the number of classes, hence its error does
+    laws.masked(case.apply, max(2, _least(case)), 1e-14 if case.tv is None else 10 * case.tv[1])
+
+
+@each_first
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
+def test_simplex_of_every_kind(case, kind):
+    for n in (2, 63, 507):
+        x = laws.scores(3, n, sigma=2.0, seed=n, dtype=np.float32)
+        x[2, : n - 2] = -np.inf
+        p = back(case.apply(KINDS[kind](x)))
+        assert p.dtype == np.float32
+        assert (p >= 0).all()
+        assert (p[2, : n - 2] == 0).all()
+        laws.close(p.astype(np.float64).sum(-1), [case.mass] * 3, 2e-7 * max(1.0, case.mass), n)
+        assert (back(case.apply(KINDS[kind](np.full((1, n), -np.inf, np.float32)))) == 0).all()
+
+
+def test_fewer_classes_than_units():
+    with pytest.raises(ValueError, match=r"Budget\(k=3\).*at most the number of classes"):
+        am.budget(np.zeros(2), 3)
+    x = np.array([1.0, -np.inf, 0.0])
+    np.testing.assert_array_equal(am.budget(x, 3), [1, 0, 1])
+
+
+@pytest.mark.parametrize("n", [63, 507, 131072])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.mapping.facts.shift_invariant and c.mass == 1], ids=lambda c: c.id
+)
+def test_fp32_sums_at_large_offsets(case, n):
+    if n > 507 and case.row == "PerturbMax":
+        n = 8191
+    for offset in (0.0, 1e3, 1e4):
+        x = (laws.scores(n, seed=n) + offset).astype(np.float32)
+        assert abs(float(case.apply(x).astype(np.float64).sum()) - 1) <= 2e-7
