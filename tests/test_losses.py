@@ -415,9 +415,9 @@ def test_fifty_thousand_classes(name, dtype):
         np.testing.assert_allclose(want.numpy(), plain, rtol=1e-9, atol=1e-9)
 
 
-@every_potential
+@pytest.mark.parametrize("name", [name for name in POTENTIAL if name != "perturb_max"])  # its Omega has no closed form
 def test_zero_at_its_own_answer(name):
-    """L = 0 where y = p(x), to the precision of p; only the truncated maps break their ties elsewhere."""
+    """L = 0 where y = p(x)."""
     x = rng(14).normal(size=(6, 5)) * 2
     p = A.apply(POTENTIAL[name], x)
     np.testing.assert_allclose(A.fenchel_young(POTENTIAL[name], x, p, reduction="none"), 0, atol=2e-9)
@@ -649,9 +649,9 @@ def test_perturb_max_loss_is_the_mean_of_the_maximum(noise):
     g = rng(35)
     draw = {
         "normal": g.normal, "gumbel": g.gumbel, "laplace": g.laplace, "logistic": g.logistic, "exponential": g.exponential,
-        "uniform": lambda size: g.uniform(-1, 1, size),
+        "uniform": g.uniform,
     }[noise]  # fmt: skip
-    mean = {"gumbel": np.euler_gamma, "exponential": 1.0}.get(noise, 0.0)
+    mean = {"gumbel": np.euler_gamma, "exponential": 1.0, "uniform": 0.5}.get(noise, 0.0)
     value = (x + draw(size=(500_000, 4))).max(-1)
     want = value.mean() - x[1] - mean
     got = float(A.perturb_max_loss(x, 1, noise=noise))

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from . import nn as nn
     from . import plot as plot
 
-_LATE = "plot"  # modules that need a framework or matplotlib
+_LATE = ("nn", "plot")  # modules that need a framework or matplotlib
 
 __all__ = [
     "Budget", "Entmax", "Facts", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",

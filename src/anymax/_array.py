@@ -310,7 +310,7 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
 def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
     """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{owner}({name}={value!r}): expected {hint}")
+        raise TypeError(f"{owner}({name}={value!r}): {name} must be {hint}")
     return int(value)
 
 
