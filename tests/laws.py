@@ -173,7 +173,7 @@ def loss_facts(apply, loss, targets, rows, soft=True):
             gap = np.abs(p - y).max()
             if gap > 1e-3:
                 check(value > 1e-9, "0 away from y = p(x)", value, gap)
-            slope = oracles.differences(lambda v, y=y: np.asarray(loss(v, y)), x, h=1e-4)
+            slope = oracles.differences(lambda v, y=y: np.asarray(loss(v, y)), x, h=1e-5)
             close(slope, p - y, 2e-7, "the gradient is not p - y")
         if soft:
             close(loss(x, p), 0.0, 1e-13 * max(1.0, np.abs(x).max()), "not 0 at y = p(x)")

@@ -26,16 +26,16 @@ def exact(fn):
 
 
 def bisect(f, low, high, steps=200):
-    """The root of an increasing f by bisection, narrowed first where f is cheap to invert: sixteen secants, then halves."""
+    """The root of an increasing f by the Illinois method: secants in a bracket that shrinks from both ends."""
     f_low, f_high = f(low), f(high)
     if f_low == 0 or low == high:
         return low
     if f_high == 0:
         return high
     side = 0
-    for _ in range(steps):
+    for step in range(steps):
         middle = (f_low * high - f_high * low) / (f_low - f_high)
-        if not low < middle < high:
+        if not low < middle < high or step % 6 == 5:
             middle = (low + high) / 2
         f_middle = f(middle)
         if f_middle == 0 or high - low <= mp.eps * 4 * abs(high):
@@ -82,11 +82,14 @@ def entmax(alpha):
         edge = ranked[size - 1]
         gaps = [c * (v - edge) for v in ranked[:size]]
 
-        def mass(q):
-            return mp.fsum(mp.power(q**c + g, 1 / c) for g in gaps) - 1
+        # by q = d^(1/c) where that is the smoother one; d = c (edge - tau)
+        bend = c if c > 1 else mp.mpf(1)
 
-        q = bisect(mass, mp.mpf(0), 1 / mp.mpf(size))
-        return [mp.power(q**c + c * (v - edge), 1 / c) if v >= edge else mp.mpf(0) for v in x]
+        def mass(q):
+            return mp.fsum(mp.power(q**bend + g, 1 / c) for g in gaps) - 1
+
+        d = bisect(mass, mp.mpf(0), min(mp.mpf(size) ** -c, 1 - max(gaps)) ** (1 / bend)) ** bend
+        return [mp.power(d + c * (v - edge), 1 / c) if v >= edge else mp.mpf(0) for v in x]
 
     def dense(x, c):
         top = max(x)
@@ -340,7 +343,7 @@ def kkt_residual(x, p, slope, rate, cap=math.inf):
         worst = float(np.max(np.abs(tau_of[inside] - tau) * weight))
     else:
         tau, worst = float(np.max(x[~full], initial=-math.inf)), 0.0
-    floor = slope(np.full_like(p, 0.0))  # -inf where every probability has to be positive
+    floor = slope(np.full_like(p, 1e-307))  # not at 0: a probability may have underflowed
     outside = (p == 0) & np.isfinite(floor)
     worst = max(worst, float(np.max(x[outside] - floor[outside] - tau, initial=0.0)))
     if full.any():

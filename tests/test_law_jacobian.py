@@ -62,7 +62,8 @@ def test_masked_classes_have_no_derivative(case):
     rest = am.jacobian(case.mapping, x[keep])
     laws.close(j[np.ix_(keep, keep)], rest, 1e-12 if case.tv is None else 1e-7)
     assert (am.jacobian(case.mapping, np.full(5, -math.inf)) == 0).all()
-    assert (am.jacobian(case.mapping, np.array([0.7])) == 0).all()
+    if case.mass == 1:
+        assert (am.jacobian(case.mapping, np.array([0.7])) == 0).all()
 
 
 @each_case

@@ -158,7 +158,7 @@ def eager(x: Array) -> bool:
         active = getattr(torch._C, "_are_functorch_transforms_active", None)
         if active is not None and active():
             return False
-        return type(x) in (torch.Tensor, torch.nn.Parameter)
+        return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
     if is_jax(x):
         return not isinstance(x, sys.modules["jax"].core.Tracer)
     return True
@@ -329,23 +329,19 @@ def _series(w: Array, coefficients: tuple[float, ...]) -> Array:
 
 def log1p_over(c: Any, t: Array, xp: Namespace) -> Array:
     """log(1 + c t) / c, which is t at c = 0; as a series near 0, where the derivative in c would cancel."""
-    w = c * t
-    if not is_array(c):
-        return xp.log1p(w) / c if c else t
-    near = xp.abs(w) < _NEAR
-    away = xp.where(near, xp.ones_like(w), w)
-    return xp.where(near, t * _series(xp.where(near, w, xp.zeros_like(w)), _LOG1P), _over(xp.log1p(away), c, near, xp))
+    return _over(xp.log1p, _LOG1P, c, t, xp)
 
 
 def expm1_over(c: Any, t: Array, xp: Namespace) -> Array:
     """(exp(c t) - 1) / c, which is t at c = 0; the inverse of `log1p_over`."""
+    return _over(xp.expm1, _EXPM1, c, t, xp)
+
+
+def _over(function: Any, coefficients: tuple[float, ...], c: Any, t: Array, xp: Namespace) -> Array:
     w = c * t
     if not is_array(c):
-        return xp.expm1(w) / c if c else t
+        return function(w) / c if c else t
     near = xp.abs(w) < _NEAR
-    away = xp.where(near, xp.ones_like(w), w)
-    return xp.where(near, t * _series(xp.where(near, w, xp.zeros_like(w)), _EXPM1), _over(xp.expm1(away), c, near, xp))
-
-
-def _over(value: Array, c: Array, near: Array, xp: Namespace) -> Array:
-    return value / xp.where(near, xp.ones_like(value), c + xp.zeros_like(value))
+    series = t * _series(xp.where(near, w, xp.zeros_like(w)), coefficients)
+    away = function(xp.where(near, xp.ones_like(w), w)) / xp.where(near, xp.ones_like(w), c + xp.zeros_like(w))
+    return xp.where(near, series, away)

@@ -96,7 +96,7 @@ class Mapping(ABC):
         raise TypeError(self.no_potential())
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
-        """The gradient of Omega at q, for q > 0."""
+        """The gradient of Omega at q, on its support."""
         raise TypeError(self.no_potential())
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
@@ -116,9 +116,8 @@ class Mapping(ABC):
         pull = x - stop_gradient(x)
         if self.params():
             inside = held > 0
-            q = safe(held, inside, 1.0, xp)
-            bend = self.omega_slope(q, xp)
-            pull = pull - xp.where(inside, bend - stop_gradient(bend), xp.zeros_like(q))
+            bend = self.omega_slope(held, xp)
+            pull = pull - xp.where(inside, bend - stop_gradient(bend), xp.zeros_like(bend))
         return value + 0.5 * dot(pull, p - held, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
@@ -295,7 +294,7 @@ class Separable(Mapping):
         return total(self.omega_terms(q, xp), xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
-        return self.slope(q, xp)
+        return self.slope(safe(q, q > 0, 1.0, xp), xp)
 
 
 class RatioMap(Mapping):

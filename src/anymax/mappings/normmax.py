@@ -121,4 +121,4 @@ class NormMax(Mapping):
         """`(q / ||q||)^(alpha-1)`."""
         alpha = like(self.alpha, q, xp)
         norm = power(total(power(q, alpha, xp), xp), 1.0 / alpha, xp)
-        return (q / norm) ** (alpha - 1.0)
+        return power(q / norm, alpha - 1.0, xp)

@@ -104,7 +104,7 @@ class PerturbMax(Mapping):
     def facts(self) -> Facts:
         lower, upper = self.law.support
         width = upper - lower
-        scale = self.scale if not is_array(self.scale) else float(self.scale.max()) if eager(self.scale) else None
+        scale = self.scale if not is_array(self.scale) else float(stop_gradient(self.scale).max()) if eager(self.scale) else None
         bounded = math.isfinite(width)
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)

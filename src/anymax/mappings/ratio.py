@@ -86,9 +86,10 @@ class Ratio(RatioMap):
 
 
 def _size(x: Array) -> Array:
-    """The largest |x| of the row, 1 for a row of zeros: (x / size)^2 has the same ratios and cannot overflow."""
+    """About the largest |x| of the row, 1 for a row of zeros: (x / size)^2 has the same ratios and cannot overflow."""
     xp = namespace(x)
     size = stop_gradient(top(xp.abs(x), xp))
+    size = xp.where(size > 1, 0.25 * size, size)  # XLA divides by 1 / size, which must not be subnormal
     return xp.where(size > 0, size, xp.ones_like(size))
 
 

@@ -41,8 +41,8 @@ class Taylor(RatioMap):
         return Facts(monotone=False, shift_invariant=False, sparse=False, has_potential=False)
 
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """`f_k(x) / M^k` and its derivative with M = max(1, max |x|), by Horner's rule in x / M and 1 / M."""
-        size = stop_gradient(top(xp.abs(xp.where(keep, x, xp.zeros_like(x))), xp))
+        """`f_k(x) / M^k` and its derivative with M = max(1, max |x| / 4), by Horner's rule in x / M and 1 / M (not subnormal)."""
+        size = 0.25 * stop_gradient(top(xp.abs(xp.where(keep, x, xp.zeros_like(x))), xp))
         m = xp.where(size > 1, size, xp.ones_like(size))
         v, s = x / m, 1.0 / m
         return _horner(v, s, self.order, xp), _horner(v, s, self.order - 1, xp) * s

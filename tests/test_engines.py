@@ -1,0 +1,162 @@
+"""Engines: who serves a call, why not another, and that nobody's choice leaks."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from kinds import KINDS, back, every_kind
+
+import anymax as A
+from anymax import Entmax, Softmax, Sparsemax, kernels
+
+needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
+
+
+def scores(kind="numpy"):
+    return KINDS[kind](np.random.default_rng(0).normal(size=(2, 5)))
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch):
+    monkeypatch.delenv("ANYMAX_ENGINE", raising=False)
+
+
+@every_kind
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_the_reference_never_refuses(op, kind):
+    assert kernels.ENGINES[-1].name == "reference"
+    for mapping in (Softmax(), Sparsemax(), Entmax(3.0)):
+        assert kernels.reference.refuse(op, mapping, scores(kind)) is None
+        assert A.choose(op, mapping, scores(kind)).name in kernels.names()
+
+
+@every_kind
+def test_a_refusal_is_a_sentence(kind):
+    for engine in kernels.ENGINES:
+        for op in kernels.OPS:
+            for mapping in (Softmax(), Sparsemax()):
+                reason = engine.refuse(op, mapping, scores(kind))
+                assert reason is None or (len(reason.split()) >= 4 and not reason.endswith("."))
+
+
+@every_kind
+def test_every_engine_gives_the_same(kind):
+    x = scores(kind)
+    for mapping in (Softmax(), Sparsemax()):
+        want = back(A.apply(mapping, x))
+        for engine in kernels.ENGINES:
+            if engine.refuse("forward", mapping, x) is None:
+                with A.use(engine.name):
+                    np.testing.assert_allclose(back(A.apply(mapping, x)), want, rtol=1e-6, atol=1e-12)
+
+
+@needs_torch
+def test_torchs_own_softmax_serves_softmax():
+    import torch
+
+    x = torch.randn(2, 5)
+    assert A.choose("forward", Softmax(), x).name == "framework"
+    assert A.choose("forward", Sparsemax(), x).name == "reference"
+    assert A.choose("forward", Softmax(), scores()).name == "reference"
+    assert torch.equal(A.softmax(x), torch.softmax(x, -1))
+
+
+@needs_torch
+def test_explain():
+    import torch
+
+    told = A.explain(Softmax(), torch.randn(2, 5))
+    assert [op for op, _, _ in told.rows] == list(kernels.OPS)
+    assert str(told) == repr(told)
+    assert str(told).splitlines()[0] == "Softmax()"
+    assert "forward  framework" in str(told)
+    assert "(framework refuses: it has forward and vjp, not loss)" in str(told)
+    told = A.explain(Sparsemax(), torch.randn(2, 5))
+    assert "torch has a fused softmax, but no sparsemax" in str(told)
+    told = A.explain(Softmax(), [0.0, 1.0])
+    assert "these scores are of numpy" in str(told)
+    with A.use("reference"):
+        assert "engine 'reference' was asked for" in str(A.explain(Softmax(), torch.randn(2, 5)))
+
+
+def test_an_engine_that_was_asked_for_and_refuses_is_an_error():
+    with A.use("framework"), pytest.raises(RuntimeError, match=r"engine 'framework' was asked for and can't serve forward of Sparsemax\(\): "):
+        A.sparsemax([0.0, 1.0])
+    np.testing.assert_allclose(A.sparsemax([0.0, 0.5]), [0.25, 0.75])
+
+
+@needs_torch
+def test_an_engine_that_was_asked_for_serves():
+    import torch
+
+    x = torch.randn(2, 5, requires_grad=True)
+    with A.use("framework"):
+        A.softmax(x)[0, 0].backward()
+        assert A.choose("forward", Softmax(), x).name == "framework"
+    with A.use("reference"):
+        assert A.choose("forward", Softmax(), x).name == "reference"
+
+
+def test_unknown_engines():
+    with pytest.raises(ValueError, match=r"anymax\.use: there is no engine 'cuda'; the engines are .*reference"), A.use("cuda"):
+        pass
+
+
+def test_the_environment(monkeypatch):
+    x = scores()
+    monkeypatch.setenv("ANYMAX_ENGINE", "reference")
+    assert A.choose("forward", Softmax(), x).name == "reference"
+    monkeypatch.setenv("ANYMAX_ENGINE", "framework")
+    with pytest.raises(RuntimeError, match="engine 'framework' was asked for"):
+        A.softmax(x)
+    with A.use("reference"):  # the nearer word counts
+        A.softmax(x)
+    monkeypatch.setenv("ANYMAX_ENGINE", "warp")
+    with pytest.raises(ValueError, match="ANYMAX_ENGINE: there is no engine 'warp'"):
+        A.softmax(x)
+    monkeypatch.setenv("ANYMAX_ENGINE", "")
+    A.softmax(x)
+
+
+def test_contexts_nest_and_restore():
+    assert kernels.forced() is None
+    with A.use("reference"):
+        with A.use("framework"):
+            assert kernels.forced().name == "framework"
+        assert kernels.forced().name == "reference"
+    assert kernels.forced() is None
+    with pytest.raises(KeyError), A.use("framework"):
+        raise KeyError
+    assert kernels.forced() is None
+
+
+def test_threads_do_not_see_each_others_choice():
+    inside, done, seen = threading.Event(), threading.Event(), []
+
+    def other():
+        inside.wait(10)
+        seen.append(kernels.forced())
+        with A.use("reference"):
+            done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with A.use("framework"):
+        inside.set()
+        done.wait(10)
+        assert kernels.forced().name == "framework"
+        thread.join(10)
+    assert seen == [None]
+
+
+@pytest.mark.skipif("jax" not in KINDS, reason="jax is not installed")
+def test_a_compiled_jax_call_does_not_outlive_the_choice():
+    import jax
+
+    x = jax.numpy.asarray([0.0, 1.0])
+    A.softmax(x)
+    with A.use("framework"), pytest.raises(RuntimeError, match="was asked for"):
+        A.softmax(x)
+    A.softmax(x)

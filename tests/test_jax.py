@@ -1,0 +1,210 @@
+"""JAX: every transformation, compiled once a mapping, on a mesh, in halves, with and without x64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import plainly
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import anymax as A
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor
+
+MAPS = {
+    "softmax": Softmax(),
+    "sparsemax": Sparsemax(),
+    "entmax1.5": Entmax(1.5),
+    "entmax0.7": Entmax(0.7),
+    "entmax3": Entmax(3.0),
+    "budget": Budget(1.5),
+    "normmax": NormMax(2.0),
+    "taylor": Taylor(2),
+    "ratio": Ratio.sigmoid(),
+    "ratio_traced": Ratio(lambda x: 1.0 + x * x),
+    "sigsoftmax": Sigsoftmax(),
+    "sparse_softmax_k": SparseSoftmax(k=3),
+    "sparse_softmax_p": SparseSoftmax(p=0.8),
+    "perturb_max": PerturbMax(),
+}
+FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
+every_map = pytest.mark.parametrize("name", MAPS)
+X = np.random.default_rng(0).normal(size=(3, 5))
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def square(name):
+    return lambda x: (A.apply(MAPS[name], x) ** 2).sum()
+
+
+@every_map
+def test_values_and_derivatives(name, x64):
+    """One program for the value, the Jacobians of both modes, vmap and the Hessian; held to NumPy and to differences."""
+    mapping, x = MAPS[name], jnp.asarray(X)
+
+    @jax.jit
+    def program(x, v):
+        f = lambda x: A.apply(mapping, x)  # noqa: E731
+        p, tangent = jax.jvp(f, (x,), (v,))
+        return p, tangent, jax.vmap(f, 1, 1)(jnp.stack([x, v], 1)), jax.vmap(jax.grad(square(name)))(x), jax.hessian(square(name))(x[0])
+
+    v = np.random.default_rng(1).normal(size=X.shape)
+    p, tangent, stacked, gradient, hessian = program(x, jnp.asarray(v))
+    f, h = (lambda a: A.apply(mapping, a)), 1e-6
+    np.testing.assert_allclose(p, f(X), atol=1e-12)
+    np.testing.assert_allclose(A.apply(mapping, x), p, atol=1e-14)  # without jit
+    np.testing.assert_allclose(tangent, (f(X + h * v) - f(X - h * v)) / (2 * h), atol=1e-8)
+    np.testing.assert_allclose(stacked, np.stack([f(X), f(v)], 1), atol=1e-12)
+
+    def slope(a):
+        return np.stack([((f(a + h * e) ** 2).sum(-1) - (f(a - h * e) ** 2).sum(-1)) / (2 * h) for e in np.eye(5)], -1)
+
+    np.testing.assert_allclose(gradient, slope(X), atol=1e-8)
+    grad = jax.jit(jax.grad(square(name)))
+    want = np.stack([(grad(X[0] + h * e) - grad(X[0] - h * e)) / (2 * h) for e in np.eye(5)])
+    np.testing.assert_allclose(hessian, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FENCHEL)
+def test_the_loss(name, x64):
+    mapping, t = MAPS[name], jnp.asarray([0, 4, 2])
+    x = jnp.asarray(X)
+
+    @jax.jit
+    def program(x):
+        f = lambda x: A.fenchel_young(mapping, x, t, reduction="sum")  # noqa: E731
+        return f(x), jax.grad(f)(x), jax.hessian(lambda z: A.fenchel_young(mapping, z, 1))(x[0])
+
+    value, gradient, hessian = program(x)
+    np.testing.assert_allclose(value, A.fenchel_young(mapping, X, np.asarray(t), reduction="sum"), rtol=1e-11)
+    np.testing.assert_allclose(gradient, A.apply(mapping, X) - np.eye(5)[np.asarray(t)], atol=1e-11)
+    np.testing.assert_allclose(hessian, A.jacobian(mapping, X[0]), atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 1 + 1e-6, 1.0001, 1.5, 3.0])
+def test_gradient_in_alpha(alpha, x64):
+    x, h = jnp.asarray(X[0]), 1e-5
+    y = jnp.asarray([0.5, 0.0, 0.5, 0.0, 0.0])
+    f = jax.jit(jax.jacrev(A.entmax, 1))
+    g = jax.jit(jax.grad(lambda a: A.entmax_loss(x, y, alpha=a)))
+    p = [plainly.entmax(X[0], alpha + s) for s in (-h, h)]
+    np.testing.assert_allclose(f(x, alpha * jnp.ones(())), (p[1] - p[0]) / (2 * h), atol=1e-7)
+
+    def loss(a):
+        return plainly.fenchel_young(plainly.entmax(X[0], a), lambda q: plainly.neg_tsallis(q, a), X[0], np.asarray(y))
+
+    np.testing.assert_allclose(g(alpha * jnp.ones(())), (loss(alpha + h) - loss(alpha - h)) / (2 * h), atol=1e-7)
+
+
+def test_gradient_in_an_alpha_for_each_row(x64):
+    x = jnp.asarray(X)
+    alpha = jnp.asarray([[1.0], [1.5], [3.0]])
+    got = jax.jit(jax.grad(lambda a: A.entmax(x, a)[:, 0].sum()))(alpha)
+    for i in range(3):
+        want = jax.grad(lambda a, i=i: A.entmax(x[i], a)[0])(alpha[i, 0])
+        np.testing.assert_allclose(got[i, 0], want, rtol=1e-9)
+    np.testing.assert_allclose(jax.vmap(A.entmax)(x, alpha[:, 0]), A.entmax(x, alpha), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("f", "value"),
+    [(A.budget, 1.4), (A.normmax, 1.7), (lambda x, s: A.perturb_max(x, scale=s), 0.8)],
+    ids=["budget", "normmax", "perturb_max"],
+)
+def test_gradients_in_other_parameters(f, value, x64):
+    x, h = jnp.asarray(X), 1e-6
+    got = jax.jit(jax.jacfwd(f, 1))(x, jnp.asarray(value))
+    np.testing.assert_allclose(got, (np.asarray(f(X, value + h)) - f(X, value - h)) / (2 * h), atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["softmax", "entmax1.5", "entmax3", "taylor"])
+def test_without_x64_and_in_halves(name, dtype):
+    x = jnp.asarray(X, dtype)
+    p, g = A.apply(MAPS[name], x), jax.grad(lambda x: A.apply(MAPS[name], x)[:, 0].sum())(x)
+    assert p.dtype == g.dtype == jnp.dtype(dtype)
+    eps = float(jnp.finfo(dtype).eps)
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(np.asarray(p, np.float64), A.apply(MAPS[name], exact), atol=max(eps, 3e-7))
+    np.testing.assert_allclose(np.asarray(g, np.float64), A.jacobian(MAPS[name], exact)[:, 0], atol=8 * eps)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax3", "budget", "taylor", "perturb_max"])
+def test_masks(name):
+    x = X.copy()
+    x[0, 1] = x[1, 2] = x[2] = -np.inf
+    f = jax.jit(lambda x: A.apply(MAPS[name], x))
+    np.testing.assert_allclose(f(jnp.asarray(x)), A.apply(MAPS[name], x), atol=2e-6)
+    keep = jnp.asarray(np.isfinite(x))
+    np.testing.assert_allclose(A.apply(MAPS[name], jnp.asarray(X), mask=keep), A.apply(MAPS[name], x), atol=2e-6)
+    g = jax.jit(jax.grad(square(name)))(jnp.asarray(x))
+    assert np.isfinite(g).all()
+    assert not np.asarray(g)[np.isinf(x)].any()
+
+
+def test_a_loss_with_a_mask_and_options_under_jit():
+    x, t = jnp.asarray(X), jnp.asarray([0, -100, 4])
+    keep = jnp.ones((3, 5), bool).at[:, 2].set(False)
+    f = jax.jit(lambda x: A.entmax15_loss(x, t, jnp.arange(1.0, 6.0), mask=keep, label_smoothing=0.1))
+    got, grad = jax.value_and_grad(f)(x)
+    want = A.entmax15_loss(X, np.asarray(t), np.arange(1.0, 6.0), mask=np.asarray(keep), label_smoothing=0.1)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert not grad[:, 2].any()
+    assert not grad[1].any()
+
+
+def test_equal_mappings_are_compiled_once():
+    from anymax.autodiff import jax as leaf
+
+    x = jnp.asarray(np.ones((2, 7), np.float32))
+    A.entmax(x, 1.37)
+    size = leaf._compiled._cache_size()
+    A.entmax(x, 1.37)
+    A.apply(Entmax(alpha=1.37), x + 1)
+    A.apply(Entmax(jnp.asarray(1.37)), x)  # an array is an argument: one more program ...
+    A.apply(Entmax(jnp.asarray(1.38)), x)  # ... for every value of it
+    assert leaf._compiled._cache_size() == size + 1
+    traces = []
+
+    @jax.jit
+    def f(x):
+        traces.append(1)
+        return A.apply(Entmax(1.37), x)
+
+    f(x)
+    f(x + 1)
+    assert len(traces) == 1
+
+
+def test_shard_map_over_two_devices():
+    program = """
+        import warnings; warnings.simplefilter("error")
+        import jax, jax.numpy as jnp, numpy as np, anymax as A
+        from jax.sharding import Mesh, PartitionSpec as P
+        assert len(jax.devices()) == 2
+        mesh = Mesh(np.array(jax.devices()), ("rows",))
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32))
+        t = jnp.asarray([0, 4, 2, 1])
+        for m in (A.Softmax(), A.Entmax(1.5), A.Entmax(3.0), A.Taylor(2), A.PerturbMax()):
+            f = jax.jit(jax.shard_map(lambda x: A.apply(m, x), mesh=mesh, in_specs=P("rows"), out_specs=P("rows")))
+            np.testing.assert_allclose(f(x), A.apply(m, x), atol=1e-6)
+            g = jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))
+            np.testing.assert_allclose(g(x), jax.grad(lambda x: (A.apply(m, x) ** 2).sum())(x), atol=1e-6)
+        loss = jax.shard_map(lambda x, t: A.entmax15_loss(x, t, reduction="none"), mesh=mesh, in_specs=P("rows"), out_specs=P("rows"))
+        np.testing.assert_allclose(jax.jit(loss)(x, t), A.entmax15_loss(x, t, reduction="none"), atol=1e-6)
+        print("right")
+    """
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr

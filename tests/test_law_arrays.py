@@ -1,0 +1,260 @@
+"""Any axis, any layout, any kind of array and dtype, any parameter: the same call, the same kind back, inputs untouched."""
+
+import contextlib
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import anymax as am
+import laws
+from cases import BY_ID, each_case, each_first, on
+from kinds import KINDS, back, every_kind
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+HALVES = [("numpy", "float16"), ("torch", "float16"), ("torch", "bfloat16"), ("jax", "bfloat16")]
+
+
+def cast(kind, a, dtype):
+    """An array of that kind and dtype."""
+    if kind == "torch":
+        return torch.tensor(np.asarray(a)).to(getattr(torch, dtype))
+    if kind == "jax":
+        return jax.numpy.asarray(np.asarray(a), dtype=dtype)
+    return KINDS[kind](np.asarray(a).astype(dtype))
+
+
+def wide(kind):
+    return jax.enable_x64(True) if kind == "jax" else contextlib.nullcontext()
+
+
+@each_case
+def test_axes(case):
+    laws.axes(case.apply)
+
+
+@each_case
+def test_views(case):
+    laws.views(case.apply)
+
+
+@each_case
+def test_empty(case):
+    laws.empty(case.apply)
+
+
+@each_first
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
+def test_the_same_on_every_kind(case, kind):
+    """fp64 scores: the same kind and dtype out, the same numbers as NumPy's, along a middle axis too."""
+    x = laws.scores(2, 7, 3, seed=50) + 0.5
+    x[0, 2, 1] = -math.inf
+    with wide(kind):
+        given = KINDS[kind](x)
+        p = am.apply(on(case.mapping, KINDS[kind]), given, axis=1)
+        assert type(p) is type(given)
+        assert p.dtype == given.dtype
+        assert p.shape == given.shape
+        laws.close(back(p), case.apply(x, axis=1), 1e-14)
+        np.testing.assert_array_equal(back(given), x)
+
+
+@each_first
+@pytest.mark.parametrize(("kind", "dtype"), HALVES)
+def test_halves_are_computed_in_fp32(case, kind, dtype):
+    x = cast(kind, laws.scores(3, 63, sigma=2.0, seed=51) + 0.5, dtype)
+    p = case.apply(x)
+    assert p.dtype == x.dtype
+    single = x.float() if kind == "torch" else x.astype("float32")
+    expected = case.apply(single)
+    expected = expected.to(x.dtype) if kind == "torch" else expected.astype(x.dtype)
+    laws.same(*(back(a.float() if kind == "torch" else a.astype("float32")) for a in (p, expected)))
+
+
+@every_kind
+def test_integers_are_promoted(kind):
+    for dtype in ("int32", "int64", "uint8"):
+        if kind == "jax" and dtype == "int64":
+            continue
+        x = cast(kind, [[3, 1, 2], [0, 0, 5]], dtype)
+        p = am.sparsemax(x)
+        laws.same(back(p).astype(np.float64), [[1, 0, 0], [0, 0, 1]])
+        laws.close(back(am.softmax(x)), am.softmax(np.array([[3.0, 1, 2], [0, 0, 5]])), 1e-7)
+        assert "float" in str(p.dtype)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["bool", "complex64"])
+def test_other_dtypes_are_errors(kind, dtype):
+    with pytest.raises(TypeError, match=rf"scores.*{dtype}.*float32"):
+        am.softmax(cast(kind, [1, 0], dtype))
+
+
+@pytest.mark.parametrize("bad", ["abc", ["a", "b"], None, object(), [[1.0, 2.0], [3.0]], {"a": 1}], ids=repr)
+def test_not_an_array(bad):
+    with pytest.raises(TypeError, match="scores"):
+        am.softmax(bad)
+
+
+def test_shapes_that_hold_no_classes():
+    with pytest.raises(ValueError, match="at least one dimension"):
+        am.softmax(3.0)
+    with pytest.raises(ValueError, match=r"no classes along axis 1"):
+        am.softmax(np.zeros((2, 0)))
+    with pytest.raises(ValueError, match=r"axis 2 is out of range.*use -2 to 1"):
+        am.softmax(np.zeros((2, 3)), axis=2)
+    for axis in (True, 1.0, "0"):
+        with pytest.raises(TypeError, match="axis: expected an integer"):
+            am.softmax(np.zeros((2, 3)), axis=axis)
+    with pytest.raises(TypeError, match="two names of one argument"):
+        am.softmax(np.zeros((2, 3)), axis=0, dim=1)
+    with pytest.raises(TypeError, match="expected a mapping such as"):
+        am.apply("softmax", np.zeros(3))
+
+
+@each_first
+def test_lists(case):
+    x = [[0.5, 2.0, 1.0], [3.0, 0.1, 0.2]]
+    p = case.apply(x)
+    assert isinstance(p, np.ndarray)
+    assert p.dtype == np.float64
+    laws.same(p, case.apply(np.array(x)))
+
+
+@each_case
+def test_one_class(case):
+    if case.mass == 1:
+        for n in (1, 63):
+            laws.same(case.apply(np.full((n, 1), 0.3)), np.ones((n, 1)))
+
+
+@each_first
+def test_rows_of_a_million(case):
+    x = laws.scores(1_000_000, seed=52, dtype=np.float32)
+    p = case.apply(x)
+    assert abs(float(p.astype(np.float64).sum()) - case.mass) <= 2e-7 * case.mass
+    assert (p >= 0).all()
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_mask_is_minus_infinity(kind):
+    x = laws.scores(2, 3, 5, seed=53).astype(np.float32)
+    for mask in (np.array([True, False, True, True, False]), np.random.default_rng(0).random((3, 5)) < 0.6):
+        p = am.entmax15(KINDS[kind](x), mask=KINDS[kind](mask))
+        laws.same(back(p), back(am.entmax15(KINDS[kind](np.where(mask, x, np.float32(-np.inf))))))
+    column = np.array([[True], [False], [True]])
+    p = am.entmax15(KINDS[kind](x), axis=1, mask=KINDS[kind](column))
+    assert (back(p)[:, 1] == 0).all()
+
+
+def test_mask_errors():
+    with pytest.raises(TypeError, match=r"mask: expected a boolean array, True = keep, got float64"):
+        am.softmax(np.zeros((2, 3)), mask=np.ones(3))
+    with pytest.raises(ValueError, match=r"mask of shape \(4,\) does not broadcast"):
+        am.softmax(np.zeros((2, 3)), mask=np.ones(4, dtype=bool))
+
+
+# -- out= and dtype= ---------------------------------------------------------------------------------------------------------
+
+
+@each_first
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_out(case, kind):
+    x = KINDS[kind](laws.scores(3, 5, seed=54) + 0.5)
+    expected = back(case.apply(x, axis=0))
+    out = KINDS[kind](np.full((3, 5), np.nan))
+    mapping = on(case.mapping, KINDS[kind])
+    given = am.apply(mapping, x, axis=0, out=out) if case.mass <= 3 else None
+    assert given is out
+    laws.same(back(out), expected)
+    big = KINDS[kind](np.full((6, 10), np.nan))
+    am.apply(mapping, x, axis=0, out=big[::2, ::2])
+    laws.same(back(big)[::2, ::2], expected)
+    assert np.isnan(back(big)[1::2]).all()
+
+
+def test_out_errors():
+    x = np.zeros((2, 3))
+    with pytest.raises(ValueError, match=r"out: expected shape \(2, 3\) and float64"):
+        am.softmax(x, out=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match=r"out: expected shape \(2, 3\) and float64"):
+        am.softmax(x, out=np.zeros((2, 3), np.float32))
+    with pytest.raises(TypeError, match="out: expected a writable"):
+        am.softmax(x, out=[[0.0] * 3] * 2)
+    with pytest.raises(TypeError, match="immutable"):
+        am.softmax(jax.numpy.zeros((2, 3)), out=jax.numpy.zeros((2, 3)))
+    with pytest.raises(ValueError, match="gradient"):
+        am.softmax(torch.zeros(2, 3, requires_grad=True), out=torch.zeros(2, 3))
+
+
+def test_dtype_casts_first():
+    x = np.array([60000.0, 60001.0], np.float16)
+    p = am.softmax(x, dtype=np.float64)
+    assert p.dtype == np.float64
+    laws.same(p, am.softmax(x.astype(np.float64)))
+
+
+# -- parameters that are arrays ------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("name", "make", "values"),
+    [
+        ("alpha", am.Entmax, [0.5, 1.0, 1.5, 2.0, 5.0]),
+        ("alpha", am.NormMax, [1.2, 1.5, 2.0, 3.0, 4.0]),
+        ("k", am.Budget, [1.0, 1.5, 2.0, 3.0, 0.5]),
+    ],
+    ids=["entmax", "normmax", "budget"],
+)
+def test_a_parameter_for_each_row(kind, name, make, values):
+    """One value a row, broadcast against any axis, is what each row gives by itself."""
+    x = laws.scores(5, 4, 7, seed=55)
+    one_by_one = np.stack([am.apply(make(v), row) for v, row in zip(values, x)])
+    values = np.array(values)
+    with wide(kind):
+        to = KINDS[kind]
+        laws.close(back(am.apply(make(to(values[:, None, None])), to(x))), one_by_one, 2e-14)
+        for axis in (0, 1) if kind != "jax" else (1,):
+            y = np.moveaxis(x, 2, axis)  # the classes along `axis`, the values along another
+            shape = [1, 1, 1]
+            shape[1 if axis == 0 else 0] = 5
+            p = am.apply(make(to(values.reshape(shape))), to(y), axis=axis)
+            laws.close(back(p), np.moveaxis(one_by_one, 2, axis), 2e-14)
+        laws.close(back(am.apply(make(to(values[2])), to(x))), am.apply(make(float(values[2])), x), 2e-14)
+
+
+def test_parameter_errors():
+    with pytest.raises(ValueError, match="varies along the classes"):
+        am.entmax(np.zeros((2, 3)), np.array([1.1, 1.5, 2.0]))
+    with pytest.raises(ValueError, match="does not broadcast"):
+        am.entmax(np.zeros((2, 3)), np.ones((4, 1)))
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="alpha"):
+            am.Entmax(bad)
+    for bad in ("1", None, True, [1.5]):
+        with pytest.raises(TypeError, match="alpha"):
+            am.Entmax(bad)
+    with pytest.raises(ValueError, match="every entry"):
+        am.Entmax(np.array([1.5, -1.0]))
+    with pytest.raises(ValueError, match="NormMax"):
+        am.NormMax(1.0)
+    with pytest.raises(ValueError, match=r"order=3.*use 2 or 4"):
+        am.Taylor(3)
+    with pytest.raises(TypeError, match="exactly one"):
+        am.SparseSoftmax()
+    with pytest.raises(ValueError, match="at least 1"):
+        am.SparseSoftmax(k=0)
+
+
+def test_no_warning_where_there_is_nothing_to_warn_of():
+    x = np.array([[1e308, -1e308, np.nan], [-np.inf, np.inf, 0], [-np.inf] * 3, [1, 2, 3]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for case in BY_ID.values():
+            case.apply(x)

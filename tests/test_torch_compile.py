@@ -1,0 +1,224 @@
+"""torch.compile in one graph, torch.export and ONNX: the compiled program gives what eager gives."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import anymax as A
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor, nn
+
+# torch's own, inside Dynamo, forward AD and the ONNX exporter
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*is deprecated:FutureWarning"),
+]
+
+MAPS = {
+    "softmax": Softmax(),
+    "sparsemax": Sparsemax(),
+    "entmax1.5": Entmax(1.5),
+    "entmax1.25": Entmax(1.25),
+    "entmax3": Entmax(3.0),
+    "budget": Budget(2),
+    "normmax": NormMax(2.0),
+    "taylor": Taylor(2),
+    "sigsoftmax": Sigsoftmax(),
+    "ratio": Ratio.sigmoid(),
+    "sparse_softmax_k": SparseSoftmax(k=3),
+    "sparse_softmax_p": SparseSoftmax(p=0.8),
+    "perturb_max": PerturbMax(),
+}
+every_map = pytest.mark.parametrize("name", MAPS)
+few = pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.25", "entmax3", "normmax", "taylor", "sparse_softmax_k"])
+T = torch.tensor([0, 3, 2])
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def scores(seed=0, shape=(3, 6)):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compiled(f, backend="aot_eager", **options):
+    return torch.compile(f, fullgraph=True, backend=backend, **options)
+
+
+def of(name):
+    return lambda x: A.apply(MAPS[name], x)
+
+
+def loss_of(name):
+    mapping = MAPS[name]
+    if mapping.facts.has_potential and name != "budget":
+        return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=0.0 if "sparse_softmax_k" in name else 0.1)
+    return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
+
+
+def value_and_gradient(f, x):
+    x = x.clone().requires_grad_()
+    y = f(x)
+    (y * torch.arange(y.numel()).reshape(y.shape).add(1)).sum().backward()
+    return y.detach(), x.grad
+
+
+def same(f, g, x, tolerance=2e-6):
+    for a, b in zip(value_and_gradient(f, x), value_and_gradient(g, x)):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+# -- compile ---------------------------------------------------------------------------------------------------------------------
+
+
+@every_map
+def test_forward_and_backward_in_one_graph(name):
+    f = of(name)
+    g = compiled(f)
+    x = scores()
+    torch.testing.assert_close(g(x), f(x), rtol=1e-6, atol=1e-6)
+    same(g, f, x)
+    masked = x.clone()
+    masked[0, 1] = masked[1] = -torch.inf
+    same(g, f, masked)
+
+
+@every_map
+def test_loss_forward_and_backward_in_one_graph(name):
+    same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
+
+
+@few
+def test_dynamic_shapes(name):
+    f = of(name)
+    frames = torch._dynamo.utils.counters["frames"]
+    g = compiled(f, dynamic=True)
+    for n, batch in ((6, 3), (9, 2), (17, 5)):
+        same(g, f, scores(2, (batch, n)), 1e-5)
+    assert frames["total"] <= 2  # no graph for each shape
+
+
+@few
+def test_compiled_transforms(name):
+    f, x, v = of(name), scores(3), scores(4)
+
+    def square(x):
+        return (f(x) ** 2).sum()
+
+    torch.testing.assert_close(compiled(torch.func.grad(square))(x), torch.func.grad(square)(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compiled(torch.func.vmap(f))(x), f(x), rtol=1e-5, atol=1e-6)
+
+    def push(x, v):
+        return torch.func.jvp(f, (x,), (v,))[1]
+
+    torch.testing.assert_close(compiled(push)(x, v), push(x, v), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 2.5])
+def test_a_learnable_alpha(alpha):
+    def pair(compile_it):
+        module = nn.Activation(Entmax(alpha=torch.nn.Parameter(torch.tensor(alpha))))
+        run = compiled(module) if compile_it else module
+        x = scores(5).requires_grad_()
+        (run(x) * torch.arange(6)).sum().backward()
+        return x.grad, module.alpha.grad
+
+    for a, b in zip(pair(True), pair(False)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_an_alpha_learned_inside_bounds():
+    module = nn.Loss(Entmax(1.5), learn="alpha")
+    run = compiled(module)
+    loss = run(scores(6), T)
+    loss.backward()
+    got = module.raw_alpha.grad.clone()
+    module.raw_alpha.grad = None
+    module(scores(6), T).backward()
+    torch.testing.assert_close(got, module.raw_alpha.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_modules_and_attention():
+    q, k, v = (scores(i, (2, 4, 6)) for i in range(3))
+    for mapping in (Softmax(), Entmax(1.5)):
+        f = lambda q, m=mapping: A.attention(q, k, v, m, is_causal=True)  # noqa: E731
+        same(compiled(f), f, q, 1e-5)
+
+
+def test_halves_and_autocast():
+    f = of("entmax1.25")
+    x = scores(7).bfloat16()
+    assert compiled(f)(x).dtype == torch.bfloat16
+    torch.testing.assert_close(compiled(f)(x), f(x))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("name", ["entmax1.25", "taylor"])
+def test_inductor(name):
+    same(compiled(of(name), "inductor"), of(name), scores(8), 1e-5)
+
+
+# -- export -----------------------------------------------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    def __init__(self, mapping):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(5, 6)
+        self.head = nn.Activation(mapping)
+
+    def forward(self, x):
+        return self.head(self.layer(x))
+
+
+@every_map
+def test_export(name):
+    model = Model(MAPS[name]).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(model, (scores(9, (3, 5)),), dynamic_shapes={"x": {0: batch}}, strict=False)
+    for rows in (2, 3, 11):
+        x = scores(10, (rows, 5))
+        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
+    assert not [n for n in program.graph.nodes if "anymax" in str(n.target) and n.op == "call_function"]  # plain operations only
+
+
+@few
+def test_strict_export(name):
+    model, x = Model(MAPS[name]).eval(), scores(9, (3, 5))
+    program = torch.export.export(model, (x,), strict=True)
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
+
+
+def test_export_with_an_alpha_for_each_row():
+    model = Model(Entmax(torch.tensor([[1.0], [1.5], [3.0]]))).eval()
+    x = scores(9, (3, 5))
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxscript", "ignore::DeprecationWarning:onnx_ir", "ignore::DeprecationWarning:copyreg")
+def test_onnx(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model, path = Model(MAPS[name]).eval(), tmp_path / "model.onnx"
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    torch.onnx.export(
+        model, (scores(11, (3, 5)),), str(path), dynamo=True, verbose=False, dynamic_shapes={"x": {0: batch}}, input_names=["x"]
+    )
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for rows in (3, 7):
+        x = scores(12, (rows, 5))
+        (got,) = session.run(None, {"x": x.numpy()})
+        torch.testing.assert_close(torch.tensor(got), model(x).detach(), rtol=1e-5, atol=2e-6)
