@@ -11,10 +11,10 @@ from typing import Any
 
 import mpmath as mp
 import numpy as np
+import oracles
 import pytest
 
 import anymax as am
-import oracles
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ Every law raises AssertionError where it is broken.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
-
 import oracles
 
 SIZES = (1, 2, 63, 507)
@@ -36,7 +36,7 @@ def same(a, b, *said):
     check(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True), "not bit for bit equal", *said)
 
 
-# -- the simplex --------------------------------------------------------------------------------------------------------------
+# -- the simplex -----------------------------------------------------------------------------------------------------
 
 
 def simplex(apply, mass=1.0, least=1, positive_row=False):
@@ -76,7 +76,7 @@ def masked(apply, least=2, atol=1e-14):
     same(apply(np.where(keep, x, 7.0), mask=keep), p, "mask= is not -inf")
 
 
-# -- symmetry -------------------------------------------------------------------------------------------------------------------
+# -- symmetry --------------------------------------------------------------------------------------------------------
 
 
 def permutation(apply):
@@ -104,7 +104,7 @@ def shift(apply, atol=1e-12):
         close(apply(x + c), apply(x), atol, c)
 
 
-# -- limits -----------------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------------------------
 
 
 def cold(apply, mass=1.0):
@@ -120,7 +120,7 @@ def warm(apply, mass=1.0, atol=1e-6):
     close(apply(x / 1e30), np.full_like(x, mass / 31), atol)
 
 
-# -- KKT and accuracy ----------------------------------------------------------------------------------------------------------------
+# -- KKT and accuracy ------------------------------------------------------------------------------------------------
 
 
 def kkt(apply, residual, least=2):
@@ -142,7 +142,7 @@ def accuracy(apply, oracle, ulps, ulps64, rows):
             check(worst <= most, f"{worst:.2f} ulp, allowed {most}", dtype.__name__, x.size, np.ptp(x), x[:3])
 
 
-# -- derivatives ------------------------------------------------------------------------------------------------------------------------
+# -- derivatives -----------------------------------------------------------------------------------------------------
 
 
 def jacobian(apply, formula, rows, potential, invariant, atol=2e-7):
@@ -160,7 +160,7 @@ def jacobian(apply, formula, rows, potential, invariant, atol=2e-7):
             close(j.sum(1) / scale, np.zeros(len(x)), 1e-12, "J1")
 
 
-# -- the loss ---------------------------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------------------------
 
 
 def loss_facts(apply, loss, targets, rows, soft=True):
@@ -177,7 +177,7 @@ def loss_facts(apply, loss, targets, rows, soft=True):
             close(slope, p - y, 2e-7, "the gradient is not p - y")
         if soft:
             close(loss(x, p), 0.0, 1e-13 * max(1.0, np.abs(x).max()), "not 0 at y = p(x)")
-    for a, b in zip(rows, rows[1:]):
+    for a, b in itertools.pairwise(rows):
         for y in targets(len(a)) if len(a) == len(b) else ():
             ends = loss(a, y), loss(b, y)
             for t in (0.1, 0.5, 0.8):
@@ -185,7 +185,7 @@ def loss_facts(apply, loss, targets, rows, soft=True):
                 check(between <= (1 - t) * ends[0] + t * ends[1] + 1e-12, "not convex")
 
 
-# -- arrays --------------------------------------------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------------------------
 
 
 def axes(apply):
@@ -228,7 +228,7 @@ def empty(apply):
     check(apply(np.zeros((0, 5)), axis=0 - 1).dtype == np.float64)
 
 
-# -- poison -----------------------------------------------------------------------------------------------------------------------------------
+# -- poison ----------------------------------------------------------------------------------------------------------
 
 
 def poison(apply):

@@ -5,6 +5,7 @@ A `row` is a 1-D NumPy array without masks; an oracle gives its probabilities as
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -113,7 +114,7 @@ def budget(k):
         def p(tau):
             return [min(max(v - tau, Fraction(0)), Fraction(1)) for v in x]
 
-        kinks = sorted({v for v in x} | {v - 1 for v in x})
+        kinks = sorted(set(x) | {v - 1 for v in x})
         low, high = 0, len(kinks) - 1  # the sum falls from n at the first kink to 0 at the last
         while high - low > 1:
             middle = (low + high) // 2
@@ -228,7 +229,7 @@ def perturb_max(noise):
         edges = np.unique(np.clip([*np.linspace(lower, upper, 41), *(v + k for v in x for k in kinks)], lower, upper))
         p = np.zeros_like(x)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for a, b in zip(edges[:-1], edges[1:]):
+            for a, b in itertools.pairwise(edges):
                 if b - a < 1e-15:
                     continue
                 v = ((a + b) / 2 + (b - a) / 2 * nodes)[:, None] - x

@@ -87,7 +87,12 @@ def neg_shannon(p):
 
 
 def neg_tsallis(p, alpha):
-    return neg_shannon(p) if alpha == 1 else float(((p**alpha).sum() - p.sum()) / (alpha * (alpha - 1.0)))
+    if alpha == 1:
+        return neg_shannon(p)
+    q = p[p > 0]
+    return float(
+        (q * np.expm1((alpha - 1.0) * np.log(q))).sum() / (alpha * (alpha - 1.0))
+    )  # (sum p^alpha - sum p) / ...
 
 
 def fenchel_young(p, omega, x, y):

@@ -134,7 +134,9 @@ def test_a_query_with_nothing_to_attend_to_gives_zeros(name, kind):
     out = back(A.attention(make(q), make(k), make(v), MAPS[name][0], mask=make(keep)))
     assert not out[:, :, 2].any()
     assert np.isfinite(out).all()
-    np.testing.assert_allclose(out[:, :, [0, 1, 3]], back(A.attention(make(q), make(k), make(v), MAPS[name][0]))[:, :, [0, 1, 3]], atol=1e-6)
+    np.testing.assert_allclose(
+        out[:, :, [0, 1, 3]], back(A.attention(make(q), make(k), make(v), MAPS[name][0]))[:, :, [0, 1, 3]], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", MAPS)

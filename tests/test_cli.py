@@ -99,6 +99,23 @@ def test_compare_takes_negative_numbers_in_any_place(call, score):
     assert scores == [None if score == "-inf" else float(score), 1, None if score == "-inf" else float(score)]
 
 
+@pytest.mark.parametrize("name", ["entmax15", "Entmax-15"])
+def test_entmax15_is_entmax_with_its_alpha(call, name):
+    code, out, err = call("compare", 2, 1, "-m", name, "-m", "entmax:alpha=1.5", "--json")
+    assert (code, err) == (0, "")
+    a, b = json.loads(out)["mappings"]
+    assert a == b
+
+
+def test_unknown_map_lists_each_name_once(call):
+    _, _, err = call("compare", 1, "-m", "softmin")
+    listed = err.split("the maps are ")[1].strip().split(", ")
+    maps = [names.make(name, {}) for name in listed]
+    assert {m.name for m in maps} == {cls.name for cls in CATALOGUE}
+    assert len({(m.name, getattr(m, "u", None)) for m in maps}) == len(listed)
+    assert "--k: entmax has no such" in call("compare", 1, "-m", "entmax", "-m", "entmax:alpha=2", "--k", 1)[2]
+
+
 def test_compare_masks_minus_infinity(call):
     _, out, _ = call("compare", 1, "-inf", 0.5, "--json")
     assert all(m["p"][1] == 0 for m in json.loads(out)["mappings"])
@@ -166,6 +183,13 @@ def test_explain_names_an_engine_for_each_framework(call):
     ]
 
 
+def test_explain_offers_no_choice_of_maps(call):
+    assert "--mapping" not in call("explain", "--help")[1]
+    code, out, err = call("explain", "entmax", "-m", "sparsemax")
+    assert (code, out) == (2, "")
+    assert "-m" in err
+
+
 # -- plot ---------------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +211,47 @@ def test_plot_names_its_file(call, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").exists()
 
 
+@needs_plot
+@pytest.mark.parametrize(
+    ("out", "written"),
+    [
+        ("folder", "folder/losses.png"),
+        ("folder/", "folder/losses.png"),
+        ("new/folder/", "new/folder/losses.png"),
+        (".", "losses.png"),
+        ("bare", "bare.png"),
+        ("dot.", "dot.png"),
+        ("folder/x.svg", "folder/x.svg"),
+        ("folder.d/x", "folder.d/x.png"),
+    ],
+)
+def test_plot_says_the_file_that_it_wrote(call, tmp_path, monkeypatch, out, written):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder", "folder.d"):
+        Path(folder).mkdir()
+    code, said, err = call("plot", "losses", "-m", "softmax", "--out", out)
+    assert (code, err) == (0, "")
+    assert Path(said.removesuffix("\n")) == Path(written)
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] == [Path(written)]
+
+
+@needs_plot
+@pytest.mark.parametrize("name", ["jacobian", "sparsemax"])
+def test_plot_of_scores(call, tmp_path, name):
+    code, _, err = call("plot", name, 1, -2, 0.5, "--out", tmp_path / "x.png")
+    assert code == 0, err
+
+
+@needs_plot
+def test_curves_of_what_is_no_list_of_mappings():
+    from anymax import plot
+
+    with pytest.raises(TypeError, match=r"a list of mappings such as \[Softmax\(\)\], got the string 'softmax'"):
+        plot.curves("softmax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got no mappings"):
+        plot.curves([])
+
+
 # -- wrong arguments ----------------------------------------------------------------------------------------------------
 
 
@@ -200,10 +265,24 @@ def test_plot_names_its_file(call, tmp_path, monkeypatch):
         ("compare 1 2 --alhpa 3", "'--alhpa' is an unknown option"),
         ("compare 1 2 --mapping softmin", "there is no map 'softmin'; the maps are softmax"),
         ("compare 1 2 --mapping softmax --alpha 2", "--alpha: softmax has no such parameter"),
-        ("compare 1 2 --mapping entmax:k=2", "entmax has no parameter 'k'"),
+        ("compare 1 2 --mapping entmax:k=2", "entmax has no parameter 'k'; it takes alpha"),
+        ("compare 1 2 --mapping entmax:beta=2", "entmax has no parameter 'beta'; it takes alpha"),
+        ("compare 1 2 --mapping sparse-softmax:q=2", "sparse_softmax has no parameter 'q'; it takes k or p"),
+        ("compare 1 2 --mapping square:alpha=2", "square has no parameter 'alpha'; it takes none"),
+        ("compare 1 2 --mapping softmin:beta=2", "there is no map 'softmin'"),
+        ("compare 1 2 --mapping entmax15:alpha=2", "entmax15 is entmax:alpha=1.5 and takes no parameters"),
         ("compare 1 2 --mapping entmax:1.5", "write NAME:parameter=value"),
         ("compare 1 2 --mapping entmax:alpha=x", "alpha"),
-        ("compare 1 2 --alpha -1", "alpha must be finite and above"),
+        ("compare 1 2 --alpha -1", "--alpha: Entmax(alpha=-1.0): alpha must be finite and above"),
+        ("compare 1 2 --p 2", "--p: SparseSoftmax(p=2.0): p must be at most 1"),
+        ("compare 1 2 --p 0.5 --k 1", "--k, --p: SparseSoftmax(k=1, p=0.5): give exactly one"),
+        ("compare 1 2 --mapping taylor:order=4 --mapping taylor --order 0", "--order: Taylor(order=0)"),
+        ("compare 1,2,3", "'1,2,3' is not a number; separate numbers by spaces, as in 1 2 3"),
+        ("compare [-1,2]", "'[-1,2]' is not a number; separate numbers by spaces, as in -1 2"),
+        ("compare -1,2", "'-1,2' is not a number; separate numbers by spaces, as in -1 2"),
+        ("compare 2, 1", "'2,' is not a number; separate numbers by spaces, as in 2"),
+        ("compare [ 1 ]", "'[' is not a number; separate numbers by spaces"),
+        ("compare a,b", "'a,b' is not a number; scores are numbers"),
         ("compare 1 2 --alpha x", "--alpha"),
         ("compare 1 2 --order 3", "must be even"),
         ("compare 1 2 --noise pink", "pink"),
@@ -214,6 +293,11 @@ def test_plot_names_its_file(call, tmp_path, monkeypatch):
         ("inventory now", "now"),
         ("plot circles", "'circles' is neither a picture"),
         ("plot", "NAME"),
+        ("plot circles -m sparsemax", "'circles' is neither a picture"),
+        ("plot softmax -m sparsemax", "a map's name (softmax) and --mapping don't combine"),
+        ("plot simplex 1 2 3", "simplex takes no scores, got 3"),
+        ("plot curves 1 2", "curves takes no scores, got 2"),
+        ("plot losses -1", "losses takes no scores, got 1"),
         ("plot curves --out /no/such/folder/x.png", "No such file or directory"),
         ("plot curves --out picture.docx", "docx"),
         ("explain softmin", "there is no map 'softmin'"),
@@ -236,6 +320,12 @@ def test_wrong_arguments_give_one_line_and_2(call, tmp_path, monkeypatch, words,
     assert says in err
 
 
+def test_scores_in_quotes(call):
+    code, _, err = call("compare", "1 2 3")
+    assert code == 2
+    assert "'1 2 3' is not a number; separate numbers by spaces and without quotes, as in 1 2 3" in err
+
+
 def test_unknown_engine_in_the_environment_is_one_line(call):
     code, out, err = call("compare", 1, 2, ANYMAX_ENGINE="steam")
     assert (code, out) == (2, "")
@@ -252,6 +342,13 @@ def test_version_and_help(call):
         code, out, _ = call(*words)
         assert code == 0
         assert all(command in out for command in ("tour", "compare", "inventory", "plot", "explain"))
+
+
+def test_help_cuts_no_summary_at_80_columns(call):
+    _, out, _ = call("--help", width=80)
+    commands = out.split("Commands:\n")[1].splitlines()
+    assert len(commands) == 5
+    assert all(line.endswith(".") and "..." not in line for line in commands)
 
 
 def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):

@@ -82,7 +82,12 @@ def test_explain():
 
 
 def test_an_engine_that_was_asked_for_and_refuses_is_an_error():
-    with A.use("framework"), pytest.raises(RuntimeError, match=r"engine 'framework' was asked for and can't serve forward of Sparsemax\(\): "):
+    with (
+        A.use("framework"),
+        pytest.raises(
+            RuntimeError, match=r"engine 'framework' was asked for and can't serve forward of Sparsemax\(\): "
+        ),
+    ):
         A.sparsemax([0.0, 1.0])
     np.testing.assert_allclose(A.sparsemax([0.0, 0.5]), [0.25, 0.75])
 
@@ -100,7 +105,10 @@ def test_an_engine_that_was_asked_for_serves():
 
 
 def test_unknown_engines():
-    with pytest.raises(ValueError, match=r"anymax\.use: there is no engine 'cuda'; the engines are .*reference"), A.use("cuda"):
+    with (
+        pytest.raises(ValueError, match=r"anymax\.use: there is no engine 'cuda'; the engines are .*reference"),
+        A.use("cuda"),
+    ):
         pass
 
 

@@ -191,7 +191,12 @@ def test_entmax_mixed_second_derivative_is_nan():
 
     v = x.detach().numpy()
     want = [
-        (p(v + step * e, 1.5 + step) - p(v - step * e, 1.5 + step) - p(v + step * e, 1.5 - step) + p(v - step * e, 1.5 - step))
+        (
+            p(v + step * e, 1.5 + step)
+            - p(v - step * e, 1.5 + step)
+            - p(v + step * e, 1.5 - step)
+            + p(v - step * e, 1.5 - step)
+        )
         / (4 * step**2)
         for e in np.eye(3)
     ]

@@ -32,7 +32,11 @@ def tolerance(kind):
 def test_shannon_is_scipys(kind):
     got = back(A.entropy(KINDS[kind](P)))
     np.testing.assert_allclose(got, scipy.stats.entropy(P, axis=-1), atol=tolerance(kind))
-    np.testing.assert_allclose(back(A.entropy(KINDS[kind](P), axis=0)), [-(c[c > 0] * np.log(c[c > 0])).sum() for c in P.T], atol=tolerance(kind))
+    np.testing.assert_allclose(
+        back(A.entropy(KINDS[kind](P), axis=0)),
+        [-(c[c > 0] * np.log(c[c > 0])).sum() for c in P.T],
+        atol=tolerance(kind),
+    )
 
 
 @every_kind
@@ -220,7 +224,9 @@ def test_jacobians_by_differences_on_every_axis(name):
     got = A.jacobian(mapping, x)
     assert got.shape == (2, 5, 5)
     for r in range(2):
-        want = np.stack([(A.apply(mapping, x[r] + h * e) - A.apply(mapping, x[r] - h * e)) / (2 * h) for e in np.eye(5)], -1)
+        want = np.stack(
+            [(A.apply(mapping, x[r] + h * e) - A.apply(mapping, x[r] - h * e)) / (2 * h) for e in np.eye(5)], -1
+        )
         np.testing.assert_allclose(got[r], want, atol=1e-7)  # [i, j] = dp_i / dx_j
     np.testing.assert_allclose(A.jacobian(mapping, x.T, axis=0), got, atol=1e-15)
     norm = 0.5 * np.abs(got).sum((-2, -1))

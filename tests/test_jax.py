@@ -57,7 +57,13 @@ def test_values_and_derivatives(name, x64):
     def program(x, v):
         f = lambda x: A.apply(mapping, x)  # noqa: E731
         p, tangent = jax.jvp(f, (x,), (v,))
-        return p, tangent, jax.vmap(f, 1, 1)(jnp.stack([x, v], 1)), jax.vmap(jax.grad(square(name)))(x), jax.hessian(square(name))(x[0])
+        return (
+            p,
+            tangent,
+            jax.vmap(f, 1, 1)(jnp.stack([x, v], 1)),
+            jax.vmap(jax.grad(square(name)))(x),
+            jax.hessian(square(name))(x[0]),
+        )
 
     v = np.random.default_rng(1).normal(size=X.shape)
     p, tangent, stacked, gradient, hessian = program(x, jnp.asarray(v))

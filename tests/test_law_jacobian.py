@@ -2,12 +2,12 @@
 
 import math
 
+import laws
 import numpy as np
 import pytest
+from cases import BY_ID, CASES, each, each_case
 
 import anymax as am
-import laws
-from cases import BY_ID, CASES, each, each_case
 
 ROWS = [laws.scores(n, sigma=sigma, seed=20 + n) for n in (3, 5, 8) for sigma in (0.3, 1.0)]
 

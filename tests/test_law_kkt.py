@@ -1,12 +1,12 @@
 """Optimality from mathematics alone: KKT residuals of the separable maps and NormMax; a grid search for small rows."""
 
+import laws
 import numpy as np
+import oracles
 import pytest
+from cases import CASES, each
 
 import anymax as am
-import laws
-import oracles
-from cases import CASES, each
 
 
 @each([c for c in CASES if c.kkt])

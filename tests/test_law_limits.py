@@ -2,12 +2,12 @@
 
 import math
 
+import laws
 import numpy as np
 import pytest
+from cases import BY_ID, CASES, each
 
 import anymax as am
-import laws
-from cases import BY_ID, CASES, each
 
 X = laws.scores(6, 63, sigma=2.0, seed=11)
 

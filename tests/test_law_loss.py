@@ -1,13 +1,14 @@
 """Fenchel-Young losses: >= 0, 0 only where y = p(x), gradient p - y, convex, exactly 0 beyond the margin."""
 
+import itertools
 import math
 
+import laws
 import numpy as np
 import pytest
+from cases import BY_ID, CASES, each
 
 import anymax as am
-import laws
-from cases import BY_ID, CASES, each
 
 CONVEX = [c for c in CASES if c.potential]
 ROWS = [laws.scores(n, sigma=sigma, seed=30 + n) for n in (3, 7) for sigma in (0.3, 1.0, 2.0)]
@@ -82,7 +83,7 @@ def test_margin(case):
             z[:k] += min(margin, 5.0) * lead
             values.append(loss_of(case)(z, y))
         assert values[-1] > 0
-        assert all(a > b for a, b in zip(values, values[1:])), values
+        assert all(a > b for a, b in itertools.pairwise(values)), values
 
 
 @each([c for c in CASES if c.mapping.facts.has_potential and c.mapping.facts.margin is None])
@@ -179,7 +180,9 @@ def test_masks_in_the_loss(case):
     x = laws.scores(1, 6, seed=35)
     wide = np.insert(x, 2, -math.inf, axis=1)
     atol = 1e-13 if case.tv is None else 1e-7
-    laws.close(am.fenchel_young(case.mapping, wide, np.array([0])), am.fenchel_young(case.mapping, x, np.array([0])), atol)
+    laws.close(
+        am.fenchel_young(case.mapping, wide, np.array([0])), am.fenchel_young(case.mapping, x, np.array([0])), atol
+    )
     assert am.fenchel_young(case.mapping, wide, np.array([2])) == math.inf
     for bad in (math.nan, math.inf):
         wide[0, 1] = bad

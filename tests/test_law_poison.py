@@ -2,13 +2,13 @@
 
 import math
 
+import laws
 import numpy as np
 import pytest
-
-import anymax as am
-import laws
 from cases import CASES, each_case, each_first, on
 from kinds import KINDS, back
+
+import anymax as am
 
 OTHERS = [k for k in KINDS if k != "numpy"]
 

@@ -1,12 +1,12 @@
 """p lies in the simplex: non-negative, summing to 1, zeros where masked."""
 
+import laws
 import numpy as np
 import pytest
-
-import anymax as am
-import laws
 from cases import CASES, each_case, each_first
 from kinds import KINDS, back
+
+import anymax as am
 
 
 def _least(case):

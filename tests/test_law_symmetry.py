@@ -1,9 +1,8 @@
 """Permutations commute with every map; order and shifts where the facts say so, and a witness against them where they do not."""
 
+import laws
 import numpy as np
 import pytest
-
-import laws
 from cases import BY_ID, CASES, each, each_case
 
 MONOTONE = [c for c in CASES if c.mapping.facts.monotone]

@@ -788,3 +788,44 @@ def test_inputs_are_not_modified():
     x, t, w = readonly(rng(41).normal(size=(3, 4))), readonly(np.array([0, 1, -100])), readonly(np.ones(4))
     for f in LOSSES.values():
         f(x, t, weight=w)
+
+
+def test_a_stray_index_under_jit_is_nan_in_its_sample_only():
+    jax = pytest.importorskip("jax")
+    s = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    t = np.array([0, 9, -100])
+    out = np.asarray(jax.jit(lambda s, t: am.cross_entropy(s, t, reduction="none"))(s, t))
+    assert np.isnan(out[1])
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+def test_omega_terms_need_not_vanish_at_a_vertex():
+    """1/6 q^3 and (q^3 - q)/6 are one regulariser on the simplex: one loss, for indices and for one-hot rows."""
+    import dataclasses
+
+    from anymax import Facts, Separable
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Cubic(Separable):
+        name = "cubic"
+
+        @property
+        def facts(self):
+            return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True)
+
+        def omega_terms(self, q, xp):
+            return q**3 / 6.0 + 0.25
+
+        def link(self, t, xp):
+            return xp.sqrt(2.0 * xp.where(t > 0, t, 0.0 * t))
+
+        def slope(self, q, xp):
+            return 0.5 * q * q
+
+        def curvature(self, q, xp):
+            return q
+
+    x = np.array([[1.0, 0.9, 0.3, -2.0], [0.0, 0.0, 0.0, 0.0]])
+    want = am.entmax_loss(x, np.array([0, 1]), alpha=3.0, reduction="none")
+    for target in (np.array([0, 1]), np.eye(4)[[0, 1]]):
+        np.testing.assert_allclose(am.fenchel_young(Cubic(), x, target, reduction="none"), want, rtol=1e-12)

@@ -62,7 +62,9 @@ def test_modules_are_the_functions(name):
     loss = A.fenchel_young if mapping.facts.has_potential else A.nll
     w = torch.rand(5, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(nn.Loss(mapping, w, reduction="sum")(x, t), loss(mapping, x, t, w, reduction="sum"))
-    torch.testing.assert_close(nn.Loss(mapping, ignore_index=4)(x[:2], t[:2]), loss(mapping, x[:2], t[:2], ignore_index=4))
+    torch.testing.assert_close(
+        nn.Loss(mapping, ignore_index=4)(x[:2], t[:2]), loss(mapping, x[:2], t[:2], ignore_index=4)
+    )
     if name != "sparse_softmax":
         torch.testing.assert_close(
             nn.Loss(mapping, label_smoothing=0.1, dim=-1)(x, t), loss(mapping, x, t, label_smoothing=0.1, axis=-1)
@@ -183,7 +185,9 @@ def through_file(module):
 
 
 @pytest.mark.parametrize("name", examples())
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file], ids=["deepcopy", "pickle", "file"])
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), through_file], ids=["deepcopy", "pickle", "file"]
+)
 def test_copies(name, way):
     module = examples()[name]
     twin = way(module)
@@ -218,7 +222,10 @@ def test_moving_the_dtype_moves_the_tensors():
     assert module(scores().double()).dtype == torch.float64
     assert nn.Activation(Entmax(torch.tensor(1.4))).half().alpha.dtype == torch.float16
     assert nn.Activation(Entmax(torch.tensor(1.4)))(scores().double()).dtype == torch.float64
-    assert nn.Loss(Softmax(), torch.ones(5)).double()(scores().double(), torch.zeros(4, dtype=torch.int64)).dtype == torch.float64
+    assert (
+        nn.Loss(Softmax(), torch.ones(5)).double()(scores().double(), torch.zeros(4, dtype=torch.int64)).dtype
+        == torch.float64
+    )
     assert nn.Activation(Entmax(torch.tensor(1.4))).to("meta").alpha.is_meta
 
 

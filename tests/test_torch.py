@@ -15,7 +15,9 @@ import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),  # torch's own, in forward AD
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"
+    ),  # torch's own, in forward AD
 ]
 autograd, func = torch.autograd, torch.func
 D = torch.float64
@@ -158,7 +160,9 @@ def test_jacobians(name):
     want = differences(of(name), x)
     for jacobian in (func.jacrev, func.jacfwd):
         torch.testing.assert_close(jacobian(of(name))(x), want, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(A.jacobian(MAPS[name], x) if name != "ratio_traced" else want, want, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        A.jacobian(MAPS[name], x) if name != "ratio_traced" else want, want, rtol=1e-6, atol=1e-8
+    )
 
 
 @every_row_map
@@ -244,7 +248,9 @@ def p_mp(x, alpha):
     def p(t):
         return [max(v - t, 0) ** (1 / c) if v > t else mpmath.mpf(0) for v in y]
 
-    low, high = (mpmath.mpf(-1), mpmath.mpf(0)) if c > 0 else (mpmath.mpf(-1) - mpmath.mpf(len(x)) ** (-c), mpmath.mpf(-1))
+    low, high = (
+        (mpmath.mpf(-1), mpmath.mpf(0)) if c > 0 else (mpmath.mpf(-1) - mpmath.mpf(len(x)) ** (-c), mpmath.mpf(-1))
+    )
     for _ in range(150):
         middle = (low + high) / 2
         more = (sum(p(middle)) > 1) == (c > 0)
@@ -308,7 +314,11 @@ def test_gradient_in_alpha_of_the_loss(alpha, soft):
 
         def value(b):
             p = p_mp(POINT, b)
-            return sum((u - v) * mpmath.mpf(float(w)) for u, v, w in zip(p, target, POINT)) - omega(p, b) + omega(target, b)
+            return (
+                sum((u - v) * mpmath.mpf(float(w)) for u, v, w in zip(p, target, POINT))
+                - omega(p, b)
+                + omega(target, b)
+            )
 
         want = float((value(b + h) - value(b - h)) / (2 * h))
         worth = float(value(b))
@@ -351,7 +361,9 @@ def test_alpha_for_each_head():
     assert alpha.grad[0] == alpha.grad[2] == 0
     assert alpha.grad[1] != 0
     other = x.transpose(1, -1)  # classes along axis 1
-    torch.testing.assert_close(A.entmax(other, alpha.detach().reshape(1, 1, 1, 3).movedim(-1, -1), axis=1), p.transpose(1, -1))
+    torch.testing.assert_close(
+        A.entmax(other, alpha.detach().reshape(1, 1, 1, 3).movedim(-1, -1), axis=1), p.transpose(1, -1)
+    )
 
 
 def test_a_steep_edge():
@@ -427,7 +439,9 @@ def test_halves_are_computed_in_fp32(name, dtype):
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=0, atol=16 * eps)
 
 
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "normmax", "taylor", "perturb_max"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "normmax", "taylor", "perturb_max"]
+)
 def test_autocast(name):
     """A map keeps bf16, as torch.softmax does on a CPU; a loss is fp32, as torch's are."""
     mapping, layer = MAPS[name], torch.nn.Linear(6, 6)
@@ -559,7 +573,9 @@ def test_meta_tensors_give_shapes():
 
 
 @pytest.mark.parametrize("op", ["forward", "vjp", "hold"])
-@pytest.mark.parametrize("name", ["sparsemax", "entmax1.25", "entmax_rows", "entmax3", "budget", "normmax", "perturb_max"])
+@pytest.mark.parametrize(
+    "name", ["sparsemax", "entmax1.25", "entmax_rows", "entmax3", "budget", "normmax", "perturb_max"]
+)
 def test_opcheck(op, name):
     from anymax.autodiff.torch import _spec
 

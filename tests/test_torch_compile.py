@@ -35,7 +35,9 @@ MAPS = {
     "perturb_max": PerturbMax(),
 }
 every_map = pytest.mark.parametrize("name", MAPS)
-few = pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.25", "entmax3", "normmax", "taylor", "sparse_softmax_k"])
+few = pytest.mark.parametrize(
+    "name", ["softmax", "sparsemax", "entmax1.25", "entmax3", "normmax", "taylor", "sparse_softmax_k"]
+)
 T = torch.tensor([0, 3, 2])
 
 
@@ -190,7 +192,9 @@ def test_export(name):
     for rows in (2, 3, 11):
         x = scores(10, (rows, 5))
         torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
-    assert not [n for n in program.graph.nodes if "anymax" in str(n.target) and n.op == "call_function"]  # plain operations only
+    assert not [
+        n for n in program.graph.nodes if "anymax" in str(n.target) and n.op == "call_function"
+    ]  # plain operations only
 
 
 @few
@@ -206,8 +210,12 @@ def test_export_with_an_alpha_for_each_row():
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxscript", "ignore::DeprecationWarning:onnx_ir", "ignore::DeprecationWarning:copyreg")
+@pytest.mark.parametrize(
+    "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
+)
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:onnxscript", "ignore::DeprecationWarning:onnx_ir", "ignore::DeprecationWarning:copyreg"
+)
 def test_onnx(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
@@ -215,7 +223,13 @@ def test_onnx(name, tmp_path):
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     batch = torch.export.Dim("batch", min=2, max=64)
     torch.onnx.export(
-        model, (scores(11, (3, 5)),), str(path), dynamo=True, verbose=False, dynamic_shapes={"x": {0: batch}}, input_names=["x"]
+        model,
+        (scores(11, (3, 5)),),
+        str(path),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes={"x": {0: batch}},
+        input_names=["x"],
     )
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for rows in (3, 7):

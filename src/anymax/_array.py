@@ -31,6 +31,8 @@ def is_jax(x: Any) -> bool:
 
 def is_array(x: Any) -> bool:
     """True for an array with a dtype and a shape, False for numbers (NumPy's scalars too), lists and None."""
+    if isinstance(x, (int, float, str)):  # said first, for torch.compile(dynamic=True), which makes symbols of numbers
+        return False
     return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic))
 
 
@@ -110,6 +112,18 @@ def counts(x: Array, xp: Namespace) -> Array:
     return xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)
 
 
+def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
+    """A target, a weight or a mask as an array of the scores' framework, on their device."""
+    value = asarray(value, name)
+    if is_torch(value) and not is_torch(rows):
+        raise TypeError(f"{name}: got a torch tensor for scores of another framework; convert one of them")
+    if is_torch(value) or type(value) is type(rows):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind == "u":
+        value = value.astype(np.int64)  # torch can't compare unsigned integers
+    return xp.asarray(value, device=rows.device) if is_torch(rows) else xp.asarray(value)
+
+
 def stop_gradient(x: Any) -> Any:
     """`x` as a constant of differentiation."""
     if is_torch(x):
@@ -147,6 +161,11 @@ def pick_axis(axis: int | None, dim: int | None, default: int = -1) -> int:
 def quiet(x: Array) -> contextlib.AbstractContextManager:
     """NumPy's floating-point warnings off: infinities are part of our contract. Other frameworks have none."""
     return contextlib.nullcontext() if is_torch(x) or is_jax(x) else np.errstate(all="ignore")
+
+
+def exporting(x: Array) -> bool:
+    """True under torch.export, where the sizes of an array may be symbols that must stay free."""
+    return is_torch(x) and sys.modules["torch"].compiler.is_exporting()
 
 
 def eager(x: Array) -> bool:
@@ -189,11 +208,20 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     return state
 
 
+def known(x: Array) -> bool:
+    """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
+    return eager(x) and not (is_torch(x) and x.device.type != "cpu")
+
+
 def known_any(condition: Array, xp: Namespace) -> bool:
-    """True where some entry is known to be True: never while tracing, nor where asking would wait for a GPU."""
-    if not eager(condition) or (is_torch(condition) and condition.device.type != "cpu"):
-        return False
-    return bool(xp.any(condition))
+    """True where some entry is known to be True."""
+    some = xp.any(condition)
+    return known(some) and bool(some)
+
+
+def number(value: Any) -> Any:
+    """NumPy's scalars as Python's, which adopt the dtype of any array; everything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def safe(x: Array, keep: Array, fill: float, xp: Namespace) -> Array:
@@ -226,8 +254,9 @@ def total(x: Array, xp: Namespace) -> Array:
 
 
 def dot(a: Array, b: Array, xp: Namespace) -> Array:
-    """<a, b> over the classes, kept as an axis of one; 0 times a masked -inf counts as 0."""
-    return total(a * b, xp)
+    """<a, b> over the classes, kept as an axis of one; 0 times an infinity counts as 0."""
+    lost = (a == 0) & ~xp.isfinite(b)
+    return total(a * xp.where(lost, xp.zeros_like(b), b), xp)
 
 
 def top(x: Array, xp: Namespace) -> Array:
@@ -298,8 +327,7 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
         if isinstance(value, np.ndarray) and not bool(np.all(value > above)):
             raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
         return value
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
     if not (value > above and math.isfinite(value)):

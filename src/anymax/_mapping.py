@@ -207,11 +207,11 @@ class Separable(Mapping):
         """(anchor, level), both [..., 1], constants of differentiation."""
         anchor = row_top(x, keep, xp)
         y = x - anchor
-        level = self.closed(y, keep, xp)
-        return anchor, self.search(y, keep, xp) if level is None else level
+        # running sums over a long row may round the closed form away by any amount: a start for Newton, not the answer
+        return anchor, self.search(y, keep, xp, self.closed(y, keep, xp))
 
-    def search(self, y: Array, keep: Array, xp: Namespace) -> Array:
-        """The level by the generic solver, for rows whose maximum is 0."""
+    def search(self, y: Array, keep: Array, xp: Namespace, start: Array | None = None) -> Array:
+        """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it."""
         mass = like(self.mass, y, xp)
         count = total(xp.astype(keep, y.dtype), xp)
         one = xp.ones_like(count)
@@ -225,7 +225,7 @@ class Separable(Mapping):
             rate = total(self.sensitivity(p, xp), xp)
             return residual, -residual / xp.where(rate > 0, rate, one)
 
-        return root(evaluate, low, high, xp)
+        return root(evaluate, low, high, xp, start=start)
 
     def ceiling(self, one: Array, mass: Any, xp: Namespace) -> Array:
         """The largest probability that an entry can have."""
@@ -291,7 +291,11 @@ class Separable(Mapping):
         return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
 
     def omega(self, q: Array, xp: Namespace) -> Array:
-        return total(self.omega_terms(q, xp), xp)
+        """The sum of `omega_terms`, less the affine function that makes it 0 at every vertex: no term is to be normalised."""
+        zero = xp.zeros_like(q[..., :1])
+        base = self.omega_terms(zero, xp)
+        rise = self.omega_terms(zero + 1.0, xp) - base
+        return total(self.omega_terms(q, xp) - base - rise * q, xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.slope(safe(q, q > 0, 1.0, xp), xp)

@@ -234,6 +234,8 @@ class Noise(Law):
             raise TypeError(
                 f"Noise: give both cdf (or log_cdf) and pdf, or only quantile; got {given or 'none of them'}"
             )
+        object.__setattr__(self, "support", tuple(map(float, self.support)))  # a list could not be hashed
+        object.__setattr__(self, "kinks", tuple(map(float, self.kinks)))
         lower, upper = self.support
         if not lower < upper:
             raise ValueError(f"Noise: support must be (lower, upper) with lower < upper, got {self.support!r}")

@@ -30,6 +30,7 @@ def root(
     """
     eps = xp.finfo(high.dtype).eps
     level = high if start is None else start
+    traced = traced if start is None else 6  # enough from a closed form, even a badly rounded one
     step = xp.where(high > low, high - low, xp.zeros_like(high))  # a NaN interval is done at once
 
     def tolerance(level: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._array import Array, is_array, is_jax, is_torch, namespace
+from ._array import Array, beside, is_array, is_jax, is_torch, like, namespace, number, upcast
 from ._mapping import Mapping
 from ._random import uniform
 from .functional import apply
@@ -38,22 +38,26 @@ def attention(
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"attention: dropout_p must be at least 0 and below 1, got {dropout_p!r}")
     xp = namespace(q)
+    dtype = q.dtype
+    q, k, v = (upcast(a, xp) for a in (q, k, v))  # scores in half precision overflow, and round before the map
     if enable_gqa:
         k, v = (xp.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
-    scores = q @ xp.matrix_transpose(k) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = q @ xp.matrix_transpose(k) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else number(scale))
     keep = _causal(scores, xp) if is_causal else None
     if bias is not None:
-        scores = scores + bias
+        scores = scores + like(beside(bias, scores, "bias", xp), scores, xp)
     if mask is not None:
-        if str(mask.dtype).rsplit(".", 1)[-1].startswith("bool"):
-            keep = mask if keep is None else keep & mask
+        given: Array = beside(mask, scores, "mask", xp)
+        if str(given.dtype).rsplit(".", 1)[-1].startswith("bool"):
+            keep = given if keep is None else keep & given
         else:
-            scores = scores + mask
+            scores = scores + like(given, scores, xp)
     p = apply(Softmax() if mapping is None else mapping, scores, mask=keep)
     if dropout_p:
         kept = uniform(tuple(p.shape), p, generator) >= dropout_p
         p = xp.where(kept, p / (1.0 - dropout_p), xp.zeros_like(p))
-    return p @ v
+    out = p @ v
+    return out if out.dtype == dtype else xp.astype(out, dtype)
 
 
 def _causal(scores: Array, xp: Any) -> Array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import _array
 from ._array import (
     Array,
@@ -123,6 +125,7 @@ def logsumexp(
     keepdims: bool = False,
 ) -> Array:
     """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly."""
+    temperature = _array.number(temperature)
     if not is_array(temperature):
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
             raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
@@ -222,10 +225,15 @@ def budget(x: Any, k: Any, axis: int | None = None, **options: Any) -> Array:
 def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
     """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+        got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
+        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
     x = asarray(x)
     xp = namespace(x)
-    x = floating(x, xp) if dtype is None else xp.astype(x, dtype)
+    if dtype is not None:
+        x = xp.astype(x, dtype)
+        if not _array.is_floating(x):
+            raise TypeError(f"dtype: expected a floating-point dtype, got {dtype!r}")
+    x = floating(x, xp)
     if x.ndim == 0:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     axis = check_axis(axis, x.ndim)
@@ -256,10 +264,13 @@ def mask_rows(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
 
 def _aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
     """A per-row parameter in the layout and dtype of the rows."""
-    if not is_array(value) or value.ndim == 0:
+    if not is_array(value):
         return value
+    if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
+        return value.item() if isinstance(value, np.ndarray) else value
     xp = namespace(rows)
-    value = _to_rows(_array.like(value, rows, xp), rows, axis, name, xp)
+    value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
+    value = _to_rows(value, rows, axis, name, xp)
     if value.shape[-1] != 1:
         raise ValueError(
             f"{name} of shape {tuple(value.shape)} varies along the classes (axis {axis} of the scores); "
@@ -274,7 +285,10 @@ def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
     shape.insert(axis, shape.pop())
     given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
     if value.ndim > rows.ndim or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
-        raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}")
+        hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}{hint}"
+        )
     value = xp.reshape(value, given) if value.ndim < rows.ndim else value
     return to_last(value, axis, xp)
 

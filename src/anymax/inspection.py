@@ -45,6 +45,7 @@ def entropy(
     "shannon": `-sum p log p`. "renyi": `log(sum p^alpha) / (1 - alpha)`, "renyi2" with alpha = 2, where `sum p^2 = exp(-H)`.
     "tsallis": `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon at alpha = 1, Gini's at 2.
     """
+    alpha = _array.number(alpha)
     kinds = {
         "shannon": 1.0,
         "renyi": 2.0 if alpha is None else alpha,
@@ -75,6 +76,8 @@ def entropy(
             h = -total(xp.where(inside, terms, xp.zeros_like(q)), xp)
         else:
             h = xp.log(total(_array.power(q, order, xp), xp)) / (1.0 - order)
+            if is_array(order):
+                h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1)
     return h if h.dtype == p.dtype else xp.astype(h, p.dtype)
@@ -97,6 +100,7 @@ def logit_gap(loss: Any, n: int) -> Any:
 
     It grows with log n: with many classes softmax must drive its scores far apart, which invites over-fitting.
     """
+    n, loss = _array.number(n), _array.number(loss)
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
     if not is_array(loss):

@@ -52,9 +52,8 @@ def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **option
     with quiet(batch.rows):
         log_p = log_rows(batch.mapping, batch.rows)
         factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
-        asked = factor != 0
+        asked = (factor != 0) | (log_p > -math.inf)  # the derivative in y is -log p also where y is 0
         value = -total(xp.where(asked, factor * xp.where(asked, log_p, xp.zeros_like(log_p)), xp.zeros_like(log_p)), xp)
-        value = xp.where(batch.poisoned, math.nan * xp.ones_like(value), value)
         return batch.reduce(value, weighted=True)
 
 
@@ -65,6 +64,7 @@ def smoothed_nll(
 
     Not convex, and nearly without gradient where p_t is 0: `fenchel_young` is the better loss. n counts the unmasked classes.
     """
+    epsilon = _array.number(epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
     batch = _Batch.of(mapping, scores, target, weight, options)
@@ -75,7 +75,7 @@ def smoothed_nll(
         per_class = -xp.log((p + epsilon) / (1.0 + n * epsilon))
         per_class = xp.where(batch.keep, per_class, math.inf * xp.ones_like(per_class))
         factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
-        asked = factor != 0
+        asked = (factor != 0) | batch.keep
         value = total(xp.where(asked, factor * xp.where(asked, per_class, xp.zeros_like(p)), xp.zeros_like(p)), xp)
         return batch.reduce(value, weighted=True)
 
@@ -114,10 +114,21 @@ def margin_loss(
     """
     cosines = asarray(cosines, "cosines")
     axis = _class_axis(cosines, axis, dim)
-    target = asarray(target, "target")
-    scores = as_margin(margin)(cosines, target, axis) * _array.like(scale, cosines, namespace(cosines))
+    if not isinstance(mapping, Mapping):
+        raise TypeError(
+            f"margin_loss: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
+        )
+    xp = namespace(cosines)
+    cosines = _array.floating(cosines, xp, "cosines")
+    dtype, wide = _result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    target = _array.beside(target, wide, "target", xp)
+    ignored = options.get("ignore_index", -100)
+    counted = _array.counts(target, xp) if is_integer(target) else target
+    counted = xp.where(counted == ignored, -xp.ones_like(counted), counted)
+    scores = as_margin(margin)(wide, counted, axis) * _array.like(_array.number(scale), wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll
-    return loss(mapping, scores, target, weight, axis=axis, **options)
+    out = loss(mapping, scores, target, weight, axis=axis, **options)
+    return out if out.dtype == dtype else xp.astype(out, dtype)
 
 
 def multilabel_softmax_loss(
@@ -139,7 +150,8 @@ def multilabel_softmax_loss(
     x, rows, _, axis = prepare(Softmax(), x, _class_axis(x, axis, dim), mask, None)
     xp = namespace(rows)
     dtype, s = _result_dtype(rows), upcast(rows, xp)
-    t = asarray(target, "target")
+    t = _array.beside(target, rows, "target", xp)
+    t = _array.counts(t, xp) if is_integer(t) else t
     if tuple(t.shape) != tuple(x.shape):
         raise ValueError(
             f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
@@ -246,7 +258,6 @@ def _fenchel_young(
         value = value + stop_gradient(xp.where(value < 0, -value, xp.zeros_like(value)))  # never below 0 by rounding
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
-        value = xp.where(batch.poisoned, math.nan * xp.ones_like(value), value)
         return batch.reduce(value)
 
 
@@ -258,7 +269,7 @@ class _Batch:
     mapping: Mapping
     rows: Array  # [..., n] in the dtype to compute in
     keep: Array  # [..., n], False where masked
-    poisoned: Array  # [..., 1]
+    poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
     y: Array  # [..., n], the target as a distribution, smoothed
     soft: bool  # the target is a distribution, or was made one by smoothing
     indices: bool
@@ -273,7 +284,7 @@ class _Batch:
     def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> _Batch:
         axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
         ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
-        smoothing = options.pop("label_smoothing", 0.0)
+        smoothing = _array.number(options.pop("label_smoothing", 0.0))
         if options:
             raise TypeError(
                 f"unknown option {next(iter(options))!r}; a loss takes weight, ignore_index, reduction, label_smoothing, axis (dim), mask"
@@ -289,15 +300,12 @@ class _Batch:
             _, keep, poisoned = _array.finite_scores(rows, xp)
         n = rows.shape[-1]
         class_weight = None if weight is None else _weight(weight, rows, xp)
-        if is_array(target) and not is_torch(rows) and is_torch(target):
-            raise TypeError("target: got a torch tensor for scores of another framework; convert one of them")
-        t = asarray(target, "target")
-        if type(t) is not type(rows) and not is_torch(t):
-            t = xp.asarray(t, device=rows.device) if is_torch(rows) else xp.asarray(t)
+        t = _array.beside(target, rows, "target", xp)
         indices = is_integer(t)
         one = xp.ones_like(rows[..., :1])
         if indices:
-            y, counted = _one_hot(t, x, rows, axis, ignore_index, xp)
+            y, counted, stray = _one_hot(t, x, rows, axis, ignore_index, xp)
+            poisoned = poisoned | stray
         else:
             y, counted = _distribution(t, x, rows, axis, xp), one
         sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
@@ -333,6 +341,7 @@ class _Batch:
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
         xp = self.xp
+        value = xp.where(self.poisoned, math.nan * xp.ones_like(value), value)
         ignored = self.counted == 0
         value = xp.where(ignored, xp.zeros_like(value), value)
         value = value if weighted or self.class_weight is None else value * self.sample_weight
@@ -361,23 +370,24 @@ def _class_axis(x: Array, axis: int | None, dim: int | None) -> int:
 
 def _result_dtype(rows: Array) -> Any:
     """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if is_torch(rows) and sys.modules["torch"].is_autocast_enabled(rows.device.type):
-        return upcast(rows, namespace(rows)).dtype
+    if is_torch(rows):
+        torch, device = sys.modules["torch"], rows.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            return upcast(rows, namespace(rows)).dtype
     return rows.dtype
 
 
 def _weight(weight: Any, rows: Array, xp: Any) -> Array:
-    weight = asarray(weight, "weight")
-    if not is_torch(weight) and type(weight) is not type(rows):
-        weight = xp.asarray(weight, device=rows.device) if is_torch(rows) else xp.asarray(weight)
+    weight = _array.beside(weight, rows, "weight", xp)
     if tuple(weight.shape) != (rows.shape[-1],):
+        hint = "" if weight.ndim else "; a parameter of the map is a keyword, as in alpha=1.5"
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes"
+            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
         )
     return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
 
 
-def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array]:
+def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array, Array]:
     n = rows.shape[-1]
     expected = tuple(s for i, s in enumerate(x.shape) if i != axis)
     if tuple(t.shape) != expected:
@@ -385,16 +395,18 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
             f"target of shape {tuple(t.shape)}: for scores of shape {tuple(x.shape)} with the classes along axis {axis}, expected class "
             f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}"
         )
+    t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
     ignored = t == ignore_index
-    if known_any(~ignored & ((t < 0) | (t >= n)), xp):
+    stray = ~ignored & ((t < 0) | (t >= n))  # where no value may be asked for, such a sample is NaN
+    if known_any(stray, xp):
         raise IndexError(
             f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
             f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
         )
-    t = _array.counts(xp.where(ignored, xp.zeros_like(t), t), xp)
+    t = xp.where(ignored, xp.zeros_like(t), t)
     classes = xp.arange(n, dtype=t.dtype, device=t.device) if is_torch(t) else xp.arange(n, dtype=t.dtype)
     y = xp.astype(t[..., None] == classes, rows.dtype)
-    return y, xp.astype(~ignored[..., None], rows.dtype)
+    return y, xp.astype(~ignored[..., None], rows.dtype), stray[..., None]
 
 
 def _distribution(t: Array, x: Array, rows: Array, axis: int, xp: Any) -> Array:

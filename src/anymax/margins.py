@@ -24,16 +24,18 @@ from ._array import (
     dtype_name,
     eager,
     floating,
+    from_last,
     is_integer,
     is_torch,
     namespace,
+    number,
     quiet,
     safe,
     stop_gradient,
     take,
+    to_last,
     upcast,
 )
-from .transforms import from_last, to_last
 
 TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
 
@@ -148,6 +150,7 @@ class Combined(Margin):
 
 def as_margin(margin: Any) -> Callable[..., Array]:
     """A number m means AM(m); a margin is returned as it is."""
+    margin = number(margin)
     if isinstance(margin, (int, float)) and not isinstance(margin, bool):
         return AM(float(margin))
     if callable(margin) and not isinstance(margin, type):

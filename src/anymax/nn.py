@@ -14,11 +14,19 @@ from torch import Tensor, nn
 
 from . import functional, losses, margins, transforms
 from ._mapping import Mapping
-from .mappings import Softmax
+from .mappings import Softmax as _Softmax
+
+__all__ = ["Activation", "Loss", "MarginHead"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class _OfMapping(nn.Module):
     """A module that owns the tensors of a mapping."""
+
+    prefix = ""  # of the tensors' names
 
     def __init__(self, mapping: Mapping, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
@@ -32,9 +40,9 @@ class _OfMapping(nn.Module):
             if name == learn:
                 continue
             if isinstance(value, nn.Parameter):
-                self.register_parameter(name, value)
+                self.register_parameter(self.prefix + name, value)
             else:
-                self.register_buffer(name, torch.as_tensor(value))
+                self.register_buffer(self.prefix + name, torch.as_tensor(value))
         if learn is not None:
             self._make_learnable(mapping, learn, bounds)
 
@@ -55,7 +63,7 @@ class _OfMapping(nn.Module):
     @property
     def mapping(self) -> Mapping:
         """The mapping with the module's current tensors."""
-        values = {name: getattr(self, name) for name in self._tensors}
+        values = {name: getattr(self, self.prefix + name) for name in self._tensors}
         if self.learn is not None:
             low, high = self.bounds
             values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
@@ -89,7 +97,11 @@ class Activation(_OfMapping):
 
 
 class Loss(_OfMapping):
-    """The map's loss: Fenchel-Young where it has a potential, else `nll`. Options as in `nn.CrossEntropyLoss`."""
+    """The map's loss: Fenchel-Young where it has a potential, else `nll`. Options as in `nn.CrossEntropyLoss`.
+
+    A Fenchel-Young loss is 0 where y = p(x): with label smoothing or a distribution as target it lies below the cross-entropy
+    by a constant, the entropy of the target, and a class weight multiplies the whole loss of a sample.
+    """
 
     weight: Tensor | None
 
@@ -123,8 +135,11 @@ class Loss(_OfMapping):
 class MarginHead(_OfMapping):
     """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the map's loss.
 
-    `forward(embeddings, target)` is the loss to train with, `scores(embeddings)` the scaled cosines to predict with.
+    `forward(embeddings, target)` is the loss to train with; predict by the largest of `probabilities(embeddings)`. `scores(embeddings)`
+    are the scaled cosines; their order is that of the probabilities for monotone maps only (not for Taylor and x^2).
     """
+
+    prefix = "map_"  # the head has a scale and a weight of its own
 
     def __init__(
         self,
@@ -137,7 +152,7 @@ class MarginHead(_OfMapping):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(Softmax() if mapping is None else mapping, None, (1.0, 2.0))
+        super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale
         self.options = {"ignore_index": ignore_index, "reduction": reduction}
@@ -149,6 +164,9 @@ class MarginHead(_OfMapping):
 
     def scores(self, embeddings: Tensor) -> Tensor:
         return self.scale * self.cosines(embeddings)
+
+    def probabilities(self, embeddings: Tensor) -> Tensor:
+        return functional.apply(self.mapping, self.scores(embeddings))
 
     def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
         cosines = self.cosines(embeddings)

@@ -44,6 +44,8 @@ def label(mapping: Mapping) -> str:
 def curves(mappings: Mapping | Iterable[Mapping] | None = None, *, t: Array | None = None, ax: Axes = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0). Sparsemax is the hard sigmoid here."""
     maps = _maps(mappings, USUAL)
+    if not maps:
+        raise ValueError("anymax.plot.curves: got no mappings; pass at least one, as in [Softmax()]")
     ax = _axes(ax, (6.4, 4.2))
     grid = np.linspace(-4.0, 4.0, 801) if t is None else _numpy(t).astype(float)
     scores = np.stack([grid, np.zeros_like(grid)], axis=-1)
@@ -272,6 +274,8 @@ def _numpy(x: Any) -> np.ndarray:
 
 
 def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
+    if isinstance(given, str):
+        raise TypeError(f"anymax.plot: expected a list of mappings such as [Softmax()], got the string {given!r}")
     one = isinstance(given, (Mapping, type)) or callable(given)
     maps = list(default if given is None else [given] if one else given)  # type: ignore[list-item,arg-type]
     for m in maps:

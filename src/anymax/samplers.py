@@ -23,6 +23,7 @@ from ._array import (
     is_jax,
     is_torch,
     namespace,
+    number,
     pick_axis,
     quiet,
     running_sum,
@@ -52,7 +53,7 @@ def gumbel_max(
 
 def perturb_argmax(
     x: Any,
-    noise: Any = "gumbel",
+    noise: Any = "normal",
     scale: float = 1.0,
     *,
     generator: Any,
@@ -67,6 +68,7 @@ def perturb_argmax(
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
     array(1)
     """
+    scale = number(scale)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:

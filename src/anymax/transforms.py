@@ -31,8 +31,10 @@ from ._array import (
     from_last,
     is_array,
     is_torch,
+    known_any,
     like,
     namespace,
+    number,
     pick_axis,
     quiet,
     safe,
@@ -398,14 +400,13 @@ def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
 
 def _number(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
     """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
+    value = number(value)
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
         raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
     if is_array(value):
         xp = namespace(value)
         value = floating(value, xp, name)
-        if not eager(value):
-            return
-        ok = bool(xp.all(allowed(value)))
+        ok = not known_any(~allowed(value), xp)
     else:
         ok = bool(allowed(value))
     if not ok:

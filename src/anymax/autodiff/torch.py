@@ -43,6 +43,9 @@ def _spec(mapping: Mapping) -> str | None:
     for key, value in mapping.constants().items():
         if not (value is None or isinstance(value, (bool, int, float, str))):
             return None
+        if isinstance(value, float):  # a symbol under torch.compile(dynamic=True): the ratio makes it a number again
+            over, under = value.as_integer_ratio()
+            value = over / under
         words.append(f"{key}={value!r}")
     for key in mapping.params():
         words.append(key)

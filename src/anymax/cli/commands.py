@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class Score(click.ParamType):
         try:
             score = float(value)
         except ValueError:
+            pieces = "".join(" " if c in ",;[]()" else c for c in str(value)).split()
+            if str(value).strip() and all(map(_is_number, pieces)):  # 1,2,3 or [1, or "1 2 3"
+                quotes = " and without quotes" if pieces == str(value).split() else ""
+                shown = f", as in {' '.join(pieces)}" if pieces else ""
+                self.fail(f"{value!r} is not a number; separate numbers by spaces{quotes}{shown}", param, ctx)
             kind = "an unknown option" if str(value).startswith("-") else "not a number"
             self.fail(f"{value!r} is {kind}; scores are numbers such as 2 or -1.5 (see --help)", param, ctx)
         if math.isnan(score) or score == math.inf:
@@ -55,18 +61,28 @@ class Score(click.ParamType):
         return score
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+choice = click.option(
+    "--mapping",
+    "-m",
+    "mappings",
+    multiple=True,
+    metavar="NAME",
+    help="A map, as in entmax or entmax:alpha=1.2; may be given many times. Default: one of each family.",
+)
+
+
 def parameters(command: Any) -> Any:
-    """The options that choose maps and their parameters."""
+    """The options that give maps their parameters."""
     for option in reversed(
         [
-            click.option(
-                "--mapping",
-                "-m",
-                "mappings",
-                multiple=True,
-                metavar="NAME",
-                help="A map, as in entmax or entmax:alpha=1.2; may be given many times. Default: one of each family.",
-            ),
             click.option("--alpha", type=float, help="Of entmax and normmax."),
             click.option("--k", type=float, help="Of budget (the sum) and sparse_softmax (classes kept)."),
             click.option("--p", type=float, help="Of sparse_softmax: the mass kept."),
@@ -113,6 +129,7 @@ def program(context: click.Context) -> None:
 
 @program.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a score
 @click.argument("scores", nargs=-1, required=True, type=Score())
+@choice
 @parameters
 @click.option("--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; null stands for -inf.")
@@ -204,10 +221,10 @@ def definition(mapping: Any) -> str:
 @click.argument("name")
 @click.argument("scores", nargs=-1, type=Score())
 @parameters
-def explain(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], **options: Any) -> None:
-    """Which engine serves which call of the map NAME, and why not the others, for each framework that is installed."""
-    if mappings:
-        raise click.UsageError("explain takes the map as its first argument, not with --mapping")
+def explain(name: str, scores: tuple[float, ...], **options: Any) -> None:
+    """Which engine serves a map, and why not the others. NAME is the map, SCORES one row of a call; the answer is given for
+    each framework that is installed.
+    """
     with plain_errors():
         mapping = names.choose([name], given(**options))[0]
         x = np.asarray(scores or [2.0, 1.0, 0.1, -1.0], dtype=np.float32)
@@ -237,36 +254,54 @@ PICTURES = ("curves", "simplex", "losses", "jacobian")
 @program.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("scores", nargs=-1, type=Score())
+@choice
 @parameters
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="The file to write; its ending says the format. Default: NAME.png"
+    "--out",
+    type=click.Path(),
+    help="The file to write, whose ending says the format (default: .png), or a folder for it. Default: NAME.png",
 )
-def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: Path | None, **options: Any) -> None:
-    """Draw NAME to a file: curves, simplex, losses, jacobian (of SCORES), or a map, which gives all four of it."""
+def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
+    """Draw a picture of maps to a file. NAME is curves, simplex, losses, jacobian (of SCORES), or a map, which gives all four
+    of it.
+    """
     from . import pictures  # late: matplotlib is an optional extra
 
     kind = name.lower()
     with plain_errors():
         given_ = given(**options)
-        maps = names.choose(mappings, given_) if mappings or given_ else None
         x = list(scores) or pictures.SCORES
-        pictures.prepare()
-        if kind not in PICTURES:
+        if kind in PICTURES:
+            if scores and kind != "jacobian":
+                raise ValueError(f"{kind} takes no scores, got {len(scores)}; jacobian and the pictures of a map do")
+            maps = names.choose(mappings, given_) if mappings or given_ else None
+            pictures.prepare()
+            figure = pictures.draw(kind, maps, x)
+        else:
+            try:
+                mapping = names.choose([name], {} if mappings else given_)[0]
+            except names.UnknownMap:
+                raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
             if mappings:
                 raise ValueError(
-                    f"{name!r} is no picture; the pictures are {', '.join(PICTURES)}, or the name of a map"
+                    f"a map's name ({name}) and --mapping don't combine; "
+                    f"with --mapping, NAME is one of {', '.join(PICTURES)}"
                 )
-            try:
-                figure = pictures.portrait(names.choose([name], given_)[0], x)
-            except ValueError as error:
-                if "there is no map" not in str(error):
-                    raise
-                raise ValueError(f"{name!r} is neither a picture ({', '.join(PICTURES)}) nor a map") from None
-        else:
-            figure = pictures.draw(kind, maps, x)
-        path = out or Path(f"{kind.replace(':', '-')}.png")
+            pictures.prepare()
+            figure = pictures.portrait(mapping, x)
+        path = destination(out, kind.replace(":", "-"))
         pictures.save(figure, path)
     click.echo(str(path))
+
+
+def destination(out: str | None, name: str) -> Path:
+    """The file to write: `out`, with an ending, or NAME.png in the folder that `out` is."""
+    if out is None:
+        return Path(f"{name}.png")
+    if out.endswith(("/", os.sep)) or Path(out).is_dir():
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out) / f"{name}.png"
+    return Path(out) if os.path.splitext(out)[1] not in ("", ".") else Path(f"{out.rstrip('.')}.png")
 
 
 @program.command()
@@ -281,7 +316,7 @@ def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: P
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--no-pictures", is_flag=True, help="Tables only.")
 def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
-    """All maps on one vector, in one small classifier each, and in pictures."""
+    """All maps on one vector, in a small classifier and in pictures."""
     from . import tour as run  # late: it needs torch and scikit-learn
 
     with plain_errors():

@@ -22,41 +22,67 @@ SPELLINGS = {
     _bare(name): name for name in (*CLASSES, *RATIOS)
 }  # sparse_softmax, sparse-softmax and SparseSoftmax are one
 OPTIONS = ("alpha", "k", "p", "order", "noise")
+ALIASES = {"entmax15": "entmax:alpha=1.5"}
+
+
+class UnknownMap(ValueError):
+    """No map has this name."""
 
 
 def names() -> list[str]:
-    return [*CLASSES, *RATIOS]
+    """Every map once: `ratio` is `square`, so that its kinds stand for it."""
+    return [name for cls in CLASSES for name in (RATIOS if cls == Ratio.name else (cls,))]
+
+
+def find(name: str) -> str:
+    """The name as the catalogue spells it."""
+    found = SPELLINGS.get(_bare(name))
+    if found is None:
+        raise UnknownMap(f"there is no map {name!r}; the maps are {', '.join(names())}")
+    return found
+
+
+def takes(name: str) -> list[str]:
+    """The parameters of a map that the command line can give."""
+    fields = () if name in RATIOS else dataclasses.fields(CLASSES[name])  # type: ignore[arg-type]
+    return [field.name for field in fields if field.name in OPTIONS]
 
 
 def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
     """The map of this name, for n classes, with those of the given parameters that it has; its usual parameters otherwise."""
-    name = SPELLINGS.get(_bare(name), name)
+    name = find(name)
     if name in RATIOS or name == Ratio.name:
         return RATIOS.get(name, Ratio.square)()
-    if name not in CLASSES:
-        raise ValueError(f"there is no map {name!r}; the maps are {', '.join(names())}")
-    cls = CLASSES[name]
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    chosen = {key: value for key, value in given.items() if key in fields}
-    return cls(**(chosen or ({"k": min(2, n)} if name in TWO else {})))
+    chosen = {key: value for key, value in given.items() if key in takes(name)}
+    return CLASSES[name](**(chosen or ({"k": min(2, n)} if name in TWO else {})))
 
 
 def parse(spec: str, given: Dict[str, Any], n: int = 2) -> Mapping:
     """`NAME` or `NAME:parameter=value,...`; what the spec says goes before the options."""
     name, _, rest = spec.partition(":")
+    if _bare(name) in ALIASES:
+        full = ALIASES[_bare(name)]
+        if rest:
+            raise ValueError(f"{spec!r}: {name} is {full} and takes no parameters")
+        name, _, rest = full.partition(":")
+    name = find(name)
     own: dict[str, Any] = {}
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
-        if not equals or key not in OPTIONS:
+        if not equals:
+            raise ValueError(f"{spec!r}: write NAME:parameter=value, as in entmax:alpha=1.2")
+        if key not in takes(name):
             raise ValueError(
-                f"{spec!r}: write NAME:parameter=value with one of {', '.join(OPTIONS)}, as in entmax:alpha=1.2"
+                f"{spec!r}: {name} has no parameter {key!r}; it takes {' or '.join(takes(name)) or 'none'}"
             )
         own[key] = number(value)
-    mapping = make(name, {**given, **own}, n)
-    unused = [key for key in own if not hasattr(mapping, key)]
-    if unused:
-        raise ValueError(f"{spec!r}: {mapping.name} has no parameter {unused[0]!r}")
-    return mapping
+    try:
+        return make(name, {**given, **own}, n)
+    except (TypeError, ValueError) as error:
+        options = [key for key in takes(name) if key in given and key not in own]
+        if not options:
+            raise
+        raise ValueError(f"{', '.join(f'--{key}' for key in options)}: {error}") from error
 
 
 def number(word: str) -> int | float | str:
@@ -74,7 +100,7 @@ def choose(specs: Iterable[str], given: Dict[str, Any], n: int = 2) -> list[Mapp
     maps = [parse(spec, given, n) for spec in list(specs) or CLASSES]
     for key in given:
         if not any(hasattr(mapping, key) for mapping in maps):
-            raise ValueError(f"--{key}: {', '.join(m.name for m in maps)} has no such parameter")
+            raise ValueError(f"--{key}: {', '.join(dict.fromkeys(m.name for m in maps))} has no such parameter")
     return maps
 
 

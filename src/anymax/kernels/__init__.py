@@ -48,6 +48,8 @@ def forced() -> ModuleType | None:
 def use(name: str) -> Iterator[None]:
     """Within this context every call is served by the engine of this name; one that it refuses is an error, not a detour.
 
+    A context variable: threads that were started inside do not see it; the environment variable ANYMAX_ENGINE holds for all.
+
     >>> import anymax
     >>> with anymax.use("reference"):
     ...     anymax.softmax([0.0, 0.0])
@@ -62,7 +64,9 @@ def use(name: str) -> Iterator[None]:
 
 
 def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:
-    """The engine that serves `op` of this mapping on scores like x."""
+    """The engine that serves `op` ("forward", "vjp" or "loss") of this mapping on scores like x."""
+    if op not in OPS:
+        raise ValueError(f"there is no operation {op!r}; the operations are {', '.join(OPS)}")
     only = forced()
     if only is not None:
         reason = only.refuse(op, mapping, x)
@@ -91,6 +95,8 @@ class Explanation:
 
 def explain(mapping: Mapping, x: Any) -> Explanation:
     """Which engine serves each call of this mapping on scores like x, and why not the others. Print it to read it."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
     x = asarray(x)
     rows = []
     for op in OPS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .._array import Array, eager, is_torch
+from .._array import Array, eager, is_jax, is_torch
 from .._mapping import Mapping
 
 name = "framework"
@@ -15,7 +15,9 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     if mapping.name != "softmax":
         return f"torch has a fused softmax, but no {mapping.name}"
     if not is_torch(x):
-        return f"it serves torch tensors, these scores are of {type(x).__module__.split('.')[0]}"
+        return (
+            f"it serves torch tensors, these scores are of {'jax' if is_jax(x) else type(x).__module__.split('.')[0]}"
+        )
     if op not in ("forward", "vjp"):
         return f"it has forward and vjp, not {op}"
     if not eager(x):

@@ -5,7 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .._array import Array, Namespace, check_number, counts, descending, like, take, total
+from .._array import (
+    Array,
+    Namespace,
+    check_number,
+    counts,
+    descending,
+    dot,
+    finite_scores,
+    is_array,
+    like,
+    stop_gradient,
+    take,
+    top,
+    total,
+)
 from .._mapping import Facts, Separable
 from .._solve import root
 
@@ -75,8 +89,28 @@ class Budget(Separable):
 
         return anchor, root(evaluate, xp.zeros_like(k), xp.ones_like(k), xp)
 
+    def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
+        """The generic loss holds p constant, which leaves out that k moves its sum: d Omega* / dk = tau + 1/2."""
+        value = super().loss(x, p, y, xp)
+        if not is_array(self.k):
+            return value
+        x, keep, _ = finite_scores(x, xp)
+        k, held = like(self.k, x, xp), stop_gradient(p)
+        inside, full = (held > 0) & (held < 1) & keep, held >= 1
+        count = total(xp.astype(inside, x.dtype), xp)
+        lowest = -top(xp.where(full, -x, -xp.inf * xp.ones_like(x)), xp)  # with no class inside, tau may be 1 below it
+        lowest = xp.where(count > 0, xp.zeros_like(lowest), lowest)
+        tau = total(xp.where(inside, x, xp.zeros_like(x)), xp) + total(xp.astype(full, x.dtype), xp) - k
+        tau = xp.where(count > 0, tau / xp.where(count > 0, count, xp.ones_like(count)), lowest - 1.0)
+        price = tau + 0.5
+        aim = total(y, xp)  # the generic loss is centred for targets that sum to k, as they do but for a difference quotient
+        centre = dot(y, x, xp) / xp.where(aim == 0, xp.ones_like(aim), aim)
+        value = value + stop_gradient(centre * (k - aim))
+        # half of the second derivatives in k and x comes from here, the other half from the generic loss
+        return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
+
     def check(self, n: int) -> None:
-        if not hasattr(self.k, "shape") and self.k > n:
+        if not is_array(self.k) and self.k > n:
             raise ValueError(
                 f"Budget(k={self.k}): k classes can't be chosen of {n}; k must be at most the number of classes"
             )

@@ -14,6 +14,7 @@ from .._array import (
     finite_scores,
     is_array,
     is_jax,
+    known,
     like,
     log1p_over,
     power,
@@ -61,7 +62,8 @@ class Entmax(Separable):
     def facts(self) -> Facts:
         alpha = self.alpha
         if is_array(alpha):
-            sparse = not eager(alpha) or bool((alpha > 1).any())
+            above = (alpha > 1).any()
+            sparse = not known(above) or bool(above)
             return Facts(monotone=True, shift_invariant=True, sparse=sparse, has_potential=True)
         margin = 1.0 / (alpha - 1.0) if alpha > 1 else None
         return Facts(monotone=True, shift_invariant=True, sparse=alpha > 1, has_potential=True, margin=margin)
@@ -129,10 +131,10 @@ class Entmax(Separable):
         z = xp.where(keep, c * y, -xp.ones_like(y))
         return -(1.0 + sorted_power_threshold(z, r, xp)) / c
 
-    def search(self, y: Array, keep: Array, xp: Namespace) -> Array:
-        return self._search(y, keep, self._c(y, xp), xp)
+    def search(self, y: Array, keep: Array, xp: Namespace, start: Array | None = None) -> Array:
+        return self._search(y, keep, self._c(y, xp), xp, start)
 
-    def _search(self, y: Array, keep: Array, c: Any, xp: Namespace) -> Array:
+    def _search(self, y: Array, keep: Array, c: Any, xp: Namespace, start: Array | None = None) -> Array:
         """Newton on the r-norm from the upper end: for alpha <= 2 it is convex and never crosses the root."""
         count = total(xp.astype(keep, y.dtype), xp)
         one = xp.ones_like(count)
@@ -147,7 +149,7 @@ class Entmax(Separable):
             step = ratio * expm1_over(-c, xp.log(ratio), xp) / xp.where(s1 > 0, s1, one)
             return s0 - 1.0, -step
 
-        return root(evaluate, low, xp.zeros_like(low), xp)
+        return root(evaluate, low, xp.zeros_like(low), xp, start=start)
 
     def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
         c = self._c(x, xp)
@@ -157,7 +159,7 @@ class Entmax(Separable):
         one, half = xp.ones_like(c), 0.5 * xp.ones_like(level)
         flat = _link_from(x - anchor, xp.where(steep, xp.zeros_like(level), level), xp.where(steep, one, c), xp)
         sharp = self._above(x, anchor, xp.where(steep, level, half), xp.where(steep, c, one), xp)
-        return xp.where(steep, sharp, flat)
+        return xp.where(c > -1.0, xp.where(steep, sharp, flat), xp.nan * xp.ones_like(flat))
 
     def _above(self, x: Array, anchor: Array, q: Array, c: Any, xp: Namespace) -> Array:
         gap = x - anchor

@@ -12,6 +12,7 @@ from .._array import (
     dot,
     finish,
     finite_scores,
+    is_array,
     like,
     power,
     safe,
@@ -86,7 +87,11 @@ class NormMax(Mapping):
             base = xp.where(keep, y + level, xp.zeros_like(y))
             slope = stop_gradient(total(beta * power(base, r, xp), xp))
             level = level + (1.0 - total(power(base, beta, xp), xp)) / xp.where(slope > 0, slope, xp.ones_like(slope))
-        q = power(xp.where(keep, y + level, xp.zeros_like(y)), r, xp)
+        # ((y + level) / level)^r, with no rounding before the power, which is steep near alpha = 1
+        inside = keep & (y + level > 0)
+        q = xp.where(inside, xp.exp(r * xp.log1p(xp.where(inside, y, xp.zeros_like(y)) / level)), xp.zeros_like(y))
+        if is_array(alpha):
+            q = xp.where(alpha > 1.0, q, xp.nan * xp.ones_like(q))
         z = total(q, xp)
         return finish(q / xp.where(z == 0, xp.ones_like(z), z), keep, poisoned, xp)
 

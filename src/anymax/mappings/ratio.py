@@ -104,12 +104,14 @@ def _dsquare(x: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    return 0.5 * (1.0 + namespace(x).tanh(0.5 * x))
+    xp = namespace(x)
+    e = xp.exp(-xp.abs(x))  # (1 + tanh(x/2)) / 2 would lose the small values
+    return xp.where(x < 0, e, xp.ones_like(e)) / (1.0 + e)
 
 
 def _dsigmoid(x: Array) -> Array:
-    s = _sigmoid(x)
-    return s * (1.0 - s)
+    e = namespace(x).exp(-namespace(x).abs(x))
+    return e / ((1.0 + e) * (1.0 + e))
 
 
 def _relu(x: Array) -> Array:

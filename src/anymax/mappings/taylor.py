@@ -33,7 +33,7 @@ class Taylor(RatioMap):
         if k < 2 or k % 2:
             raise ValueError(
                 f"Taylor(order={k}): the order must be even and at least 2, because only the even Taylor polynomials of exp "
-                f"are positive everywhere; use {max(2, k - 1)} or {max(2, k + 1)}"
+                f"are positive everywhere; use {'2' if k < 3 else f'{k - 1} or {k + 1}'}"
             )
 
     @property

@@ -1,0 +1,382 @@
+"""Tests of the tests and of the house: every planted fault turns its law red, every map has its row, imports run downhill."""
+
+import ast
+import importlib
+import math
+import pathlib
+import sys
+
+import laws
+import numpy as np
+import oracles
+import pytest
+from cases import CASES, TABLE
+
+import anymax as am
+from anymax.mappings import CATALOGUE
+
+ROOT = pathlib.Path(am.__file__).parent
+
+
+# -- the table ------------------------------------------------------------------------------------------------------------
+
+
+def missing_rows(catalogue, table):
+    return {kind.__name__ for kind in catalogue} ^ {row.name for row in table}
+
+
+def test_every_map_has_a_row():
+    assert not missing_rows(CATALOGUE, TABLE)
+    for row in TABLE:
+        assert row.cases
+        for case in row.cases:
+            assert type(case.mapping).__name__ == row.name
+    assert len({c.id for c in CASES}) == len(CASES)
+
+
+def test_a_map_without_a_row_is_seen():
+    class Newmax(am.Sparsemax):
+        pass
+
+    assert missing_rows((*CATALOGUE, Newmax), TABLE) == {"Newmax"}
+    assert missing_rows(CATALOGUE, TABLE[1:]) == {TABLE[0].name}
+
+
+def test_the_catalogue_is_complete():
+    """Every file of mappings/ adds a family, and every family is public."""
+    files = {path.stem for path in (ROOT / "mappings").glob("*.py")} - {"__init__"}
+    assert {kind.__module__.rsplit(".", 1)[1] for kind in CATALOGUE} == {f for f in files if not f.startswith("_")}
+    for kind in CATALOGUE:
+        assert getattr(am, kind.__name__) is kind
+        assert kind.name in kind.__module__
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------------
+
+
+def right(x, axis=-1, dim=None, mask=None):
+    return am.sparsemax(x, axis if dim is None else dim, mask=mask)
+
+
+def apart(change):
+    """Sparsemax with its result changed."""
+    return lambda x, **options: change(right(x, **options), x)
+
+
+def low_precision(x, **options):
+    return right(np.asarray(x, np.float16).astype(x.dtype), **options)
+
+
+def by_position(p, x):
+    q = p * (1 + 0.001 * np.arange(p.shape[-1]))
+    s = q.sum(-1, keepdims=True)
+    return (q / np.where(s == 0, 1, s)).astype(p.dtype)
+
+
+def loose_tau(p, x):
+    return np.where(p > 0, p + 1e-3, 0).astype(p.dtype)
+
+
+def shifted(p, x):
+    """Softmax without its invariance."""
+    q = p * (1 + 0.01 * np.tanh(np.where(np.isfinite(x), x, 0)))
+    s = q.sum(-1, keepdims=True)
+    return q / np.where(s == 0, 1, s)
+
+
+def spread(p, x):
+    return np.full_like(p, np.nan) if np.isnan(p).any() else p
+
+
+def cured(p, x):
+    return np.nan_to_num(p)
+
+
+def modifying(x, **options):
+    p = right(x, **options)
+    if x.flags.writeable and x.size:
+        x[(0,) * x.ndim] = 0
+    return p
+
+
+def contiguous_only(x, **options):
+    return right(np.frombuffer(x.tobytes("A"), x.dtype).reshape(x.shape), **options)
+
+
+def last_axis_only(x, axis=-1, dim=None):
+    return right(x)
+
+
+def bad_mask(x, **options):
+    return right(np.where(np.isneginf(x), 0.0, x), **options)
+
+
+def overflowing(x, **options):
+    with np.errstate(all="ignore"):
+        return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+
+def single_row(x, **options):
+    if x.shape[0] == 0:
+        raise AssertionError("no rows")
+    return right(x, **options)
+
+
+def lukewarm(x, **options):
+    return right(np.asarray(x) * 1e-8, **options)
+
+
+def jacobian_of(change):
+    return lambda x: change(am.jacobian(am.Sparsemax(), x))
+
+
+def loss_of(change):
+    return lambda x, y: change(float(am.sparsemax_loss(x, y)), x, y)
+
+
+def targets(n):
+    return [np.eye(n)[0], np.full(n, 1 / n)]
+
+
+ROWS = [laws.scores(5, sigma=s, seed=i) for i, s in enumerate((0.3, 1.0, 2.0))]
+residual = oracles.kkt_entmax(2.0)
+exact = oracles.budget(1)
+accuracy_rows = [laws.scores(63, seed=1), laws.scores(5, sigma=0.1, seed=2) + 100]
+halved = lambda j: 0.5 * j  # noqa: E731
+tilted = lambda j: j + 1e-3 * np.outer(np.arange(5), np.ones(5))  # noqa: E731
+
+# fault -> (law, the law held against the right map, the law held against a wrong one)
+FAULTS = {
+    "not normalised": (laws.simplex, (right,), (apart(lambda p, x: p * p.dtype.type(1.00001)),)),
+    "negative": (laws.simplex, (right,), (apart(lambda p, x: p - p.dtype.type(1e-3)),)),
+    "another dtype": (laws.simplex, (right,), (apart(lambda p, x: p.astype(np.float64)),)),
+    "mass on the masked": (laws.masked, (right,), (bad_mask,)),
+    "mask forgotten": (laws.masked, (right,), (lambda x, **o: right(x),)),
+    "by position": (laws.permutation, (right,), (apart(by_position),)),
+    "out of order": (laws.monotone, (right,), (apart(lambda p, x: p[..., ::-1]),)),
+    "not shift-invariant": (laws.shift, (right,), (apart(shifted),)),
+    "lukewarm at temperature 0": (laws.cold, (right,), (lukewarm,)),
+    "cold at temperature infinity": (laws.warm, (right,), (lambda x, **o: right(x * 1e32),)),
+    "threshold off by 1e-3": (laws.kkt, (right, residual), (apart(loose_tau), residual)),
+    "another map": (laws.kkt, (right, residual), (lambda x, **o: am.entmax(x, 1.99), residual)),
+    "half precision": (laws.accuracy, (right, exact, 4, 8, accuracy_rows), (low_precision, exact, 4, 8, accuracy_rows)),
+    "ten ulp": (
+        laws.accuracy,
+        (right, exact, 4, 8, accuracy_rows),
+        (apart(lambda p, x: p * (1 + 10 * np.finfo(p.dtype).eps)), exact, 4, 8, accuracy_rows),
+    ),
+    "half the derivative": (
+        laws.jacobian,
+        (right, jacobian_of(lambda j: j), ROWS, True, True),
+        (right, jacobian_of(halved), ROWS, True, True),
+    ),
+    "a tilted derivative": (
+        laws.jacobian,
+        (right, jacobian_of(lambda j: j), ROWS, True, True),
+        (right, jacobian_of(tilted), ROWS, True, True),
+    ),
+    "an asymmetric map": (
+        laws.jacobian,
+        (lambda x: am.taylor_softmax(x), lambda x: am.jacobian(am.Taylor(2), x), ROWS, False, False),
+        (lambda x: am.taylor_softmax(x), lambda x: am.jacobian(am.Taylor(2), x), ROWS, True, False),
+    ),
+    "a negative loss": (
+        laws.loss_facts,
+        (right, loss_of(lambda v, x, y: v), targets, ROWS),
+        (right, loss_of(lambda v, x, y: v - 1.0), targets, ROWS),
+    ),
+    "the gradient of another loss": (
+        laws.loss_facts,
+        (right, loss_of(lambda v, x, y: v), targets, ROWS),
+        (right, loss_of(lambda v, x, y: 1.01 * v), targets, ROWS),
+    ),
+    "a loss that is not convex": (
+        laws.loss_facts,
+        (right, loss_of(lambda v, x, y: v), targets, ROWS),
+        (right, loss_of(lambda v, x, y: math.sqrt(v)), targets, ROWS),
+    ),
+    "the last axis only": (laws.axes, (right,), (last_axis_only,)),
+    "contiguous only": (laws.views, (right,), (contiguous_only,)),
+    "inputs modified": (laws.views, (right,), (modifying,)),
+    "an empty batch": (laws.empty, (right,), (single_row,)),
+    "poison spreads": (laws.poison, (right,), (apart(spread),)),
+    "poison is silent": (laws.poison, (right,), (apart(cured),)),
+    "overflow": (laws.extremes, (right,), (overflowing,)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_turns_its_law_red(fault):
+    law, good, bad = FAULTS[fault]
+    law(*good)
+    with pytest.raises(AssertionError):
+        law(*bad)
+
+
+def test_every_law_has_a_fault():
+    every = {
+        name for name, f in vars(laws).items() if callable(f) and getattr(f, "__module__", "") == laws.__name__
+    } - {"scores", "check", "close", "same"}
+    assert every == {law.__name__ for law, _, _ in FAULTS.values()}
+
+
+def test_a_wrong_oracle_is_seen():
+    """The oracles disagree with each other as soon as one is wrong by a little."""
+    x = laws.scores(5, sigma=0.3, seed=3)
+    assert oracles.worst_ulps(right(x), oracles.entmax(2.0)(x)) < 4
+    assert oracles.worst_ulps(right(x), oracles.entmax(2.0 + 1e-9)(x)) > 100
+
+
+# -- the floors of the house ----------------------------------------------------------------------------------------------------
+
+# module -> floor; a module imports from floors below its own, or within it where no circle arises
+FLOORS = (
+    ("_version", "_array"),
+    ("_solve", "_random", "_noises", "_truncate", "transforms"),
+    ("_mapping",),
+    ("mappings", "kernels"),
+    ("autodiff",),
+    ("functional", "margins", "losses", "attention", "samplers", "inspection"),
+    ("nn", "plot"),
+    ("__init__",),
+    ("cli",),
+)
+HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+
+
+def modules():
+    return {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path for path in ROOT.rglob("*.py")}
+
+
+def imports(name, path):
+    """(module of ours or top-level package, is it ours?, late?) of every import of a file."""
+    tree = ast.parse(path.read_text())
+    package = name.split(".")[:-1]
+    late = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
+    late |= {
+        n for b in ast.walk(tree) if isinstance(b, ast.If) and "TYPE_CHECKING" in ast.dump(b.test) for n in ast.walk(b)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.split(".")[0], False, node in late
+        elif isinstance(node, ast.ImportFrom):
+            if not node.level:
+                yield node.module.split(".")[0], False, node in late
+                continue
+            base = package[: len(package) - node.level + 1]
+            target = base + (node.module.split(".") if node.module else [])
+            if node.module:
+                yield ".".join(target), True, node in late
+            else:
+                for alias in node.names:
+                    inside = ".".join([*base, alias.name])
+                    yield (inside if _known(inside) else ".".join(base) or "__init__"), True, node in late
+
+
+def _known(name):
+    return (ROOT / (name.replace(".", "/") + ".py")).exists() or (ROOT / name.replace(".", "/")).is_dir()
+
+
+def floor(name):
+    return HEIGHT[name.split(".")[0]]
+
+
+def test_every_module_stands_on_a_floor():
+    assert {name.split(".")[0] for name in modules()} == set(HEIGHT)
+
+
+def test_imports_run_downhill():
+    uphill = [
+        f"{name} imports {target}"
+        for name, path in modules().items()
+        for target, ours, late in imports(name, path)
+        if ours and floor(target) > floor(name) and not (late and target.split(".")[0] in ("plot", "nn"))
+    ]
+    assert not uphill
+
+
+def test_there_are_no_circles():
+    graph = {
+        name: {t for t, ours, late in imports(name, path) if ours and not late} for name, path in modules().items()
+    }
+
+    def files(target):
+        return {target, f"{target}.__init__"} & graph.keys()
+
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for target in graph[name]:
+            for other in files(target) - {name}:
+                visit(other)
+        path.pop()
+        done.add(name)
+
+    for name in graph:
+        visit(name)
+
+
+def test_frameworks_only_in_leaves():
+    allowed = {"torch": {"autodiff.torch", "nn"}, "jax": {"autodiff.jax"}, "matplotlib": {"plot"}, "triton": set()}
+    optional = {"click", "rich", "sklearn"}
+    for name, path in modules().items():
+        for target, ours, _late in imports(name, path):
+            if ours:
+                continue
+            if target in allowed and not name.startswith("cli"):
+                assert name in allowed[target], f"{name} imports {target}"
+            if target in optional:
+                assert name.startswith("cli"), f"{name} imports {target}"
+
+
+def test_hard_dependencies():
+    """Outside of leaves: the standard library, NumPy and array-api-compat."""
+    leaves = ("autodiff.torch", "autodiff.jax", "nn", "plot", "cli")
+    known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
+    for name, path in modules().items():
+        if not name.startswith(leaves):
+            foreign = {target for target, ours, _ in imports(name, path) if not ours} - known
+            assert not foreign, (name, foreign)
+
+
+def test_kernels_do_not_know_maps():
+    for name, path in modules().items():
+        if name.startswith("kernels"):
+            assert not [t for t, ours, _ in imports(name, path) if ours and t.startswith("mappings")]
+
+
+def test_a_planted_uphill_import_is_seen(tmp_path):
+    path = tmp_path / "_solve.py"
+    path.write_text("from .mappings.entmax import Entmax\nimport torch\n")
+    found = list(imports("_solve", path))
+    assert ("mappings.entmax", True, False) in found
+    assert ("torch", False, False) in found
+    assert floor("mappings.entmax") > floor("_solve")
+
+
+def test_all_is_what_is_public():
+    assert len(set(am.__all__)) == len(am.__all__)
+    for name in am.__all__:
+        if name in ("nn", "plot"):
+            pytest.importorskip("torch" if name == "nn" else "matplotlib")
+        assert getattr(am, name) is not None
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    imported = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    } - {"annotations", "Any", "TYPE_CHECKING"}
+    assert imported == set(am.__all__)
+    assert dir(am) == sorted([*am.__all__, "nn", "plot"])
+    with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
+        am.softmaxx  # noqa: B018
+
+
+def test_the_public_name_of_a_map_is_the_file_and_the_id():
+    for kind in CATALOGUE:
+        assert importlib.import_module(f"anymax.mappings.{kind.name}").__dict__[kind.__name__] is kind
+        assert kind.__doc__
+        assert ">>>" in kind.__doc__ or kind is am.PerturbMax

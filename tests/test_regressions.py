@@ -1,0 +1,165 @@
+"""Defects that reviews found, each held by the smallest case that shows it."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+import anymax as am
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
+
+torch = pytest.importorskip("torch")
+
+
+def test_attention_in_half_precision_does_not_overflow():
+    g = torch.Generator().manual_seed(0)
+    q = (torch.randn(1, 2, 4, 128, generator=g) * 40).half()
+    k = q.clone()
+    assert (q.float() @ k.float().mT).abs().max() > 65504  # the scores themselves do
+    out = am.attention(q, k, q)
+    assert out.dtype == torch.float16
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("loss", [am.cross_entropy, lambda x, y: am.smoothed_nll(Softmax(), x, y, epsilon=0.1)])
+def test_gradient_in_a_soft_target_where_it_is_zero(loss):
+    x = torch.tensor([[0.5, -0.2, 1.0]], dtype=torch.float64)
+    y = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(loss(x, y), y)
+    assert (grad > 0).all()
+    if loss is am.cross_entropy:
+        torch.testing.assert_close(grad, -torch.log_softmax(x, -1))
+
+
+@pytest.mark.parametrize("k", [1.0, 1.7, 2.4])
+def test_budget_loss_has_its_gradient_in_k(k):
+    x = torch.tensor([[1.3, 0.9, 0.2, -0.4, 0.05]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[1.0, 0.4, 0.3, 0.0, 0.0]], dtype=torch.float64) * (k / 1.7)
+    k = torch.tensor([[k]], dtype=torch.float64, requires_grad=True)
+
+    def conjugate(x, k):  # with the target held, the loss is Omega* up to a constant
+        return am.fenchel_young(Budget(k), x, y)
+
+    assert torch.autograd.gradcheck(conjugate, (x, k))
+    assert torch.autograd.gradgradcheck(conjugate, (x, k), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint64"])
+def test_targets_of_any_integer_type(dtype):
+    x = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32)
+    t = np.array([1, 5, 100])
+    want = am.cross_entropy(x, t)
+    for scores in (x, torch.tensor(x)):
+        np.testing.assert_allclose(float(am.cross_entropy(scores, t.astype(dtype))), want, rtol=1e-5)
+    if dtype == "uint8":
+        t = np.array([1, 156, 100], dtype)  # 156 is -100 modulo 256
+        np.testing.assert_allclose(
+            float(am.cross_entropy(torch.tensor(x), torch.tensor(t))), am.cross_entropy(x, t.astype(int)), rtol=1e-5
+        )
+
+
+def test_sigmoid_ratio_of_very_negative_scores():
+    p = am.apply(Ratio.sigmoid(), np.array([-40.0, -41.0], np.float32))
+    np.testing.assert_allclose(p, [1 / (1 + math.exp(-1)), 1 / (1 + math.e)], rtol=1e-5)
+
+
+def test_alpha_is_not_rounded_to_half_precision():
+    x = torch.tensor([[0.3, -0.2, 0.5]]).bfloat16()
+    row = am.entmax(x, torch.tensor([[1.3]]))
+    assert torch.equal(row, am.entmax(x, torch.tensor(1.3)))
+    assert torch.equal(row, am.entmax(x.float(), torch.tensor([[1.3]])).bfloat16())
+
+
+@pytest.mark.parametrize("mapping", [Entmax(torch.tensor([[1.5], [-1.0]])), NormMax(torch.tensor([[1.5], [0.5]]))])
+def test_an_impossible_alpha_in_an_array_is_nan_in_its_row(mapping):
+    p = am.apply(mapping, torch.tensor([[0.3, 0.1], [0.3, 0.1]]))
+    assert torch.isfinite(p[0]).all()
+    assert p[1].isnan().all()
+
+
+def test_normmax_close_to_one():
+    x = np.array([0.0, -3e-4])
+    want = am.normmax(x, 1.001)
+    np.testing.assert_allclose(am.normmax(x.astype(np.float32), 1.001), want, atol=3e-7)
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), NormMax(2.0), SparseSoftmax(k=2)])
+def test_losses_of_extreme_finite_scores(mapping):
+    x = np.array([[3e38, -3e38, 1.0]], np.float32)
+    assert am.fenchel_young(mapping, x, np.array([0])) == 0
+
+
+def test_alpha_closed_over_by_jit():
+    jax = pytest.importorskip("jax")
+    alpha = jax.numpy.array([[1.3], [1.5]])
+    x, t = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32), np.array([0, 1])
+    np.testing.assert_allclose(
+        jax.jit(lambda x: am.entmax_loss(x, t, alpha=alpha))(x),
+        am.entmax_loss(x, t, alpha=np.asarray(alpha)),
+        rtol=1e-5,
+    )
+    jax.jit(lambda x: am.temperature(alpha)(x))(x)
+
+
+def test_margin_loss_ignores_any_index():
+    c = np.array([[0.9, 0.1, 0.2], [0.3, 0.5, 0.1]])
+    one = am.margin_loss(Sparsemax(), c[:1], np.array([0]))
+    np.testing.assert_allclose(am.margin_loss(Sparsemax(), c, np.array([0, 255]), ignore_index=255), one)
+
+
+def test_margin_loss_in_half_precision_rounds_once():
+    g = torch.Generator().manual_seed(0)
+    c, t = torch.rand(64, 10, generator=g).bfloat16(), torch.zeros(64, dtype=torch.int64)
+    out = am.margin_loss(Softmax(), c, t, reduction="none")
+    want = am.margin_loss(Softmax(), c.float(), t, reduction="none")
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, want.bfloat16())
+
+
+def test_numpy_scalars_are_numbers():
+    x, half = np.array([1.0, 2.0], np.float32), np.float32(0.5)
+    for out in (am.temperature(half)(x), am.minp(half)(x), am.topp(half)(x), am.logsumexp(x, temperature=half)):
+        assert out.dtype == np.float32
+    am.entropy(am.softmax(x), "renyi", half)
+    am.logit_gap(half, np.int64(10))
+    am.cross_entropy(x, 0, label_smoothing=half)
+    am.margin_loss(Softmax(), np.array([[0.3, 0.4]]), np.array([0]), margin=half, scale=np.float64(8.0))
+    am.entmax(torch.tensor(x), np.array(1.5))
+
+
+def test_targets_and_masks_that_are_not_of_torch():
+    x = torch.tensor([[1.0, -1.0]])
+    want = am.multilabel_softmax_loss(x, torch.tensor([[1.0, 0.0]]))
+    assert am.multilabel_softmax_loss(x, [[1, 0]]) == want
+    q = torch.randn(1, 3, 4)
+    keep = np.tril(np.ones((3, 3), bool))
+    torch.testing.assert_close(am.attention(q, q, q, mask=keep, is_causal=True), am.attention(q, q, q, is_causal=True))
+
+
+def test_margin_head_of_a_map_with_a_scale():
+    head = am.nn.MarginHead(4, 5, PerturbMax(scale=torch.nn.Parameter(torch.tensor(1.0))))
+    head(torch.randn(3, 4), torch.tensor([0, 1, 2])).backward()
+    assert head.map_scale.grad is not None
+    assert copy.deepcopy(head).probabilities(torch.randn(2, 4)).shape == (2, 5)
+
+
+def test_losses_on_meta_tensors():
+    assert (
+        am.cross_entropy(torch.empty(3, 4, device="meta"), torch.empty(3, device="meta", dtype=torch.int64)).shape == ()
+    )
+
+
+def test_a_noise_with_a_list_as_support_can_be_hashed():
+    law = am.Noise(cdf=lambda v: v, pdf=lambda v: 0 * v + 1, support=[0.0, 1.0], mean=0.5)
+    assert hash(law) is not None
+
+
+def test_renyi_entropy_at_one_is_shannons():
+    p = am.softmax([1.0, 2.0, 0.0])
+    np.testing.assert_allclose(am.entropy(p, "renyi", np.array(1.0)), am.entropy(p))
+
+
+def test_integer_dtype_argument_is_refused():
+    with pytest.raises(TypeError, match="floating-point dtype"):
+        am.softmax([1.0, 2.0], dtype=np.int64)
