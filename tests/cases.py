@@ -112,7 +112,7 @@ TABLE = (
         ),
     ),
     Row("Budget", (_budget(2), _budget(1), _budget(2.5))),
-    Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=10), _normmax(1.5), _normmax(4.0, ulps64=16))),
+    Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
     Row(
         "Taylor",
         tuple(Case(f"taylor-{order}", am.Taylor(order), oracles.taylor(order), potential=False) for order in (2, 4, 6)),

@@ -39,9 +39,9 @@ def same(a, b, *said):
 # -- the simplex -----------------------------------------------------------------------------------------------------
 
 
-def simplex(apply, mass=1.0, least=1, positive_row=False):
+def simplex(apply, mass=1.0, least=1, positive_row=False, single=2e-7):
     """p >= 0 and sum p = 1, at every size and spread; a row of one class is that class; without any class zeros."""
-    for dtype, atol in ((np.float32, 2e-7), (np.float64, 1e-14)):
+    for dtype, atol in ((np.float32, single), (np.float64, 1e-14)):
         for n in SIZES:
             if n < least:
                 continue

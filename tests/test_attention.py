@@ -10,7 +10,7 @@ import pytest
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Entmax, NormMax, Softmax, SparseSoftmax, Sparsemax, Taylor
+from anymax import Entmax, NormMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
 torch = pytest.importorskip("torch")
 sdpa = torch.nn.functional.scaled_dot_product_attention

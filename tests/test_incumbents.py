@@ -14,7 +14,7 @@ import pytest
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
 torch = pytest.importorskip("torch")
 D = torch.float64

@@ -12,7 +12,7 @@ import scipy.stats
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
 P = np.array([[0.5, 0.3, 0.2, 0.0], [1.0, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
 

