@@ -63,7 +63,7 @@ def masks(name, shape, seed=3):
     return {"bool": keep, "row": keep[0, 0], "float": np.where(keep, g.normal(size=shape), -np.inf)}[name]
 
 
-# -- softmax is torch's -----------------------------------------------------------------------------------------------------------------
+# -- softmax is torch's -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -100,7 +100,7 @@ def test_bias_adds_to_the_scores():
     torch.testing.assert_close(A.attention(q, k, v, bias=bias, mask=keep), want)
 
 
-# -- any map is a loop ----------------------------------------------------------------------------------------------------------------------
+# -- any map is a loop ------------------------------------------------------------------------------------------------
 
 
 @every_kind

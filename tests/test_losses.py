@@ -745,8 +745,8 @@ def test_a_map_without_a_potential_names_the_loss_to_use(name, t):
 X = np.zeros((3, 4))
 T = np.zeros(3, int)
 WRONG = {
-    "shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(4, int)), ValueError, r"target of shape \(4,\).*expected class indices of shape \(3,\)"),
-    "soft shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(3)), ValueError, r"distribution.*must have the shape of the scores, \(3, 4\)"),
+    "shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(4, int)), ValueError, r"target of shape \(4,\).*expected class indices of shape \(3,\)"),  # noqa: E501
+    "soft shape": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros(3)), ValueError, r"distribution.*must have the shape of the scores, \(3, 4\)"),  # noqa: E501
     "bool": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros((3, 4), bool)), TypeError, "class indices .*or a distribution"),
     "complex": (lambda: A.fenchel_young(Sparsemax(), X, np.zeros((3, 4), complex)), TypeError, "class indices .*or a distribution"),
     "words": (lambda: A.fenchel_young(Sparsemax(), X, ["a"] * 3), TypeError, "target: expected an array"),

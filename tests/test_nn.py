@@ -37,7 +37,7 @@ def names(module):
     return [n for n, _ in module.named_parameters()], [n for n, _ in module.named_buffers()]
 
 
-# -- who owns a tensor ----------------------------------------------------------------------------------------------------------------
+# -- who owns a tensor ------------------------------------------------------------------------------------------------
 
 
 def test_a_number_is_a_constant_a_tensor_a_buffer_a_parameter_a_parameter():
@@ -92,7 +92,7 @@ def test_the_parameter_is_the_users_own():
     torch.testing.assert_close(module(scores()), A.sparsemax(scores()))
 
 
-# -- a learnable parameter inside its bounds -------------------------------------------------------------------------------------------
+# -- a learnable parameter inside its bounds --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e3, -1e3, 1e8])
@@ -155,7 +155,7 @@ def test_a_module_needs_a_mapping():
             make(Sparsemax)
 
 
-# -- copies -------------------------------------------------------------------------------------------------------------------------------
+# -- copies -----------------------------------------------------------------------------------------------------------
 
 
 def examples():
@@ -247,7 +247,7 @@ def test_repr(name, words):
         assert got == words
 
 
-# -- learning ---------------------------------------------------------------------------------------------------------------------------------
+# -- learning ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MAPS)

@@ -255,7 +255,6 @@ DISTRIBUTIONS = {
     "laplace": "laplace",
     "exponential": "expon",
     "uniform": "uniform",
-    "exponential": "expon",
 }
 
 
