@@ -148,6 +148,15 @@ def test_without_x64_and_in_halves(name, dtype):
     np.testing.assert_allclose(np.asarray(g, np.float64), A.jacobian(MAPS[name], exact)[:, 0], atol=8 * eps)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_halves_are_computed_in_fp32(dtype):
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 2048)), dtype)
+    for name in ("softmax", "sparsemax"):
+        p = np.asarray(A.apply(MAPS[name], x), np.float64)
+        want = A.apply(MAPS[name], np.asarray(x, np.float64))
+        np.testing.assert_allclose(p, want, rtol=float(jnp.finfo(dtype).eps), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax3", "budget", "taylor", "perturb_max"])
 def test_masks(name):
     x = X.copy()

@@ -379,6 +379,21 @@ def test_a_steep_edge():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("alpha", [2.5, 3.0, 5.0])
+def test_a_steep_edge_in_fp32(alpha):
+    """A probability near 0 has a sensitivity beyond all others: what nearly cancels must not."""
+    edge = 1.0 / (alpha - 1.0)
+    x = torch.tensor([0.0, -edge + 2e-7, -0.2 * edge, 0.0], dtype=torch.float32)
+    g = torch.tensor([1.0, 1000.0, -2.0, 0.5])
+    grads = []
+    for n, dtype in itertools.product((2, 4), (torch.float32, D)):
+        a = x[:n].clone().to(dtype).requires_grad_()
+        (A.entmax(a, alpha) * g[:n].to(dtype)).sum().backward()
+        grads.append(a.grad.double())
+    for got, want in (grads[:2], grads[2:]):
+        torch.testing.assert_close(got, want, rtol=2e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -225,4 +225,8 @@ def _link_from(y: Array, level: Array, c: Any, xp: Namespace) -> Array:
 
     In a flat row over many classes level is large and y small: their sum would round away what tells the classes apart.
     """
+    if not is_array(c) and abs(c) >= 0.3:
+        return power(
+            (1.0 + c * level) + c * y, 1.0 / c, xp
+        )  # exact but for the first sum, which is a shift of the level
     return _link(level, c, xp) * _link(y / (1.0 + c * level), c, xp)
