@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -20,7 +23,7 @@ def scores(kind="numpy"):
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch):
-    monkeypatch.delenv("ANYMAX_ENGINE", raising=False)
+    monkeypatch.setattr(kernels, "_environment", None)
 
 
 @every_kind
@@ -52,8 +55,16 @@ def test_every_engine_gives_the_same(kind):
                     np.testing.assert_allclose(back(A.apply(mapping, x)), want, rtol=1e-6, atol=1e-12)
 
 
+@pytest.fixture
+def no_library(monkeypatch):
+    """As where no compiler was at hand."""
+    monkeypatch.setattr(kernels.native, "load", lambda: "there is no compiled library here")
+    monkeypatch.setattr(kernels.native, "held_call", None)
+    monkeypatch.setattr(kernels.xla, "refuse", lambda op, mapping, x: "there is no compiled library here")
+
+
 @needs_torch
-def test_torchs_own_softmax_serves_softmax():
+def test_torchs_own_softmax_serves_softmax(no_library):
     import torch
 
     x = torch.randn(2, 5)
@@ -64,14 +75,14 @@ def test_torchs_own_softmax_serves_softmax():
 
 
 @needs_torch
-def test_explain():
+def test_explain(no_library):
     import torch
 
     told = A.explain(Softmax(), torch.randn(2, 5))
     assert [op for op, _, _ in told.rows] == list(kernels.OPS)
     assert str(told) == repr(told)
     assert str(told).splitlines()[0] == "Softmax()"
-    assert "forward  framework" in str(told)
+    assert "forward     framework" in str(told)
     assert "(framework refuses: it has forward and vjp, not loss)" in str(told)
     told = A.explain(Sparsemax(), torch.randn(2, 5))
     assert "torch has a fused softmax, but no sparsemax" in str(told)
@@ -114,18 +125,22 @@ def test_unknown_engines():
 
 def test_the_environment(monkeypatch):
     x = scores()
-    monkeypatch.setenv("ANYMAX_ENGINE", "reference")
+    monkeypatch.setattr(kernels, "_environment", "reference")
     assert A.choose("forward", Softmax(), x).name == "reference"
-    monkeypatch.setenv("ANYMAX_ENGINE", "framework")
+    monkeypatch.setattr(kernels, "_environment", "framework")
     with pytest.raises(RuntimeError, match="engine 'framework' was asked for"):
         A.softmax(x)
     with A.use("reference"):  # the nearer word counts
         A.softmax(x)
-    monkeypatch.setenv("ANYMAX_ENGINE", "warp")
+    monkeypatch.setattr(kernels, "_environment", "warp")
     with pytest.raises(ValueError, match="ANYMAX_ENGINE: there is no engine 'warp'"):
         A.softmax(x)
-    monkeypatch.setenv("ANYMAX_ENGINE", "")
+    monkeypatch.setattr(kernels, "_environment", None)
     A.softmax(x)
+    code = "import anymax; print(anymax.choose('forward', anymax.Sparsemax(), [0.0, 1.0]).name)"
+    env = {**os.environ, "ANYMAX_ENGINE": "reference"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "reference"
 
 
 def test_contexts_nest_and_restore():

@@ -11,6 +11,8 @@ from kinds import KINDS, back
 
 import anymax as am
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 ALPHAS = (0.5, 0.9, 0.95, 1.0, 1 + 1e-6, 1.001, 1.06, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0)
 SIGMAS = (8.0, 1.0, 0.1, 0.02)
 precise = pytest.mark.skipif(not oracles.EXTENDED, reason="longdouble is a double here")

@@ -8,6 +8,8 @@ from cases import CASES, each
 
 import anymax as am
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 
 @each([c for c in CASES if c.kkt])
 def test_kkt(case):

@@ -322,7 +322,12 @@ def test_there_are_no_circles():
 
 
 def test_frameworks_only_in_leaves():
-    allowed = {"torch": {"autodiff.torch", "nn"}, "jax": {"autodiff.jax"}, "matplotlib": {"plot"}, "triton": set()}
+    allowed = {
+        "torch": {"autodiff.torch", "nn"},
+        "jax": {"autodiff.jax", "kernels.xla"},
+        "matplotlib": {"plot"},
+        "triton": set(),
+    }
     optional = {"click", "rich", "sklearn"}
     for name, path in modules().items():
         for target, ours, _late in imports(name, path):
@@ -336,7 +341,7 @@ def test_frameworks_only_in_leaves():
 
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
-    leaves = ("autodiff.torch", "autodiff.jax", "nn", "plot", "cli")
+    leaves = ("autodiff.torch", "autodiff.jax", "kernels.native", "kernels.xla", "nn", "plot", "cli")
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
         if not name.startswith(leaves):

@@ -1,5 +1,7 @@
 """What is installed: names, version, import time, pins that must agree."""
 
+import ctypes
+import fnmatch
 import importlib.metadata
 import os
 import re
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import anymax
+from anymax.kernels import _locate
 
 ROOT = Path(__file__).parents[1]
 
@@ -98,3 +101,99 @@ def test_pins_agree():
         assert pin
         assert rev
         assert pin[1] == rev[1]
+
+
+# -- the compiled library ---------------------------------------------------------------------------------------------------
+
+
+def read(name: str) -> str:
+    path = ROOT / name
+    if not path.exists():
+        pytest.skip(f"{name} is only in the repository")
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_library_is_found_where_it_lies(monkeypatch, tmp_path):
+    """An editable install has two folders, that of the sources and that of the library; no library is no error."""
+    folders = [tmp_path / "sources", tmp_path / "compiled"]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.delenv("ANYMAX_LIBRARY", raising=False)
+    monkeypatch.setattr(sys.modules["anymax.kernels"], "__path__", [str(folder) for folder in folders])
+    assert _locate.library_path() is None
+    library = folders[1] / _locate.NAME
+    library.touch()
+    assert _locate.library_path() == library
+    named = tmp_path / "mine.so"
+    named.touch()
+    monkeypatch.setenv("ANYMAX_LIBRARY", str(named))
+    assert _locate.library_path() == named
+    monkeypatch.setenv("ANYMAX_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(FileNotFoundError, match="unset the variable"):
+        _locate.library_path()
+
+
+def test_the_library_is_that_of_the_header():
+    path = _locate.library_path()
+    if path is None:
+        pytest.skip("installed without the compiled library")
+    header = read("csrc/anymax.h")
+    version = re.search(r"define ANYMAX_ABI (\d+)", header)
+    assert version
+    library = ctypes.CDLL(str(path))
+    assert library.anymax_abi() == int(version[1])
+    names = re.findall(r"^ANYMAX_API .*?(anymax_\w+)\(", header, flags=re.M)
+    assert len(names) >= 10
+    assert not [name for name in names if not hasattr(library, name)]
+
+
+def test_the_wheel_is_for_any_python():
+    """Without the library it is for any machine as well."""
+    wheel = importlib.metadata.distribution("anymax").read_text("WHEEL")
+    assert wheel
+    assert [tag.partition("-")[0] for tag in re.findall(r"^Tag: (.*)$", wheel, flags=re.M)] == ["py3"]
+    assert "Tag: py3-none-" in wheel
+    if any(file.name == _locate.NAME for file in importlib.metadata.files("anymax") or []):
+        assert "Root-Is-Purelib: false" in wheel
+        assert "Tag: py3-none-any" not in wheel
+
+
+def test_the_sources_of_the_library_are_shipped():
+    pyproject, ignored = read("pyproject.toml"), read(".gitignore").splitlines()
+    excluded = re.search(r"^sdist\.exclude = \[(.*)\]$", pyproject, flags=re.M)
+    assert excluded
+    patterns = [p.strip("/") for p in re.findall(r'"(.+?)"', excluded[1]) + ignored if p]
+    needed = [Path("CMakeLists.txt"), Path("pyproject.toml"), Path("LICENSE"), Path("README.md")]
+    needed += [path.relative_to(ROOT) for name in ("csrc", "cmake", "src") for path in (ROOT / name).rglob("*.[chp]*")]
+    assert {"csrc", "cmake", "src"} <= {path.parts[0] for path in needed}
+    assert not [
+        (str(path), pattern)
+        for path in needed
+        for pattern in patterns
+        if "__pycache__" not in path.parts and any(fnmatch.fnmatch(part, pattern) for part in path.parts)
+    ]
+
+
+def test_cmake_names_every_source_and_no_other():
+    cmake = read("CMakeLists.txt")
+    named = set(re.findall(r"(?:csrc|cmake)/\w+\.cpp", cmake))
+    assert named == {
+        path.relative_to(ROOT).as_posix() for folder in ("csrc", "cmake") for path in (ROOT / folder).glob("*.cpp")
+    }
+
+
+def test_the_units_of_cmake_are_those_of_the_dispatcher():
+    cmake, cross = read("CMakeLists.txt"), read("tools/cross.sh")
+    flags = {
+        name: options.split() for name, options in re.findall(r"^set\(ANYMAX_FLAGS_(\w+) ?(.*)\)$", cmake, flags=re.M)
+    }
+    built = {unit for line in re.findall(r"set\(candidates (.*)\)", cmake) for unit in line.upper().split()}
+    known = set(re.findall(r"defined\(ANYMAX_HAVE_(\w+)\)", read("csrc/abi.cpp")))
+    assert set(flags) == built
+    assert known == built | {"SIMD128"}, "WebAssembly is built by tools/cross.sh"
+    crossed = re.findall(r'^ +build \$target \S+ (?:"([^"]+)"|(\w+))', cross, flags=re.M)
+    assert {unit for several, one in crossed for unit in (several or one).upper().split()} == known
+    assert not any("fast-math" in line for line in re.findall(r"^set\(ANYMAX_FLAGS.*$", cmake, flags=re.M))
+    assert not flags["BASELINE"]
+    assert not flags["NEON"]
+    assert set(flags["AVX2"]) < set(flags["AVX512"]) | {"-mavx2"}, "what a machine with AVX-512 has besides"

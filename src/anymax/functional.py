@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _array
+from . import _array, kernels
 from ._array import (
     Array,
     asarray,
@@ -23,7 +26,7 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping
-from .autodiff import bridge
+from .autodiff import bridge, plain
 from .kernels import reference
 from .mappings import (
     Budget,
@@ -62,9 +65,79 @@ def apply(
     out: an array to write the result to (NumPy, torch), where no gradient is asked for.
     dtype: cast the scores first, as in `torch.softmax`.
     """
-    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, dtype)
-    p = bridge(rows).apply(mapping, rows)
+    if axis is None and dim is None and mask is None and dtype is None:
+        p = _quickly(_short(mapping), x, out)
+        if p is not None:
+            return p
+    x, rows, mapping, axis, keep = _split(mapping, x, pick_axis(axis, dim), mask, dtype)
+    leaf = bridge(rows)
+    if not _compiling() and type(x) not in _QUICK and hasattr(leaf, "quick"):
+        _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
+    if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
+        rows, keep = _hide(rows, keep), None
+    if out is not None and _writes_to(out, rows, axis, mapping):
+        kernels.native.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
+        return out
+    p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
     return _store(_restore_axis(p, axis), out)
+
+
+_QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
+
+
+def _quickly(link: Any, x: Any, out: Any = None) -> Any:
+    """p(x) the short way, None where there is none."""
+    quick = _QUICK.get(type(x))
+    return None if quick is None or link is None else quick(link, x, out)
+
+
+@functools.lru_cache(maxsize=256)
+def _short_of(mapping: Mapping) -> Any:
+    return kernels.native.short(mapping)
+
+
+def _short(mapping: Any) -> Any:
+    if _compiling() or not isinstance(mapping, Mapping) or mapping.params():
+        return None
+    return _short_of(mapping)
+
+
+def _compiling() -> bool:
+    """True while torch.compile traces, which looks through a cache and warns of it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def _writes_to(out: Any, rows: Array, axis: int, mapping: Mapping) -> bool:
+    """True where the compiled engine can write to `out` itself: no gradient, same kind, shape and dtype, no partial overlap."""
+    if type(out) is not type(rows) or out.dtype != rows.dtype or not isinstance(out, (np.ndarray, *_tensor())):
+        return False
+    xp = namespace(rows)
+    if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
+        return False
+    if is_torch(out):
+        if _tracked(rows) or _tracked(out):
+            return False
+        start, end = out.data_ptr(), rows.data_ptr()
+        apart = out.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
+        same = start == end and to_last(out, axis, xp).stride() == rows.stride()
+        dense = 0 not in [s for s, n in zip(out.stride(), out.shape) if n > 1]
+    else:
+        start, end = out.ctypes.data, rows.ctypes.data
+        apart = not np.may_share_memory(out, rows)
+        same = start == end and to_last(out, axis, xp).strides == rows.strides
+        dense = out.flags.writeable and 0 not in [s for s, n in zip(out.strides, out.shape) if n > 1]
+    return (
+        dense
+        and (apart or same)
+        and kernels.choose("forward", mapping, rows) is kernels.native
+        and (kernels.native.refuse("forward", mapping, out) is None)
+    )
+
+
+def _tensor() -> tuple[type, ...]:
+    torch = sys.modules.get("torch")
+    return () if torch is None else (torch.Tensor,)
 
 
 def log_apply(
@@ -77,7 +150,9 @@ def log_apply(
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
     """log p of rows whose classes are the last axis."""
-    out = reference.log_forward(mapping, rows)
+    leaf = bridge(rows)
+    out = leaf.log(mapping, rows) if hasattr(leaf, "log") else None
+    out = reference.log_forward(mapping, rows) if out is None else out
     if out is not None:
         return out
     xp = namespace(rows)
@@ -105,14 +180,19 @@ def threshold(
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
-    with quiet(rows):
-        frozen = stop_gradient(upcast(rows, xp))
-        tau = mapping.frozen().threshold(frozen, xp)  # type: ignore[attr-defined]
+    tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
     size = xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
     tau, size = _restore_axis(tau, axis), _restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+
+
+def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    if kernels.compiled("threshold", mapping, rows):
+        return kernels.native.threshold(mapping, rows)
+    with quiet(rows):
+        return mapping.threshold(upcast(rows, xp), xp)  # type: ignore[attr-defined]
 
 
 def logsumexp(
@@ -134,10 +214,20 @@ def logsumexp(
     x, rows, _, axis = prepare(Softmax(), x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
-    with quiet(rows):
-        out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
+    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows)
+    out = None
+    if plain and kernels.compiled("threshold", Softmax(), rows):
+        out = kernels.native.threshold(Softmax(), rows)
+    if out is None or bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
+        with quiet(rows):
+            out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
     out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
     return out if keepdims else xp.squeeze(out, axis=axis)
+
+
+def _tracked(x: Array) -> bool:
+    """True where a gradient is asked for."""
+    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
@@ -153,12 +243,29 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     return xp.where(finite, smooth, high)
 
 
+_SOFTMAX, _SPARSEMAX, _ENTMAX15 = (kernels.native.short(m) for m in (Softmax(), Sparsemax(), Entmax(1.5)))
+
+
+@functools.lru_cache(maxsize=256)
+def _entmax(alpha: float) -> Any:
+    return kernels.native.short(Entmax(alpha))
+
+
+@functools.lru_cache(maxsize=256)
+def _topk(k: int) -> Any:
+    return kernels.native.short(SparseSoftmax(k=k))
+
+
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+def softmax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
-    return apply(Softmax(), x, axis, **options)
+    if axis is None and not options:
+        quick = _QUICK.get(type(x))
+        if quick is not None and (p := quick(_SOFTMAX, x, out)) is not None:
+            return p
+    return apply(Softmax(), x, axis, out=out, **options)
 
 
 def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
@@ -166,19 +273,35 @@ def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
     return log_apply(Softmax(), x, axis, **options)
 
 
-def sparsemax(x: Any, axis: int | None = None, **options: Any) -> Array:
+def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
-    return apply(Sparsemax(), x, axis, **options)
+    if axis is None and not options:
+        quick = _QUICK.get(type(x))
+        if quick is not None and (p := quick(_SPARSEMAX, x, out)) is not None:
+            return p
+    return apply(Sparsemax(), x, axis, out=out, **options)
 
 
 def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
+    if (
+        axis is None
+        and not options
+        and type(alpha) is float
+        and not _compiling()
+        and (p := _quickly(_entmax(alpha), x)) is not None
+    ):
+        return p
     return apply(Entmax(alpha), x, axis, **options)
 
 
-def entmax15(x: Any, axis: int | None = None, **options: Any) -> Array:
+def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
-    return apply(Entmax(1.5), x, axis, **options)
+    if axis is None and not options:
+        quick = _QUICK.get(type(x))
+        if quick is not None and (p := quick(_ENTMAX15, x, out)) is not None:
+            return p
+    return apply(Entmax(1.5), x, axis, out=out, **options)
 
 
 def taylor_softmax(x: Any, order: int = 2, axis: int | None = None, **options: Any) -> Array:
@@ -188,6 +311,15 @@ def taylor_softmax(x: Any, order: int = 2, axis: int | None = None, **options: A
 
 def sparse_softmax(x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, **options: Any) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
+    if (
+        axis is None
+        and not options
+        and p is None
+        and type(k) is int
+        and not _compiling()
+        and (q := _quickly(_topk(k), x)) is not None
+    ):
+        return q
     return apply(SparseSoftmax(k=k, p=p), x, axis, **options)
 
 
@@ -224,6 +356,14 @@ def budget(x: Any, k: Any, axis: int | None = None, **options: Any) -> Array:
 
 def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
     """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
+    x, rows, mapping, axis, keep = _split(mapping, x, axis, mask, dtype)
+    return x, rows if keep is None else _hide(rows, keep), mapping, axis
+
+
+def _split(
+    mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any
+) -> tuple[Array, Array, Mapping, int, Array | None]:
+    """The same with the mask beside the rows, broadcastable to them."""
     if not isinstance(mapping, Mapping):
         got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
         raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
@@ -242,23 +382,32 @@ def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
     mapping.check(n)
     rows = to_last(x, axis, xp)
+    keep = None
     if mask is not None:
         keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
-        rows = mask_rows(rows, keep, axis, xp)
+        keep = _kept(rows, keep, axis, xp)
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
-    return x, rows, mapping, axis
+    return x, rows, mapping, axis, keep
 
 
-def mask_rows(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+def _kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
     if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )
     if not is_torch(mask) and type(mask) is not type(rows):
         mask = xp.asarray(mask) if not is_torch(rows) else xp.asarray(mask, device=rows.device)
-    keep = _to_rows(mask, rows, axis, "mask", xp)
+    return _to_rows(mask, rows, axis, "mask", xp)
+
+
+def mask_rows(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+    return _hide(rows, _kept(rows, mask, axis, xp))
+
+
+def _hide(rows: Array, keep: Array) -> Array:
+    xp = namespace(rows)
     return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
 
 

@@ -18,8 +18,10 @@ from ._array import (
     Array,
     asarray,
     dot,
+    eager,
     is_array,
     is_integer,
+    is_jax,
     is_torch,
     known_any,
     namespace,
@@ -47,6 +49,10 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 
 def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
+    if isinstance(mapping, Softmax):  # for class indices it is the same loss
+        out = _by_index(mapping, scores, target, weight, options)
+        if out is not None:
+            return out
     batch = _Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     with quiet(batch.rows):
@@ -243,6 +249,9 @@ def _fenchel_young(
         raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
+    out = _by_index(mapping, scores, target, weight, options)
+    if out is not None:
+        return out
     batch = _Batch.of(mapping, scores, target, weight, options)
     if with_constant and batch.smoothing and isinstance(mapping, SparseSoftmax) and mapping.k is not None:
         raise ValueError(
@@ -259,6 +268,65 @@ def _fenchel_young(
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)
+
+
+def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> Array | None:
+    """The loss of class indices by an engine that has it in one pass; None where it is to be composed, or refused with a sentence."""
+    if not is_array(scores) or not is_array(target) or not is_integer(target) or is_torch(scores) != is_torch(target):
+        return None
+    if options.keys() - {"axis", "dim", "mask", "ignore_index", "reduction"} and (
+        options.keys() - {"axis", "dim", "mask", "ignore_index", "reduction", "label_smoothing"}
+        or options["label_smoothing"] != 0
+    ):
+        return None
+    mass = getattr(mapping, "mass", 1.0)
+    if is_array(mass) or mass != 1.0 or type(options.get("ignore_index", -100)) is not int:
+        return None
+    reduction = options.get("reduction", "mean")
+    _check_reduction(reduction)
+    axis = _class_axis(scores, options.get("axis"), options.get("dim"))
+    _, rows, mapping, axis = prepare(mapping, scores, axis, options.get("mask"), None)
+    leaf, xp = bridge(rows), namespace(rows)
+    if not hasattr(leaf, "index_loss") or tuple(target.shape) != tuple(rows.shape[:-1]):
+        return None
+    if is_torch(rows) and target.device != rows.device:
+        return None
+    n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
+    ignored = index == options.get("ignore_index", -100)
+    traced = is_jax(rows) and not eager(index)
+    if not traced and not known_any(ignored, xp):
+        ignored = None
+    stray = (index < 0) | (index >= n)
+    stray = stray if ignored is None else stray & ~ignored
+    if known_any(stray, xp):
+        return None
+    if traced:  # an index above all classes makes the loss NaN
+        index = xp.where(stray, n * xp.ones_like(index), index)
+    if ignored is not None:
+        index = xp.where(ignored, -xp.ones_like(index), index)
+    value = leaf.index_loss(mapping, rows, index)
+    if value is None:
+        return None
+    norm = None
+    if weight is not None:
+        class_weight = _weight(weight, upcast(rows[..., :1], xp) if n == 1 else upcast(rows, xp), xp)
+        norm = class_weight[xp.where(index < 0, xp.zeros_like(index), index)]
+        norm = norm if ignored is None else xp.where(ignored, xp.zeros_like(norm), norm)
+        with quiet(value):
+            value = xp.where(norm == 0, xp.zeros_like(value), value * norm)
+    elif ignored is not None:
+        norm = xp.astype(~ignored, value.dtype)
+    dtype = _result_dtype(rows)
+    if norm is not None:
+        return _reduce(value, norm, reduction, dtype, xp)
+    out = (
+        xp.mean(value)
+        if reduction == "mean" and math.prod(value.shape)
+        else xp.sum(value)
+        if reduction != "none"
+        else value
+    )
+    return out if out.dtype == dtype else xp.astype(out, dtype)
 
 
 @dataclasses.dataclass

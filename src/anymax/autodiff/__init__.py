@@ -4,22 +4,76 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .. import kernels
 from .._array import Array, is_jax, is_torch
 from .._mapping import Mapping
+from ..kernels import native
 
 
 class plain:
     """Arrays without automatic differentiation: NumPy, and whatever else follows the array-API standard."""
 
     @staticmethod
-    def apply(mapping: Mapping, x: Array) -> Array:
-        return kernels.choose("forward", mapping, x).forward(mapping, x)
+    def apply(mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
+        """p(x). A mask comes only where `masks` said yes."""
+        engine = kernels.choose("forward", mapping, x)
+        return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+
+    @staticmethod
+    def masks(mapping: Mapping, x: Array) -> bool:
+        """True where the engine of this call takes a mask beside the scores."""
+        return kernels.choose("forward", mapping, x) is native
+
+    @staticmethod
+    def log(mapping: Mapping, x: Array) -> Array | None:
+        """log p(x) by a compiled engine; None: it is for the reference."""
+        return native.log_forward(mapping, x) if kernels.compiled("log_forward", mapping, x) else None
+
+    @staticmethod
+    def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
+        """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
+        if not kernels.compiled("index_loss", mapping, x):
+            return None
+        return native.index_loss(mapping, x, index, False)[0]
 
     @staticmethod
     def loss(mapping: Mapping, x: Array, y: Array) -> Array:
         p = plain.apply(mapping, x)
         return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
+
+    KINDS = (np.ndarray,)  # the kinds of array that `quick` takes
+
+    @staticmethod
+    def quick(link: tuple[Mapping, int, float], x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | None:
+        """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
+        code, count = _CODES.get(x.dtype), x.size
+        if code is None or not count or not x.ndim or not x.flags.c_contiguous or kernels.asked() is not None:
+            return None
+        at = x.ctypes.data
+        if at % x.itemsize or not (native.held_call or native.ready()):
+            return None
+        _, kind, param = link
+        n = x.shape[-1]
+        if out is None:
+            out = np.empty_like(x)
+        elif (
+            type(out) is not np.ndarray
+            or out.shape != x.shape
+            or out.dtype != x.dtype
+            or not (out.flags.c_contiguous and out.flags.writeable)
+        ) or (out is not x and np.may_share_memory(out, x)):
+            return None
+        last = (0, 0, out.ctypes.data, count // n, n, param)
+        if count > native.SMALL:
+            bad = native.long_call(kind | code << 16, at, *last)
+        else:
+            bad = native.held_call(native.pack(kind | code << 16, at, *last))
+        return None if bad else out
+
+
+_CODES = {np.dtype("float32"): 0, np.dtype("float64"): 1, np.dtype("float16"): 3}
 
 
 def bridge(x: Array) -> Any:

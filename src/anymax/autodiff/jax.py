@@ -1,61 +1,271 @@
-"""JAX: the forward pass by an engine, every derivative by the map's plain operations.
+"""JAX: values by an engine, derivatives from them by the map's Jacobian, at any order.
 
-`jax.custom_jvp` with a rule that is itself `jax.jvp` of `Mapping.differentiable`: jit, grad, jvp, vmap, hessian and shard_map follow,
-for the scores and for every array parameter. Calls outside of jit are compiled as well, once a mapping and shape.
+`jax.custom_jvp` with the rule `dp = J(x, p) dx`, where p is the function itself, so that jit, grad, jvp, vmap, hessian
+and shard_map follow, and no derivative of an iteration is taken. J times a vector is an operation of its own,
+`_product`: linear in the vector, its transpose the same with the other of `vjp` and `jvp`, its derivative in x and p
+that of the map's formula. Where a parameter is differentiated, `jax.jvp` of `Mapping.differentiable` is the rule.
+Calls outside of jit are compiled too, once a mapping and shape.
 """
 
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
-from .._array import Array
+from .._array import Array, upcast
 from .._mapping import Mapping
-from ..kernels import reference
+from ..kernels import reference, xla
+from ..kernels.xla import Static, alike, to_front
+from ..mappings import Softmax, SparseSoftmax
 
 
-class _Static:
-    """A mapping without its arrays, and the engine asked for: what a compiled call depends on beside its arrays."""
+def _zero(tangent: Any) -> bool:
+    return isinstance(tangent, (SymbolicZero, ad.Zero))
 
-    def __init__(self, mapping: Mapping) -> None:
-        self.kind, self.constants = type(mapping), mapping.constants()
-        self.key = (self.kind, kernels.forced(), *self.constants.items())
 
-    def __hash__(self) -> int:
-        return hash(self.key)
+def _filled(tangents: Any, primals: Any) -> Any:
+    """Tangents that are zero as arrays of zeros."""
+    return jax.tree.map(lambda t, a: jnp.zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.key == other.key
 
-    def mapping(self, params: dict[str, Array]) -> Mapping:
-        return self.kind(**self.constants, **params)
+# -- p(x) ------------------------------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _apply(static: _Static, params: dict[str, Array], x: Array) -> Array:
+def _apply(static: Static, params: dict[str, Array], x: Array) -> Array:
     mapping = static.mapping(params)
     return kernels.choose("forward", mapping, x).forward(mapping, x)
 
 
-@_apply.defjvp
-def _rule(static: _Static, primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda params, x: reference.differentiable(static.mapping(params), x), primals, tangents)
+@functools.partial(_apply.defjvp, symbolic_zeros=True)
+def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
+    (params, x), (dparams, dx) = primals, tangents
+    mapping = static.mapping(params)
+    if mapping.traced or not all(map(_zero, dparams.values())):
+        f = lambda params, x: reference.differentiable(static.mapping(params), x)  # noqa: E731
+        return jax.jvp(f, primals, _filled(tangents, primals))
+    p = _apply(static, params, x)
+    engine = kernels.choose("vjp", mapping, x)
+    scores = x if mapping.needs_scores else p
+    return p, _product.bind(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
 
 
-_compiled = jax.jit(_apply, static_argnums=(0,))
+# -- operations of our own: linear in one operand, and the same again when transposed ----------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=(0,))
-def _loss(static: _Static, params: dict[str, Array], x: Array, y: Array) -> Array:
+def _operation(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
+    @functools.cache
+    def compiled(**facts: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **facts))
+
+    primitive.def_impl(lambda *operands, **facts: compiled(**facts)(*operands))
+    primitive.def_abstract_eval(shape)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = lambda a, dims, **facts: (primitive.bind(*to_front(a, dims), **facts), 0)
+    mlir.register_lowering(primitive, mlir.lower_fun(value, multiple_results=False))
+
+
+# -- the Jacobian times a vector -------------------------------------------------------------------------------------
+
+_product = Primitive("anymax_product")
+
+
+def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
+    """The parameters, one number a row."""
+    return [jnp.broadcast_to(a, (*x.shape[:-1], 1)) for a in params.values()]
+
+
+def _product_value(
+    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: ModuleType, transposed: bool
+) -> Array:
+    mapping = static.mapping(dict(zip(static.names, params)))
+    if transposed or mapping.facts.has_potential:  # whose Jacobian is symmetric
+        return engine.vjp(mapping, x, p, v)
+    return reference.jvp(mapping, x, p, v)
+
+
+def _product_plain(x: Array, p: Array, v: Array, *params: Array, static: Static, transposed: bool) -> Array:
+    mapping = static.mapping(dict(zip(static.names, params)))
+    return (reference.vjp if transposed else reference.jvp)(mapping, x, p, v)
+
+
+def _product_shape(x: Any, p: Any, v: Any, *params: Any, **facts: Any) -> Any:
+    return v.update(weak_type=False)
+
+
+def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
+    x, p, v, *params = primals
+    dx, dp, dv, *dparams = tangents
+    out = _product.bind(*primals, **facts)
+    total = dv if _zero(dv) else _product.bind(x, p, dv, *params, **facts)
+    if not all(map(_zero, (dx, dp, *dparams))):
+        plain = functools.partial(_product_plain, static=facts["static"], transposed=facts["transposed"])
+        changes = [ad.instantiate_zeros(t) for t in (dx, dp, *dparams)]
+        f = lambda x, p, *params: plain(x, p, v, *params)  # noqa: E731
+        total = ad.add_tangents(total, jax.jvp(f, (x, p, *params), tuple(changes))[1])
+    return out, total
+
+
+def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *params: Any, transposed: bool, **facts: Any) -> Any:
+    if not _zero(cotangent):
+        cotangent = _product.bind(x, p, cotangent, *params, transposed=not transposed, **facts)
+    return [None, None, cotangent, *[None] * len(params)]
+
+
+_operation(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+
+
+# -- the loss --------------------------------------------------------------------------------------------------------
+
+
+def _plain_loss(static: Static, params: dict[str, Array], x: Array, y: Array) -> Array:
     return reference.loss(static.mapping(params), x, _apply(static, params, x), y)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _loss(static: Static, params: dict[str, Array], x: Array, y: Array) -> Array:
+    return _plain_loss(static, params, x, y)
+
+
+@functools.partial(_loss.defjvp, symbolic_zeros=True)
+def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
+    """The gradient is p - y. The losses of softmax and sparse softmax are plain operations on the scores, without p."""
+    (params, x, y), (dparams, dx, dy) = primals, tangents
+    plain = issubclass(static.kind, (Softmax, SparseSoftmax)) or static.mapping(params).traced
+    if plain or _zero(dx) or not all(map(_zero, (*dparams.values(), dy))):
+        return jax.jvp(functools.partial(_plain_loss, static), primals, _filled(tangents, primals))
+    p = _apply(static, params, x)
+    gradient = jnp.where(x == -jnp.inf, 0.0, p - y)
+    return reference.loss(static.mapping(params), x, p, y), jnp.sum(gradient * dx, axis=-1, keepdims=True)
+
+
+# -- the loss of class indices, in one pass ------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array]:
+    """The loss of each row, and what its gradient wants to know of the forward pass, a constant."""
+    return xla.index_loss(static.mapping(params), x, index)
+
+
+@functools.partial(_index.defjvp, symbolic_zeros=True)
+def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
+    (params, x, index), (dparams, dx, _) = primals, tangents
+    value, tau = _index(static, params, x, index)
+    if all(map(_zero, dparams.values())):
+        change = _slope.bind(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
+    else:
+        f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
+        change = jax.jvp(f, (params, x), _filled((dparams, dx), (params, x)))[1]
+    return (value, tau), (change, jnp.zeros_like(tau))
+
+
+def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:
+    loss = lambda mapping, x, p, y: _loss(static, params, x, y)  # noqa: E731
+    return xla.plain_loss(static.mapping(params), x, x, index, loss)
+
+
+# <p - y, v> for each row, and transposed v (p - y); p is computed from the scores anew, by the kernel on the way back
+_slope = Primitive("anymax_slope")
+
+
+def _slope_plain(x: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool) -> Array:
+    p = _apply(static, dict(zip(static.names, params)), upcast(x, jnp))
+    if transposed:
+        return xla.plain_slope(x, p, index, v)
+    slope = xla.plain_slope(upcast(x, jnp), p, index, jnp.ones_like(p[..., 0]))
+    return jnp.sum(slope * upcast(v, jnp), axis=-1)
+
+
+def _slope_value(
+    x: Array, tau: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool
+) -> Array:
+    if transposed:
+        return xla.index_loss_grad(static.mapping(dict(zip(static.names, params))), x, tau, index, v)
+    return _slope_plain(x, index, v, *params, static=static, transposed=False)
+
+
+def _slope_shape(x: Any, tau: Any, *others: Any, static: Static, transposed: bool) -> Any:
+    return (x if transposed else tau).update(weak_type=False)
+
+
+def _slope_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
+    x, tau, index, v, *params = primals
+    dx, _, _, dv, *dparams = tangents
+    total = dv if _zero(dv) else _slope.bind(x, tau, index, dv, *params, **facts)
+    if not all(map(_zero, (dx, *dparams))):
+        changes = [ad.instantiate_zeros(t) for t in (dx, *dparams)]
+        f = lambda x, *params: _slope_plain(x, index, v, *params, **facts)  # noqa: E731
+        total = ad.add_tangents(total, jax.jvp(f, (x, *params), tuple(changes))[1])
+    return _slope.bind(*primals, **facts), total
+
+
+def _slope_transpose(cotangent: Any, *operands: Any, transposed: bool, **facts: Any) -> Any:
+    x, tau, index, _, *params = operands
+    if not _zero(cotangent):
+        cotangent = _slope.bind(x, tau, index, cotangent, *params, transposed=not transposed, **facts)
+    return [None, None, None, cotangent, *[None] * len(params)]
+
+
+_operation(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
+
+
+# -- the bridge ------------------------------------------------------------------------------------------------------
+
+_compiled = jax.jit(_apply, static_argnums=(0,))
+_compiled_loss = jax.jit(_loss, static_argnums=(0,))
+_compiled_index = jax.jit(_index, static_argnums=(0,))
+
+
+def _key(mapping: Mapping) -> Static:
+    return Static(mapping, kernels.forced())
+
+
 def apply(mapping: Mapping, x: Array) -> Array:
-    return _compiled(_Static(mapping), mapping.params(), x)
+    params = mapping.params()
+    x, *values = alike(x, *params.values())
+    return _compiled(_key(mapping), dict(zip(params, values)), x)
 
 
 def loss(mapping: Mapping, x: Array, y: Array) -> Array:
-    return _loss(_Static(mapping), mapping.params(), x, y)
+    params = mapping.params()
+    x, y, *values = alike(x, y, *params.values())
+    return _compiled_loss(_key(mapping), dict(zip(params, values)), x, y)
+
+
+def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
+    """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
+    if kernels.choose("index_loss", mapping, x) is not xla:
+        return None
+    params = mapping.params()
+    x, index, *values = alike(x, index, *params.values())
+    return _compiled_index(_key(mapping), dict(zip(params, values)), x, index)[0]
+
+
+# -- the short way: an array outside of any tracing, its last axis, nothing asked for beside -------------------------
+
+with jax.ensure_compile_time_eval():
+    KINDS = (type(jnp.zeros(())),)  # the kinds of array that `quick` takes
+
+_DTYPES = frozenset(jnp.dtype(name) for name in ("float32", "float64", "bfloat16", "float16"))
+
+
+@functools.lru_cache(maxsize=256)
+def _short(mapping: Mapping) -> Any:
+    return jax.jit(functools.partial(_apply, Static(mapping, None), {}))
+
+
+def quick(link: tuple[Mapping, int, float], x: Array, out: Any = None) -> Array | None:
+    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
+    if out is not None or not x.ndim or not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
+        return None
+    return _short(link[0])(x)

@@ -12,7 +12,7 @@ Four ways through, chosen at each call:
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import Any, cast
 
 import array_api_compat.torch as xp
 import torch
@@ -20,7 +20,7 @@ import torch
 from .. import kernels
 from .._array import floating, upcast
 from .._mapping import Mapping
-from ..kernels import reference
+from ..kernels import native, reference
 from ..mappings import CATALOGUE
 
 Tensor = torch.Tensor
@@ -116,28 +116,78 @@ torch.library.register_vmap("anymax::hold", _hold_vmap, lib=_LIBRARY)
 
 
 class _Apply(torch.autograd.Function):
-    """p(x), eager."""
+    """p(x), eager: never under a transform, so that `forward` may keep what it likes, and costs a third."""
 
     @staticmethod
-    def forward(x: Tensor, mapping: Mapping) -> Tensor:
-        return kernels.choose("forward", mapping, x).forward(mapping, x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, ctx.mapping = inputs
-        ctx.save_for_backward(*((x, output) if ctx.mapping.needs_scores else (output,)))
+    def forward(ctx: Any, x: Tensor, mapping: Mapping, mask: Tensor | None) -> Tensor:
+        engine = kernels.choose("forward", mapping, x)
+        ctx.mapping = mapping
+        if engine is native:
+            p, saved = native.forward_saving(mapping, x, mask)
+        else:
+            p, saved = engine.forward(mapping, x), None
+        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved or ()))
+        return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,) = grads
-        saved = ctx.saved_tensors
-        return _vjp(ctx.mapping, saved[0], saved[-1], g), None
+        x, p, *saved = ctx.saved_tensors
+        return _vjp(ctx.mapping, x, p, grads[0], saved), None, None
 
 
-def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor) -> Tensor:
+def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: list[Tensor] | None = None) -> Tensor:
     if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
         return reference.vjp(mapping, x, p, g)
-    return kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g)
+    engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
+    if engine is native and saved:
+        return native.vjp(mapping, x, p, g, native.Saved(*saved))
+    return engine.vjp(mapping, x, p, g)
+
+
+class _Log(torch.autograd.Function):
+    """log p(x), eager, by the compiled engine."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mapping: Mapping) -> Tensor:
+        log_p = native.log_forward(mapping, x)
+        ctx.mapping = mapping
+        ctx.save_for_backward(x, log_p)
+        return log_p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, log_p = ctx.saved_tensors
+        (g,) = grads
+        if torch.is_grad_enabled() or native.refuse("log_vjp", ctx.mapping, g) is not None:
+            with torch.enable_grad():
+                free = x if x.requires_grad else x.detach().requires_grad_()
+                out = reference.log_forward(ctx.mapping, free)
+            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], None
+        return native.log_vjp(ctx.mapping, x, log_p, g), None
+
+
+class _IndexLoss(torch.autograd.Function):
+    """The loss of each row for its class index, eager: one pass forward, one backward, and only the non-zeros of p in between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping) -> Tensor:
+        value, saved, tau = native.index_loss(mapping, x, index, True)
+        ctx.mapping, ctx.has_tau = mapping, tau is not None
+        ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved or ()))
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, index, *rest = ctx.saved_tensors
+        (g,) = grads
+        if torch.is_grad_enabled() or native.refuse("vjp", ctx.mapping, g) is not None:
+            y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
+            counted = (index >= 0)[..., None]
+            gradient = g[..., None] * torch.where(counted, apply(ctx.mapping, x) - y, torch.zeros_like(x))
+            return gradient.to(x.dtype), None, None
+        tau = rest.pop(0) if ctx.has_tau else None
+        saved = native.Saved(*rest) if rest else None
+        return native.index_loss_grad(ctx.mapping, x, index, g, saved, tau), None, None
 
 
 class _Compiled(torch.autograd.Function):
@@ -189,6 +239,11 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
+_modes = (
+    torch._C._len_torch_dispatch_stack
+)  # how many dispatch modes are on: of fake tensors, make_fx, a counter of operations
+
+
 def _learns(mapping: Mapping) -> bool:
     if not torch.is_grad_enabled():
         return False
@@ -206,13 +261,16 @@ def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
     return reference.differentiable(mapping, x, torch.ops.anymax.hold(x.detach(), frozen, spec))
 
 
-def apply(mapping: Mapping, x: Tensor) -> Tensor:
+def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """p(x). A mask comes only where `masks` said yes."""
     if _transformed() or _learns(mapping) or mapping.traced:
         return _implicit(mapping, x)
     wants = torch.is_grad_enabled() and x.requires_grad
     if torch.compiler.is_exporting():
         return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
-    if torch.compiler.is_compiling():
+    if (
+        torch.compiler.is_compiling() or _modes()
+    ):  # a mode may trace, or have no numbers: opaque operations serve it too
         spec = _spec(mapping) if mapping.iterative else None
         if spec is None:
             return reference.differentiable(mapping, x)
@@ -221,13 +279,37 @@ def apply(mapping: Mapping, x: Tensor) -> Tensor:
             return _Compiled.apply(x, spec, mapping.needs_scores, *params)
         return torch.ops.anymax.forward(x, params, spec)
     if wants:
-        return _Apply.apply(x, mapping)
-    return kernels.choose("forward", mapping, x).forward(mapping, x)
+        return _Apply.apply(x, mapping, mask)
+    engine = kernels.choose("forward", mapping, x)
+    return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+
+
+def masks(mapping: Mapping, x: Tensor) -> bool:
+    """True where the engine of this call takes a mask beside the scores."""
+    if _transformed() or _learns(mapping) or mapping.needs_scores or torch.compiler.is_compiling() or _modes():
+        return False
+    return kernels.choose("forward", mapping, x) is native
+
+
+def log(mapping: Mapping, x: Tensor) -> Tensor | None:
+    """log p(x) by a compiled engine; None: it is for the reference."""
+    if _transformed() or _learns(mapping) or not kernels.compiled("log_forward", mapping, x):
+        return None
+    return _Log.apply(x, mapping) if torch.is_grad_enabled() and x.requires_grad else native.log_forward(mapping, x)
+
+
+def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
+    """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
+    if _transformed() or _learns(mapping) or not kernels.compiled("index_loss", mapping, x):
+        return None
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _IndexLoss.apply(x, index, mapping)
+    return native.index_loss(mapping, x, index, False)[0]
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     plain = _transformed() or _learns(mapping) or (torch.is_grad_enabled() and y.requires_grad)
-    if not plain and not torch.compiler.is_compiling():
+    if not plain and not torch.compiler.is_compiling() and not _modes():
         if torch.is_grad_enabled() and x.requires_grad:
             return _Loss.apply(x, y, mapping)[0]
         p = kernels.choose("forward", mapping, x).forward(mapping, x)
@@ -236,3 +318,93 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     once = torch.compiler.is_compiling() and not _transformed()
     p = apply(mapping.frozen(), x.detach()) if once else apply(mapping, x)
     return reference.loss(mapping, x, p, y)
+
+
+# -- the short way: plain tensors, the last axis, nothing asked for beside ---------------------------------------------------
+
+_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_asked = kernels.asked
+_compiling, _grad = torch.compiler.is_compiling, torch.is_grad_enabled
+_forward_ad = torch.autograd.forward_ad
+_empty_like = torch.empty_like
+_pack = native.pack
+
+KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
+
+
+def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
+    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary.
+
+    A tensor of torch.func has no data pointer, one that torch.jit traces no plain numbers as its shape.
+    """
+    if _compiling():
+        return None
+    try:
+        code, n, count = _CODES[x.dtype], x.shape[-1], x.numel()
+        if not x.is_cpu or not x.is_contiguous() or _forward_ad._current_level >= 0 or _modes() or type(n) is not int:
+            return None
+        at = x.data_ptr()
+    except (KeyError, IndexError, RuntimeError, NotImplementedError):  # another dtype, no axis, no dense numbers
+        return None
+    call = native.held_call
+    if call is None or not at or _asked() is not None:  # no library yet, no element, an engine of the caller's choice
+        if not at or _asked() is not None or not native.ready():
+            return None
+        call = native.held_call
+    if x.requires_grad and _grad():
+        if out is not None:
+            return None
+        return _Quick.apply(x, link) if count <= native.SMALL else _Apply.apply(x, link[0], None)
+    if out is None:
+        out = _empty_like(x)
+    elif not _fits(out, x):
+        return None
+    _, kind, param = link
+    if count <= 4096:  # native.SMALL
+        bad = call(_pack(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param))
+    else:
+        bad = native.long_call(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param)
+    return None if bad else out
+
+
+def _fits(out: Tensor, x: Tensor) -> bool:
+    """True where the result can be written to `out` as it is."""
+    return (
+        type(out) is Tensor
+        and out.dtype is x.dtype
+        and out.shape == x.shape
+        and out.is_cpu
+        and out.is_contiguous()
+        and not out.requires_grad
+        and (out.data_ptr() == x.data_ptr() or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
+    )
+
+
+class _Quick(torch.autograd.Function):
+    """p(x) of a small plain tensor, with its backward as short as its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: tuple[Mapping, int, float]) -> Tensor:
+        ctx.link = link
+        mapping, kind, param = link
+        p, n = _empty_like(x), x.shape[-1]
+        if native.held_call(
+            _pack(kind | _CODES[x.dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), x.numel() // n, n, param)
+        ):
+            p = reference.forward(mapping, x)
+        ctx.save_for_backward(x, p)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (x, p), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
+        if _grad() or _asked() is not None or not g.is_contiguous() or g.dtype is not p.dtype or _modes():
+            return _vjp(mapping, x, p, g), None
+        try:
+            at = g.data_ptr()
+        except RuntimeError:  # a batch of gradients has no numbers of its own
+            return _vjp(mapping, x, p, g), None
+        out, n = _empty_like(p), p.shape[-1]
+        code = native.VJP | kind | _CODES[p.dtype] << 16
+        bad = native.held_call(_pack(code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), p.numel() // n, n, param))
+        return (_vjp(mapping, x, p, g) if bad else out), None

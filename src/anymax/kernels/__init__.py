@@ -1,7 +1,9 @@
 """Engines: `choose` walks a visible tuple, the first that does not refuse serves; the reference never refuses.
 
 An engine is a module with a `name`, `refuse(op, mapping, x)` that answers None or a sentence, and the operations `forward(mapping, x)`,
-`vjp(mapping, x, p, g)` and `loss(mapping, x, p, y)`. Rows come with the classes as the last axis, in the caller's dtype.
+`log_forward(mapping, x)`, `vjp(mapping, x, p, g)` and `loss(mapping, x, p, y)`. Rows come with the classes as the last axis, in the
+caller's dtype. "index_loss" is the loss of class indices, and its gradient, in one pass: where no kernel has it, it is composed of the
+others.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from typing import Any
 
 from .._array import Array, asarray
 from .._mapping import Mapping
-from . import framework, reference
+from . import framework, native, reference, xla
 
-ENGINES: tuple[ModuleType, ...] = (framework, reference)
-OPS = ("forward", "vjp", "loss")
+ENGINES: tuple[ModuleType, ...] = (native, framework, xla, reference)
+OPS = ("forward", "log_forward", "vjp", "loss", "index_loss")
 
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
+_environment: str | None = (
+    os.environ.get("ANYMAX_ENGINE") or None
+)  # read once: a call of a microsecond has no time to look again
 
 
 def names() -> tuple[str, ...]:
@@ -37,11 +42,13 @@ def _by_name(name: str, source: str) -> ModuleType:
 
 def forced() -> ModuleType | None:
     """The one engine that `use` or the environment variable ANYMAX_ENGINE asks for, if any."""
-    name = _forced.get()
-    if name is not None:
-        return _by_name(name, "anymax.use")
-    name = os.environ.get("ANYMAX_ENGINE")
-    return _by_name(name, "ANYMAX_ENGINE") if name else None
+    name = asked()
+    return _by_name(name, "anymax.use" if _forced.get() else "ANYMAX_ENGINE") if name else None
+
+
+def asked() -> str | None:
+    """The name of the one engine that is asked for, None where all may serve."""
+    return _forced.get() or _environment
 
 
 @contextlib.contextmanager
@@ -63,8 +70,13 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def compiled(op: str, mapping: Mapping, x: Array) -> bool:
+    """True where the native engine serves an operation that is composed of others elsewhere ("log_forward", "index_loss")."""
+    return asked() in (None, native.name) and native.refuse(op, mapping, x) is None
+
+
 def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:
-    """The engine that serves `op` ("forward", "vjp" or "loss") of this mapping on scores like x."""
+    """The engine that serves `op` (one of `OPS`) of this mapping on scores like x."""
     if op not in OPS:
         raise ValueError(f"there is no operation {op!r}; the operations are {', '.join(OPS)}")
     only = forced()
@@ -86,8 +98,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = [repr(self.mapping)]
         for op, engine, refusals in self.rows:
-            lines.append(f"  {op:8s} {engine}")
-            lines.extend(f"           ({name} refuses: {reason})" for name, reason in refusals)
+            lines.append(f"  {op:11s} {engine}")
+            lines.extend(f"              ({name} refuses: {reason})" for name, reason in refusals)
         return "\n".join(lines)
 
     __repr__ = __str__

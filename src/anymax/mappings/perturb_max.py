@@ -82,6 +82,7 @@ class PerturbMax(Mapping):
     """
 
     name: ClassVar[str] = "perturb_max"
+    kernel = "perturb_max"
     iterative = True
 
     noise: str | Noise = "normal"

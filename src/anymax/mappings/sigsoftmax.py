@@ -44,4 +44,4 @@ class Sigsoftmax(RatioMap):
 
 def _log_weight(x: Array, xp: Namespace) -> Array:
     """x - log(1 + exp(-x)), without overflow on either side."""
-    return xp.where(x < 0, 2.0 * x, x) - xp.log1p(xp.exp(-xp.abs(x)))
+    return x - xp.logaddexp(xp.zeros_like(x), -x)

@@ -1,0 +1,266 @@
+// The entry points: what a call must satisfy, which unit serves it, how its rows are shared out.
+#include <stdlib.h>
+#include <string.h>
+
+#include <atomic>
+
+#include "pool.h"
+#include "unit.h"
+
+#if defined(ANYMAX_HAVE_AVX2) || defined(ANYMAX_HAVE_AVX512)
+#include "cpu.hpp"
+#endif
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+// -- the units that were built, the best first --------------------------------------------------------------------------------
+
+extern "C" {
+#if defined(ANYMAX_HAVE_AVX512)
+extern const anymax_unit anymax_unit_avx512;
+#endif
+#if defined(ANYMAX_HAVE_AVX2)
+extern const anymax_unit anymax_unit_avx2;
+#endif
+#if defined(ANYMAX_HAVE_NEON)
+extern const anymax_unit anymax_unit_neon;
+#endif
+#if defined(ANYMAX_HAVE_SIMD128)
+extern const anymax_unit anymax_unit_simd128;
+#endif
+#if defined(ANYMAX_HAVE_BASELINE)
+extern const anymax_unit anymax_unit_baseline;
+#endif
+}
+
+namespace {
+
+struct Entry {
+    const char *name;
+    const anymax_unit *unit;
+    bool (*here)();
+};
+
+bool always() { return true; }
+
+const Entry entries[] = {
+#if defined(ANYMAX_HAVE_AVX512)
+    {"avx512", &anymax_unit_avx512, has_avx512},
+#endif
+#if defined(ANYMAX_HAVE_AVX2)
+    {"avx2", &anymax_unit_avx2, has_avx2},
+#endif
+#if defined(ANYMAX_HAVE_NEON)
+    {"neon", &anymax_unit_neon, always},
+#endif
+#if defined(ANYMAX_HAVE_SIMD128)
+    {"simd128", &anymax_unit_simd128, always},
+#endif
+#if defined(ANYMAX_HAVE_BASELINE)
+    {"baseline", &anymax_unit_baseline, always},
+#endif
+};
+
+const Entry *named(const char *name) {
+    for (const Entry &e : entries)
+        if (strcmp(e.name, name) == 0 && e.here()) return &e;
+    return nullptr;
+}
+
+const Entry *first() {
+    const char *asked = getenv("ANYMAX_ISA");
+    const Entry *e = asked ? named(asked) : nullptr;
+    if (e) return e;
+    for (const Entry &entry : entries)
+        if (entry.here()) return &entry;
+    return nullptr;
+}
+
+std::atomic<const Entry *> chosen{nullptr};
+std::atomic<anymax_parallel> lent{nullptr};
+
+const Entry *entry() {
+    const Entry *e = chosen.load(std::memory_order_relaxed);
+    if (e) return e;
+    e = first();
+    chosen.store(e);
+    return e;
+}
+
+int64_t cache_size() {
+    static const int64_t size = [] {
+        int64_t bytes = 0;
+#if defined(__linux__) && defined(_SC_LEVEL3_CACHE_SIZE)
+        bytes = (int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+        return bytes > (1 << 20) ? bytes : (int64_t)32 << 20;
+    }();
+    return size;
+}
+
+// -- sharing out ----------------------------------------------------------------------------------------------------------------------
+
+struct Work {
+    const anymax_call *call;
+    const anymax_unit *unit;
+    int past;
+    std::atomic<int> code;
+};
+
+void some_rows(int64_t begin, int64_t end, void *context) {
+    Work *w = (Work *)context;
+    int code = w->unit->rows(w->call, begin, end, w->past, nullptr);
+    if (code) w->code.store(code);
+}
+
+constexpr int64_t SMALL = 32768;     // elements that are not worth a second thread
+constexpr int64_t LONG = 4 * 65536;  // a row that is worth more than one thread
+
+bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
+
+int execute(const anymax_call *call, anymax_parallel run, bool fresh) {
+    const Entry *e = entry();
+    const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
+    const int64_t elements = rows * n;
+    const int past = !fresh && writes_rows(call->op) && elements * size >= cache_size() / 2 && n * size >= 256;
+    if (!run || elements < SMALL) return e->unit->rows(call, 0, rows, past, nullptr);
+    if (rows < 8 && n >= LONG) {  // few long rows: the threads share each of them
+        return e->unit->rows(call, 0, rows, past, run);
+    }
+    Work w{call, e->unit, past, {0}};
+    int64_t grain = SMALL / 2 / n + 1;
+    if (call->inner > 1) grain = (grain + 15) / 16 * 16;
+    run(0, rows, grain, some_rows, &w);
+    return w.code.load();
+}
+
+bool in_range(double v, double low, double high) { return v >= low && v <= high; }
+
+int check(const anymax_call *c) {
+    if (!entry()) return ANYMAX_BAD_CALL;
+    if (c->op < 0 || c->op >= ANYMAX_OPS) return ANYMAX_BAD_CALL;
+    if (c->map < 0 || c->map >= ANYMAX_MAPS) return ANYMAX_BAD_MAP;
+    if (c->dtype < ANYMAX_F32 || c->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
+    if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > INT32_MAX - 1024) return ANYMAX_BAD_SHAPE;
+    if (c->outer && c->inner && c->outer > INT64_MAX / 16 / c->inner / c->n) return ANYMAX_BAD_SHAPE;
+    if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
+    const int32_t map = c->map, op = c->op;
+    const bool sparse = map >= ANYMAX_SPARSEMAX && map <= ANYMAX_TOPP, perturb = map == ANYMAX_PERTURB;
+    if (!c->params) {
+        if ((map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET) && !in_range(c->param, 1e-300, 1e300)) return ANYMAX_BAD_PARAM;
+        if (map == ANYMAX_NORMMAX && !(c->param > 1.0 && c->param < 1e300)) return ANYMAX_BAD_PARAM;
+        if ((map == ANYMAX_TOPK || op == ANYMAX_LARGEST) && !in_range(c->param, 1.0, 9e15)) return ANYMAX_BAD_PARAM;
+        if (map == ANYMAX_TOPP && !in_range(c->param, 1e-300, 1.0)) return ANYMAX_BAD_PARAM;
+        if (map == ANYMAX_TAYLOR && !(in_range(c->param, 2.0, 64.0) && (int)c->param % 2 == 0)) return ANYMAX_BAD_PARAM;
+        if (perturb && !in_range(c->param, 1e-300, 1e300)) return ANYMAX_BAD_PARAM;
+    } else if (map != ANYMAX_ENTMAX && map != ANYMAX_BUDGET && map != ANYMAX_NORMMAX && map != ANYMAX_TOPP) {
+        return ANYMAX_BAD_PARAM;
+    }
+    if (perturb && (c->nodes < 1 || c->nodes > 4096 || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+    if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
+    if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
+    const bool has_x = c->x.data, has_out = c->out.data;
+    switch (op) {
+        case ANYMAX_FORWARD: return has_x && has_out ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        case ANYMAX_LOG:
+        case ANYMAX_LOG_VJP:
+            if (op == ANYMAX_LOG_VJP && (!c->p.data || !c->g.data || !has_out || (map == ANYMAX_SIGSOFTMAX && !has_x))) return ANYMAX_BAD_POINTER;
+            if (map != ANYMAX_SOFTMAX && map != ANYMAX_TOPK && map != ANYMAX_TOPP && map != ANYMAX_SIGSOFTMAX && !(map == ANYMAX_ENTMAX && !c->params && c->param == 1.0))
+                return ANYMAX_BAD_MAP;
+            return (has_x || op == ANYMAX_LOG_VJP) && has_out ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        case ANYMAX_VJP:
+            if (!c->p.data || !c->g.data || !has_out) return ANYMAX_BAD_POINTER;
+            return !has_x && (map == ANYMAX_TAYLOR || map == ANYMAX_SIGSOFTMAX || perturb) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
+        case ANYMAX_LOSS:
+            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
+            return has_x && c->index && c->value ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        case ANYMAX_LOSS_GRAD:
+            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
+            return has_x && has_out && c->index && c->scale ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        case ANYMAX_THRESHOLD:
+            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
+            return has_x && c->tau ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        default:
+            if (!(c->param >= 1.0 && c->param <= (double)c->n)) return ANYMAX_BAD_PARAM;
+            return has_x && has_out && c->positions ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+    }
+}
+
+}  // namespace
+
+extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run, int fresh) {
+    if (!call) return ANYMAX_BAD_CALL;
+    int code = check(call);
+    if (code || call->outer == 0 || call->inner == 0) return code;
+    return execute(call, run, fresh != 0);
+}
+
+extern "C" int anymax_run(const anymax_call *call) {
+    if (!call) return ANYMAX_BAD_CALL;
+    return anymax_run_by(call, call->pool < 0 ? nullptr : call->pool == 1 ? lent.load() : anymax_pool_run, 0);
+}
+
+extern "C" int anymax_packed(const anymax_packed_call *call) {
+    if (!call) return ANYMAX_BAD_CALL;
+    anymax_call c;
+    memset(&c, 0, sizeof c);
+    const int64_t code = call->code, n = call->n;
+    c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
+    if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP)) return ANYMAX_BAD_CALL;
+    c.outer = call->rows, c.inner = 1, c.n = n, c.param = call->param;
+    c.x = anymax_view{call->x, n, 0, 1};
+    c.p = anymax_view{call->p, n, 0, 1};
+    c.g = anymax_view{call->g, n, 0, 1};
+    c.out = anymax_view{call->out, n, 0, 1};
+    return anymax_run(&c);
+}
+
+extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
+    const anymax_packed_call call{code, (void *)x, nullptr, nullptr, out, rows, n, param};
+    return anymax_packed(&call);
+}
+
+extern "C" const char *anymax_error(int code) {
+    switch (code) {
+        case ANYMAX_OK: return "no error";
+        case ANYMAX_BAD_CALL: return "no such operation";
+        case ANYMAX_BAD_DTYPE: return "no such dtype";
+        case ANYMAX_BAD_MAP: return "the map does not have this operation";
+        case ANYMAX_BAD_SHAPE: return "the shape is out of range (rows of 1 to 2^31 classes)";
+        case ANYMAX_BAD_POINTER: return "an operand is missing";
+        case ANYMAX_NO_MEMORY: return "out of memory";
+        case ANYMAX_BAD_PARAM: return "the map's parameter is out of range";
+        default: return "unknown error";
+    }
+}
+
+extern "C" const char *anymax_isa(void) {
+    const Entry *e = entry();
+    return e ? e->name : "none";
+}
+
+extern "C" const char *anymax_isas(void) {
+    static char text[128];
+    if (!text[0]) {
+        char all[128] = "";
+        for (const Entry &e : entries)
+            if (e.here()) {
+                if (all[0]) strcat(all, ",");
+                strcat(all, e.name);
+            }
+        memcpy(text, all, sizeof all);
+    }
+    return text;
+}
+
+extern "C" int anymax_set_isa(const char *name) {
+    const Entry *e = name ? named(name) : nullptr;
+    if (!e) return -1;
+    chosen.store(e);
+    return 0;
+}
+
+extern "C" void anymax_set_parallel(anymax_parallel parallel) { lent.store(parallel); }
+
+extern "C" int anymax_abi(void) { return ANYMAX_ABI; }

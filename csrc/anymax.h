@@ -1,0 +1,124 @@
+/* The C ABI of the kernels: pointers, sizes and enumerations; no Python, no framework.
+ *
+ * One call works on `outer * inner` rows of `n` classes. Row (o, i) of an operand starts at data + o * outer + i * inner, and its
+ * classes are `cls` apart; all strides count elements and may be zero (an operand that is shared by rows) or negative.
+ */
+#ifndef ANYMAX_H
+#define ANYMAX_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define ANYMAX_API __declspec(dllexport)
+#else
+#define ANYMAX_API __attribute__((visibility("default")))
+#endif
+
+#define ANYMAX_ABI 1
+
+enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
+
+enum anymax_map {
+    ANYMAX_SOFTMAX = 0,
+    ANYMAX_SPARSEMAX = 1,
+    ANYMAX_ENTMAX = 2,     /* param: alpha */
+    ANYMAX_BUDGET = 3,     /* param: k */
+    ANYMAX_NORMMAX = 4,    /* param: alpha */
+    ANYMAX_TOPK = 5,       /* param: k (sparse softmax over the k largest) */
+    ANYMAX_TOPP = 6,       /* param: p (sparse softmax over the nucleus) */
+    ANYMAX_TAYLOR = 7,     /* param: order */
+    ANYMAX_SIGSOFTMAX = 8,
+    ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many */
+    ANYMAX_MAPS = 10
+};
+
+enum anymax_noise { ANYMAX_NORMAL = 0, ANYMAX_LOGISTIC = 1, ANYMAX_UNIFORM = 2, ANYMAX_LAPLACE = 3, ANYMAX_GUMBEL = 4 };
+
+enum anymax_op {
+    ANYMAX_FORWARD = 0,   /* x -> p; with `support`, the non-zeros as well */
+    ANYMAX_LOG = 1,       /* x -> log p (softmax, sparse softmax, sigsoftmax) */
+    ANYMAX_VJP = 2,       /* (x where the map needs it, p or `support`, g) -> out = J^T g */
+    ANYMAX_LOG_VJP = 3,   /* (x where the map needs it, p = log p, g) -> out = g - p sum g where p > 0, for log p */
+    ANYMAX_LOSS = 4,      /* (x, index) -> value[row]; with `support` the non-zeros of p, with `tau` the threshold */
+    ANYMAX_LOSS_GRAD = 5, /* (x; support or tau where they were saved; index; scale[row]) -> out = scale (p - y) */
+    ANYMAX_THRESHOLD = 6, /* x -> tau[row]: logsumexp for softmax and sparse softmax */
+    ANYMAX_LARGEST = 7,   /* x -> the k largest values, sorted, and their indices */
+    ANYMAX_OPS = 8
+};
+
+typedef struct {
+    void *data;
+    int64_t outer, inner, cls;
+} anymax_view;
+
+/* The non-zeros of the probabilities of each row: `count` of them, or -1 where there were more than `capacity`. */
+typedef struct {
+    int32_t *index; /* [rows, capacity] */
+    void *value;    /* [rows, capacity], float; double for ANYMAX_F64 */
+    int32_t *count; /* [rows] */
+    int64_t capacity;
+} anymax_support;
+
+typedef struct {
+    int32_t op, map, dtype;
+    int32_t noise;
+    int64_t outer, inner, n;
+    double param;
+    const double *params; /* one a row, or NULL: `param` for all */
+    int64_t nodes;
+    anymax_view x;    /* scores */
+    anymax_view p;    /* probabilities, read by VJP */
+    anymax_view g;    /* the incoming gradient, read by VJP */
+    anymax_view out;  /* the result */
+    anymax_view mask; /* bytes, 0 = leave out; data NULL: none */
+    anymax_support support;
+    const int64_t *index; /* [rows]: the target class of each row; a negative one leaves the row out (value and gradient 0) */
+    const void *scale;    /* [rows]: factor of the gradient, float; double for ANYMAX_F64 */
+    void *value;          /* [rows]: losses, float; double for ANYMAX_F64 */
+    void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
+    int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
+    int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
+} anymax_call;
+
+/* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused. */
+ANYMAX_API int anymax_run(const anymax_call *call);
+
+/* The short way for x and p contiguous, classes last, without mask or support: code = op | map << 8 | dtype << 16 | pool << 24 (pool 0 or 1). */
+ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param);
+
+/* The same and ANYMAX_VJP from one piece of memory: a caller that pays for every argument passes a single one. */
+typedef struct {
+    int64_t code;
+    void *x, *p, *g, *out;
+    int64_t rows, n;
+    double param;
+} anymax_packed_call;
+ANYMAX_API int anymax_packed(const anymax_packed_call *call);
+
+ANYMAX_API const char *anymax_error(int code);
+
+/* The instruction set in use ("avx512", "avx2", "neon", "simd128", "baseline"), and all that this library and machine have, separated by commas. */
+ANYMAX_API const char *anymax_isa(void);
+ANYMAX_API const char *anymax_isas(void);
+/* Choose one of them; 0, or -1 where there is none of this name. ANYMAX_ISA in the environment does the same at load. */
+ANYMAX_API int anymax_set_isa(const char *name);
+
+/* Threads of the pool that serves where no framework lends its own. */
+ANYMAX_API int anymax_get_num_threads(void);
+ANYMAX_API void anymax_set_num_threads(int count);
+
+/* `parallel_for(begin, end, grain, task, context)` of a framework, in the form of torch_parallel_for, for the calls that ask for it. */
+typedef void (*anymax_task)(int64_t begin, int64_t end, void *context);
+typedef int (*anymax_parallel)(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
+ANYMAX_API void anymax_set_parallel(anymax_parallel parallel);
+
+ANYMAX_API int anymax_abi(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,170 @@
+// A small pool of threads: made at the first call that wants it, made anew in a forked child, busy with one call at a time. A call that
+// finds it busy, or comes from one of its own threads, runs where it is: two callers never add up to more threads than the pool has.
+#include "pool.h"
+
+#if defined(ANYMAX_NO_THREADS)
+
+extern "C" int anymax_pool_run(int64_t begin, int64_t end, int64_t, anymax_task task, void *context) {
+    task(begin, end, context);
+    return 0;
+}
+extern "C" int anymax_get_num_threads(void) { return 1; }
+extern "C" void anymax_set_num_threads(int) {}
+
+#else
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
+namespace {
+
+int cores() {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        int count = CPU_COUNT(&set);
+        if (count > 0) return count;
+    }
+#endif
+    int count = (int)std::thread::hardware_concurrency();
+    return count > 0 ? count : 1;
+}
+
+int initial() {
+    for (const char *name : {"ANYMAX_NUM_THREADS", "OMP_NUM_THREADS"}) {
+        const char *text = getenv(name);
+        int count = text ? atoi(text) : 0;  // of a list "4,2", the first level
+        if (count > 0) return count < 1024 ? count : 1024;
+    }
+    return cores();
+}
+
+struct Job {
+    anymax_task task = nullptr;
+    void *context = nullptr;
+    int64_t end = 0, grain = 1;
+    std::atomic<int64_t> next{0};
+
+    void work() {
+        for (;;) {
+            int64_t b = next.fetch_add(grain, std::memory_order_relaxed);
+            if (b >= end) return;
+            task(b, b + grain < end ? b + grain : end, context);
+        }
+    }
+};
+
+thread_local bool inside = false;
+
+struct Pool {
+    std::mutex one_call, state;
+    std::condition_variable wake, done;
+    Job job;
+    uint64_t turn = 0;
+    int wanted = 0, running = 0, made = 0;
+
+    void loop(int me) {
+        inside = true;
+        uint64_t seen = 0;
+        std::unique_lock<std::mutex> lock(state);
+        for (;;) {
+            wake.wait(lock, [&] { return turn != seen; });
+            seen = turn;
+            if (me >= wanted) continue;
+            lock.unlock();
+            job.work();
+            lock.lock();
+            if (--running == 0) done.notify_one();
+        }
+    }
+
+    // False where no thread could be started at all.
+    void run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context, int threads) {
+        int helpers = threads - 1;
+        while (made < helpers) {
+            int me = made;
+            std::thread([this, me] { loop(me); }).detach();
+            made++;
+        }
+        job.task = task, job.context = context, job.end = end, job.grain = grain;
+        job.next.store(begin, std::memory_order_relaxed);
+        {
+            std::lock_guard<std::mutex> lock(state);
+            wanted = running = helpers;
+            turn++;
+        }
+        wake.notify_all();
+        inside = true;
+        job.work();
+        inside = false;
+        std::unique_lock<std::mutex> lock(state);
+        done.wait(lock, [&] { return running == 0; });
+    }
+};
+
+std::atomic<int> limit{0};
+std::atomic<Pool *> pool{nullptr};
+
+#if !defined(_WIN32)
+// The child has none of the parent's threads, and the pool's locks may be held by one of them: it is left as it is, and a new one is made.
+void forget() {
+    pool.store(nullptr);
+    inside = false;
+}
+#endif
+
+Pool *get() {
+    Pool *p = pool.load();
+    if (p) return p;
+#if !defined(_WIN32)
+    static std::atomic<bool> watched{false};
+    if (!watched.exchange(true)) pthread_atfork(nullptr, nullptr, forget);
+#endif
+    Pool *fresh = new Pool;  // never deleted: its threads may outlive any order of destruction
+    if (pool.compare_exchange_strong(p, fresh)) return fresh;
+    delete fresh;
+    return p;
+}
+
+}  // namespace
+
+extern "C" int anymax_get_num_threads(void) {
+    int count = limit.load();
+    if (count == 0) {
+        count = initial();
+        limit.store(count);
+    }
+    return count;
+}
+
+extern "C" void anymax_set_num_threads(int count) { limit.store(count < 1 ? 1 : count > 1024 ? 1024 : count); }
+
+extern "C" int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context) {
+    if (grain < 1) grain = 1;
+    int64_t parts = (end - begin + grain - 1) / grain;
+    int threads = anymax_get_num_threads();
+    if (threads > parts) threads = (int)parts;
+    if (threads > 1 && !inside) {
+        Pool *p = get();
+        if (p->one_call.try_lock()) {
+            p->run(begin, end, grain, task, context, threads);
+            p->one_call.unlock();
+            return 0;
+        }
+    }
+    task(begin, end, context);
+    return 0;
+}
+
+#endif

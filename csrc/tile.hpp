@@ -1,0 +1,290 @@
+// Short rows: one row a lane. A tile of as many rows as a vector has lanes is turned, solved in step, and turned back.
+#pragma once
+
+#include "dense.hpp"
+
+namespace ANYMAX_UNIT {
+
+constexpr int64_t TILE = 128;  // the longest rows that are served this way
+constexpr int64_t NARROW = 32;  // the longest of maps that take n^2 steps, or gain less
+
+template <class C>
+struct Tile {
+    vec<C> v[TILE];
+    vec<C> high;
+    ints<C> sound, any;
+};
+
+template <class C>
+ANYMAX_INLINE void prepare(Tile<C> &t, int64_t n) {
+    vec<C> high = splat(-infinity<C>);
+    ints<C> sound = high < infinity<C>;
+    for (int64_t i = 0; i < n; i++) {
+        high = larger(high, t.v[i]);
+        sound &= t.v[i] < infinity<C>;
+    }
+    t.any = high > -infinity<C>;
+    t.sound = sound;
+    t.high = (t.any & sound) ? high : vec<C>{};
+    for (int64_t i = 0; i < n; i++) t.v[i] = (sound ? t.v[i] : vec<C>{}) - t.high;
+}
+
+template <class C>
+ANYMAX_INLINE void conclude(Tile<C> &t, int64_t n) {
+    if (bits(~t.sound))
+        for (int64_t i = 0; i < n; i++) t.v[i] = t.sound ? t.v[i] : splat(not_a_number<C>);
+}
+
+template <class C>
+ANYMAX_INLINE void normalise(Tile<C> &t, int64_t n, vec<C> z) {
+    vec<C> scale = C(1) / (z > vec<C>{} ? z : splat(C(1)));
+    for (int64_t i = 0; i < n; i++) t.v[i] = t.v[i] * scale;
+}
+
+template <class C>
+ANYMAX_INLINE void exponentials(Tile<C> &t, int64_t n) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) exp_below<4>(t.v + i);
+    for (; i < n; i++) exp_below<1>(t.v + i);
+}
+
+template <class C>
+inline void tile_softmax(Tile<C> &t, int64_t n) {
+    prepare(t, n);
+    vec<C> z{};
+    exponentials(t, n);
+    for (int64_t i = 0; i < n; i++) z += t.v[i];
+    normalise(t, n, z);
+    conclude(t, n);
+}
+
+template <class C>
+inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
+    if (k > n) k = n;
+    ints<C> keep[TILE];  // of the scores themselves: differences from the largest may round to ties
+    for (int64_t i = 0; i < n; i++) {
+        ints<C> before{};
+        for (int64_t j = 0; j < i; j++) before += t.v[j] >= t.v[i];
+        for (int64_t j = i + 1; j < n; j++) before += t.v[j] > t.v[i];
+        keep[i] = -before < (typename lanes_of<C>::integer)k;
+    }
+    prepare(t, n);
+    vec<C> z{};
+    exponentials(t, n);
+    for (int64_t i = 0; i < n; i++) {
+        t.v[i] = keep[i] ? t.v[i] : vec<C>{};
+        z += t.v[i];
+    }
+    normalise(t, n, z);
+    conclude(t, n);
+}
+
+// The k largest of longer rows by counting, all lanes in step. One bit a lane, 0 where ties or masked entries want another way: what becomes
+// of a row does not depend on its neighbours.
+template <class C>
+inline uint32_t tile_count(Tile<C> &t, int64_t n, int64_t k) {
+    prepare(t, n);
+    vec<C> low = splat(infinity<C>), high{};
+    for (int64_t i = 0; i < n; i++) low = smaller(low, t.v[i]);
+    const vec<C> want = splat((C)k);
+    vec<C> at_low = splat((C)n), at_high = splat(C(1)), limit = low;
+    const ints<C> never = (low == -infinity<C>) | ~(low < high) | ~t.sound | ~t.any;
+    ints<C> found{};
+    for (int turn = 0; turn < 40 && !every<C>(found | never); turn++) {
+        vec<C> part = turn % 3 == 2 ? splat(C(0.5)) : (at_low - want + C(0.25)) / (at_low - at_high + C(0.5));
+        vec<C> middle = low + (high - low) * part;
+        ints<C> a{}, b{};
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4) {
+            a += (t.v[i] >= middle) + (t.v[i + 1] >= middle);
+            b += (t.v[i + 2] >= middle) + (t.v[i + 3] >= middle);
+        }
+        for (; i < n; i++) a += t.v[i] >= middle;
+        vec<C> count = __builtin_convertvector(-(a + b), vec<C>);
+        ints<C> hit = (count == want) & ~found & ~never;
+        limit = hit ? middle : limit;
+        found |= hit;
+        ints<C> many = count > want;
+        low = many ? middle : low, at_low = many ? count : at_low;
+        high = many ? high : middle, at_high = many ? at_high : count;
+    }
+    if (!bits(found)) return 0;
+    vec<C> z{}, y{};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        ints<C> keep[4];
+        for (int j = 0; j < 4; j++) keep[j] = t.v[i + j] >= limit;
+        exp_below<4>(t.v + i);
+        for (int j = 0; j < 4; j++) t.v[i + j] = keep[j] ? t.v[i + j] : vec<C>{};
+        z += t.v[i] + t.v[i + 1], y += t.v[i + 2] + t.v[i + 3];
+    }
+    for (; i < n; i++) {
+        ints<C> keep = t.v[i] >= limit;
+        exp_below<1>(t.v + i);
+        t.v[i] = keep ? t.v[i] : vec<C>{};
+        z += t.v[i];
+    }
+    normalise(t, n, z + y);
+    return bits(found);
+}
+
+template <class C, int R>
+struct TileSums {
+    vec<C> s0, s1;
+};
+
+template <class C, int R>
+ANYMAX_INLINE TileSums<C, R> tile_sums(const vec<C> *v, int64_t n, vec<C> level) {
+    TileSums<C, R> s{};
+    int64_t i = 0;
+    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) {
+        vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{});
+        vec<C> rate = R == 1 ? (u > vec<C>{} ? splat(C(1)) : vec<C>{}) : u;
+        for (int r = 2; r < R; r++) rate = rate * u;
+        s0 += R == 1 ? u : rate * u;
+        s1 += rate;
+    };
+    for (; i + 8 <= n; i += 8) {  // sums of eight, then the sum of them: the rounding of one long sum would show
+        vec<C> a0{}, a1{}, b0{}, b1{};
+        for (int64_t j = 0; j < 8; j += 2) {
+            term(v[i + j], a0, a1);
+            term(v[i + j + 1], b0, b1);
+        }
+        s.s0 += a0 + b0, s.s1 += a1 + b1;
+    }
+    for (; i < n; i++) term(v[i], s.s0, s.s1);
+    return s;
+}
+
+template <class C, int R>
+ANYMAX_INLINE vec<C> tile_fall(const TileSums<C, R> &s) {
+    return (R == 2 ? (s.s0 - root2(s.s0)) : (s.s0 - C(1)) * C(Power<R>::slope)) / s.s1;
+}
+
+template <class C, int R>
+inline void tile_power(Tile<C> &t, int64_t n) {
+    prepare(t, n);
+    vec<C> level = splat(C(1));
+    const C fine = sizeof(C) == 4 ? C(1.5e-7) : C(3e-16);
+    if (n > 32) {  // a level that is surely not too low, from the maxima of eight entries each
+        vec<C> cell[TILE / 8];
+        int64_t cells = 0;
+        for (int64_t i = 0; i < n; i += 8) {
+            vec<C> m = t.v[i];
+            for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
+            cell[cells++] = m;
+        }
+        for (int turn = 0; turn < 3; turn++) {
+            vec<C> fall = tile_fall(tile_sums<C, R>(cell, cells, level));
+            level = fall > vec<C>{} ? level - fall : level;
+        }
+        level = smaller(level * (C(1) + 8 * fine), splat(C(1)));
+    }
+    TileSums<C, R> s{};
+    for (int turn = 0; turn < 60; turn++) {
+        s = tile_sums<C, R>(t.v, n, level);
+        vec<C> fall = tile_fall(s);
+        ints<C> go = fall > level * fine;
+        if (!bits(go)) break;
+        level = go ? level - fall : level;
+    }
+    vec<C> lost = (s.s0 - C(1)) / s.s1;
+    for (int64_t i = 0; i < n; i++) {
+        vec<C> u = larger(t.v[i] * C(Power<R>::slope) + level, vec<C>{});
+        vec<C> rate = splat(C(1));
+        for (int r = 1; r < R; r++) rate = rate * u;
+        vec<C> p = larger(rate * (u - lost), vec<C>{});
+        t.v[i] = ((u > vec<C>{}) & t.any) ? p : vec<C>{};
+    }
+    conclude(t, n);
+}
+
+// Eight by eight floats turned in registers where the compiler has the means; elsewhere one by one.
+template <class C, class T>
+ANYMAX_INLINE void gather_tile(Tile<C> &t, const T *x, int64_t rows, int64_t n, int64_t stride) {
+    C *to = (C *)t.v;
+    constexpr int64_t W = width<C>;
+    if (rows == W) {
+        for (int64_t r = 0; r < W; r++)
+            for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
+    } else {
+        for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
+    }
+}
+template <class C, class T>
+ANYMAX_INLINE void scatter_tile(const Tile<C> &t, T *out, int64_t rows, int64_t n, int64_t stride) {
+    const C *from = (const C *)t.v;
+    constexpr int64_t W = width<C>;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) out[r * stride + i] = (T)from[i * W + r];
+}
+
+#if defined(__AVX2__)
+ANYMAX_INLINE void turn8(__m256 *r) {
+    __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
+    __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
+    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+    r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
+    r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+}
+ANYMAX_INLINE void gather_tile(Tile<float> &t, const float *x, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<float>;
+    if (rows < W) return gather_tile<float, float>(t, x, rows, n, stride);
+    float *to = (float *)t.v;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t half = 0; half < W; half += 8) {
+            __m256 r[8];
+            for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(x + (half + j) * stride + i);
+            turn8(r);
+            for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + (i + j) * W + half, r[j]);
+        }
+    for (; i < n; i++)
+        for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
+}
+ANYMAX_INLINE void scatter_tile(const Tile<float> &t, float *out, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<float>;
+    if (rows < W) return scatter_tile<float, float>(t, out, rows, n, stride);
+    const float *from = (const float *)t.v;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t half = 0; half < W; half += 8) {
+            __m256 r[8];
+            for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + (i + j) * W + half);
+            turn8(r);
+            for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(out + (half + j) * stride + i, r[j]);
+        }
+    for (; i < n; i++)
+        for (int64_t r = 0; r < W; r++) out[r * stride + i] = from[i * W + r];
+}
+#endif
+
+// What the rows of a tile become; one bit a lane, 0 where the row is to be served another way.
+template <class C>
+inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
+    constexpr uint32_t ALL = (1u << width<C>) - 1;
+    switch (map) {
+        case ANYMAX_SOFTMAX: tile_softmax(t, n); return ALL;
+        case ANYMAX_SPARSEMAX: tile_power<C, 1>(t, n); return ALL;
+        case ANYMAX_TOPK:
+            if (n > NARROW) return tile_count(t, n, (int64_t)param);
+            tile_largest(t, n, (int64_t)param);
+            return ALL;
+        case ANYMAX_ENTMAX:
+            if (param == 1.0) return tile_softmax(t, n), ALL;
+            if (param == 2.0) return tile_power<C, 1>(t, n), ALL;
+            if (param == 1.5) return tile_power<C, 2>(t, n), ALL;
+            return 0;
+        default: return 0;
+    }
+}
+inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
+    const bool power = map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && (param == 2.0 || param == 1.5));
+    if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
+    return power || map == ANYMAX_SOFTMAX || map == ANYMAX_TOPK || (map == ANYMAX_ENTMAX && param == 1.0);
+}
+
+}  // namespace ANYMAX_UNIT

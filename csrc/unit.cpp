@@ -1,0 +1,759 @@
+// All kernels for one instruction set. Compiled once each with its own flags and -DANYMAX_UNIT=<name>.
+#include "unit.h"
+
+#include "backward.hpp"
+#include "dense.hpp"
+#include "perturb.hpp"
+#include "tile.hpp"
+
+namespace ANYMAX_UNIT {
+
+// What a row of a sparse map is found to be.
+template <class C>
+struct Support {
+    const int32_t *index;
+    const double *p;
+    int64_t count;
+    double tau;
+    bool sound, any;
+};
+
+template <class C>
+static Support<C> poisoned(bool sound, bool any) {
+    return Support<C>{nullptr, nullptr, 0, sound ? -inf64 : not_a_number<double>, sound, any};
+}
+
+template <class C, class L>
+static C bound_of(const L &link, const Scan<C> &s, double &level);
+
+template <class C, class L>
+static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish finish, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
+    C bound = -infinity<C>;
+    double level = link.start;
+    if (link.whole) {
+        bound = bound_of(link, s, level);
+    }
+    Candidates<C> c = bound == -infinity<C> ? collect_from(x, n, s, bound, scratch) : collect(x, n, s, bound, scratch);
+    double *y = widen(c, s.top, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    Root root = solve(link, y, c.count, level);
+    values(link, root, y, c.count, finish);
+    double tau = (double)s.top + (finish == NORMMAX_FINISH ? -root.level : link.tau(root.level));
+    return Support<C>{c.index, y, c.count, tau, true, true};
+}
+
+// Where to begin on a row: a level that is surely not too low, and the bound that all of the support lies above.
+template <class C, class L>
+static C bound_of(const L &link, const Scan<C> &s, double &level) {
+    double guess = (double)level_of_cells(link, s);
+    double margin = sizeof(C) == 4 ? 2e-5 : 1e-12;
+    double loose = link.near_one() ? guess + margin * (1.0 + fabs(guess)) : guess + margin;
+    level = loose < link.start ? loose : link.start;
+    return (C)(link.reach(level) - margin / link.slope * 0.5);
+}
+
+template <class C>
+static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
+    C bound = (C)(-1.0 / c * (1.0 + 1e-6));
+    if (!(bound < 0)) bound = C(-1e-37);  // the largest score itself is above any
+    Candidates<C> k = collect(x, n, s, bound, scratch);
+    double *y = widen(k, s.top, scratch);
+    double *sorted = scratch.take<double>(SORTED, k.count + 8);
+    if (scratch.failed) return poisoned<C>(true, false);
+    double tau = steep(c, y, k.count, sorted);
+    return Support<C>{k.index, y, k.count, (double)s.top + tau, true, true};
+}
+
+// clip(y + level, 0, 1) that sums to k: the anchor is the ceil(k)-th largest score, where the level lies in [0, 1].
+template <class C>
+static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
+    int64_t rank_ = k < (double)n ? (int64_t)::ceil(k) : n;
+    if (rank_ < 1) rank_ = 1;
+    C bound = reached_by(s, rank_);
+    if (bound != -infinity<C>) bound = bound - C(1) - C(1e-6) * (C(1) + (bound < 0 ? -bound : bound));
+    Candidates<C> c = collect_from(x, n, s, bound, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    const int64_t count = c.count;
+    if (count < rank_) rank_ = count;
+    const C edge = select(c.value, count, rank_, 0, lowest_of(c.value, count), count, s.top);
+    C anchor = s.top;
+    for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
+    double *y = widen(c, anchor, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    if (k >= (double)count) {
+        for (int64_t i = 0; i < count; i++) y[i] = 1.0;
+        return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
+    }
+    double low = 0.0, high = 1.0, level = 0.5;
+    const double mass = k;
+    double excess = 0.0;
+    int64_t inside = 0;
+    for (int turn = 0; turn < 200; turn++) {
+        vd s0{};
+        vl s1{};
+        int64_t full = 0;
+        for (int64_t i = 0; i < count; i += width<double>) {
+            vd t = load(y + i) + level;
+            vl in = (t > vd{}) & (t < 1.0), whole = t >= 1.0;
+            s0 += in ? t : vd{};
+            s1 += in;
+            full += __builtin_popcount(bits(whole));
+        }
+        inside = 0;
+        for (int64_t j = 0; j < width<double>; j++) inside -= s1[j];
+        excess = (sum(s0) - mass) + (double)full;
+        if (excess > 0.0)
+            high = level;
+        else
+            low = level;
+        double next = inside ? level - excess / (double)inside : 0.5 * (low + high);
+        if (excess == 0.0 || next == level) break;
+        if (!(next > low && next < high)) next = 0.5 * (low + high);
+        if (!(next > low && next < high)) break;
+        level = next;
+    }
+    const double lost = inside ? excess / (double)inside : 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        double t = y[i] + level;
+        if (t > 0.0 && t < 1.0) {
+            t -= lost;
+            t = t < 0.0 ? 0.0 : t > 1.0 ? 1.0 : t;
+        }
+        y[i] = t <= 0.0 ? 0.0 : t >= 1.0 ? 1.0 : t;
+    }
+    return Support<C>{c.index, y, count, (double)anchor - level, true, true};
+}
+
+template <class C>
+static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
+    if (scratch.failed || !kept.sound || !kept.any) return poisoned<C>(kept.sound, kept.any);
+    z = exponentials(kept);
+    double *p = scratch.take<double>(WIDE, kept.count + 8);
+    if (!p) return poisoned<C>(true, false);
+    const double scale = 1.0 / z;
+    for (int64_t i = 0; i < kept.count; i++) p[i] = (double)kept.value[i] * scale;
+    return Support<C>{kept.index, p, kept.count, (double)kept.top + ::log(z), true, true};
+}
+
+// The non-zeros of the sparse maps. False where the map has none of its own: `dense` maps.
+template <class C>
+static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support<C> &found, Scratch &scratch, const Team &team) {
+    double z;
+    switch (map) {
+        case ANYMAX_SPARSEMAX: found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, scratch, team); return true;
+        case ANYMAX_ENTMAX: {
+            const double c = param - 1.0;
+            if (!(param > 0.0) || c - c != 0.0)
+                found = poisoned<C>(false, true);
+            else if (c == 0.0)
+                return false;
+            else if (c == 1.0)
+                found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, scratch, team);
+            else if (c == 0.5)
+                found = threshold_row(Power<2>(), x, n, ENTMAX_FINISH, scratch, team);
+            else if (fabs(c - 1.0 / 3.0) < 1e-15)
+                found = threshold_row(Power<3>(), x, n, ENTMAX_FINISH, scratch, team);
+            else if (c == 0.25)
+                found = threshold_row(Power<4>(), x, n, ENTMAX_FINISH, scratch, team);
+            else if (c > 1.0)
+                found = steep_row(c, x, n, scratch, team);
+            else
+                found = threshold_row(AnyPower(c, 1.0 / c), x, n, ENTMAX_FINISH, scratch, team);
+            return true;
+        }
+        case ANYMAX_NORMMAX:
+            if (!(param > 1.0) || param - param != 0.0)
+                found = poisoned<C>(false, true);
+            else
+                found = threshold_row(AnyPower(1.0, param / (param - 1.0)), x, n, NORMMAX_FINISH, scratch, team);
+            return true;
+        case ANYMAX_BUDGET: found = budget_row(param, x, n, scratch, team); return true;
+        case ANYMAX_TOPK: {
+            Kept<C> kept = largest_row(x, n, (int64_t)param, scratch, team);
+            found = truncated(kept, z, scratch);
+            return true;
+        }
+        case ANYMAX_TOPP: {
+            Kept<C> kept = nucleus_row(x, n, param, scratch, team);
+            found = truncated(kept, z, scratch);
+            return true;
+        }
+        default: return false;
+    }
+}
+
+// -- one row of each operation ------------------------------------------------------------------------------------------------
+
+template <class C>
+static void save_support(const anymax_call &call, int64_t row, const Support<C> &found) {
+    const anymax_support &to = call.support;
+    if (!to.count) return;
+    int64_t at = 0, cap = to.capacity;
+    int32_t *index = to.index + row * cap;
+    C *value = (C *)to.value + row * cap;
+    if (!found.sound) {
+        to.count[row] = -1;
+        return;
+    }
+    for (int64_t i = 0; i < found.count; i++) {
+        if (!(found.p[i] > 0.0)) continue;
+        if (at == cap) {
+            to.count[row] = -1;
+            return;
+        }
+        index[at] = found.index[i];
+        value[at++] = (C)found.p[i];
+    }
+    to.count[row] = (int32_t)at;
+}
+
+template <class C>
+static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
+    double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+    if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
+}
+
+// Softmax stands in where a map is one: entmax at alpha = 1.
+static inline int32_t kind(int32_t map, double param) { return map == ANYMAX_ENTMAX && param == 1.0 ? (int32_t)ANYMAX_SOFTMAX : map; }
+
+// Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
+template <class C, int R>
+static bool swept_row(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
+    double level;
+    C bound = bound_of(Power<R>(), s, level);
+    if (n > SHORT && !crowded(s, bound)) return false;
+    const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
+    C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
+    if (!to) return true;
+    pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.past && to == out.direct); });
+    if (call.support.count) {
+        Candidates<C> c = nonzeros(to, n, scratch);
+        double *p = scratch.take<double>(WIDE, c.count + width<double>);
+        if (!p) return true;
+        for (int64_t i = 0; i < c.count; i++) p[i] = (double)c.value[i];
+        save_support(call, row, Support<C>{c.index, p, c.count, (double)s.top + edge.below, true, true});
+    }
+    if (to != out.direct) {
+        if (out.direct)
+            memcpy(out.direct, to, (size_t)n * sizeof(C));
+        else
+            deliver(out, to);
+    }
+    return true;
+}
+
+template <class C>
+static bool swept(const anymax_call &call, int64_t row, int32_t map, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    if (map == ANYMAX_SPARSEMAX) return swept_row<C, 1>(call, row, x, out, scratch, team);
+    if (map != ANYMAX_ENTMAX) return false;
+    if (param == 2.0) return swept_row<C, 1>(call, row, x, out, scratch, team);
+    if (param == 1.5) return swept_row<C, 2>(call, row, x, out, scratch, team);
+    if (fabs(param - 4.0 / 3.0) < 1e-15) return swept_row<C, 3>(call, row, x, out, scratch, team);
+    if (param == 1.25) return swept_row<C, 4>(call, row, x, out, scratch, team);
+    return false;
+}
+
+template <class C>
+static void forward_row(const anymax_call &call, int64_t row, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    const int32_t map = kind(call.map, param);
+    Support<C> found;
+    if (call.support.count) call.support.count[row] = -1;
+    if (map == ANYMAX_SOFTMAX) return softmax_row(x, n, out, false, scratch, team);
+    if (swept(call, row, map, param, x, out, scratch, team)) return;
+    if (map == ANYMAX_TOPK && !call.support.count && n > TILE && largest_dense(x, n, (int64_t)param, out, scratch)) return;
+    if (sparse_row(map, param, x, n, found, scratch, team)) {
+        if (scratch.failed) return;
+        save_support(call, row, found);
+        if (!found.sound) return fill(out, not_a_number<C>);
+        return spread(out, found.index, found.p, found.count, scratch, team);
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!sound) return fill(out, not_a_number<C>);
+    if (high == -infinity<C>) return zeros(out, team);
+    if (map == ANYMAX_TAYLOR) return ratio_row(x, n, TaylorWeight<C>(x, n, (int)param), out, scratch);
+    if (map == ANYMAX_SIGSOFTMAX) return ratio_row(x, n, SigmoidWeight<C>(high), out, scratch);
+    C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
+    if (!p) return;
+    perturb_probabilities(call, x, n, p, nullptr, scratch);
+    if (p != out.direct) deliver(out, p);
+}
+
+template <class C>
+static void log_row(const anymax_call &call, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    const int32_t map = kind(call.map, param);
+    if (map == ANYMAX_SOFTMAX) return softmax_row(x, n, out, true, scratch, team);
+    if (map == ANYMAX_SIGSOFTMAX) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) return fill(out, -infinity<C>);
+        const SigmoidWeight<C> u(high);
+        C *e = scratch.take<C>(EXTRA, n);
+        if (!e) return;
+        const vec<C> l = splat((C)::log(weight_sum(x, n, u, e)));
+        return emit(out, scratch, team, [&](int64_t i) {
+            vec<C> v = load_or(x, i, n, C(0));
+            return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
+        });
+    }
+    Kept<C> kept = map == ANYMAX_TOPK ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
+    if (scratch.failed) return;
+    if (!kept.sound) return fill(out, not_a_number<C>);
+    fill(out, -infinity<C>);
+    if (!kept.any) return;
+    double z = exponentials(kept);
+    const C l = (C)::log(z);
+    for (int64_t i = 0; i < kept.count; i++) put(out, kept.index[i], (C)(x[kept.index[i]] - kept.top) - l);
+}
+
+// For log p: g - p sum g over the classes that have a probability; sigsoftmax multiplies by (log u)' = 1 + sigmoid(-x).
+template <class C>
+static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, const C *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    constexpr int64_t W = width<C>;
+    vd wide{};
+    for (int64_t i = 0; i < n; i += W) {
+        vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
+        wide = widen_add(wide, l == -infinity<C> ? vec<C>{} : h);
+    }
+    const vec<C> total = splat((C)sum(wide));
+    const bool sigmoid = call.map == ANYMAX_SIGSOFTMAX;
+    emit(out, scratch, team, [&](int64_t i) {
+        vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
+        vec<C> d = h - exp(l) * total;
+        if (sigmoid) {
+            vec<C> s = load_or(x, i, n, C(0)), e = exp(-absolute(s));
+            d = d * (C(1) + (s < vec<C>{} ? splat(C(1)) : e) / (e + C(1)));
+        }
+        return l == -infinity<C> ? vec<C>{} : d;
+    });
+}
+
+template <class C>
+static double tau_row(const anymax_call &call, double param, const C *x, Scratch &scratch, const Team &team) {
+    const int32_t map = kind(call.map, param);
+    if (map == ANYMAX_SOFTMAX) return lse_row(x, call.n, nullptr, scratch, team);
+    Support<C> found;
+    if (sparse_row(map, param, x, call.n, found, scratch, team)) return found.tau;
+    C high;
+    bool sound;
+    scan_top(x, call.n, high, sound);
+    if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
+    C *p = scratch.take<C>(RESULT, call.n);
+    double tau = 0.0;
+    if (p) perturb_probabilities(call, x, call.n, p, &tau, scratch);
+    return tau;
+}
+
+// The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
+template <class C>
+static double loss_row(const anymax_call &call, int64_t row, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    const int32_t map = kind(call.map, param);
+    const double aim = (double)x[t];
+    double value = 0.0;
+    if (call.support.count) call.support.count[row] = -1;
+    if (map == ANYMAX_SOFTMAX) {
+        double rest = 0.0, tau = lse_row(x, n, &rest, scratch, team);
+        if (call.tau) ((C *)call.tau)[row] = (C)tau;
+        if (tau != tau) return tau;
+        if (aim == -inf64) return inf64;
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        return ((double)high - aim) + rest;
+    }
+    Support<C> found;
+    if (sparse_row(map, param, x, n, found, scratch, team)) {
+        if (scratch.failed) return 0.0;
+        save_support(call, row, found);
+        if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
+        if (!found.sound) return not_a_number<double>;
+        if (aim == -inf64 || !found.any) return inf64;
+        if (map == ANYMAX_TOPK || map == ANYMAX_TOPP) {
+            double rest = 0.0;
+            int64_t tied = -1;
+            C high = -infinity<C>;
+            for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
+            for (int64_t i = 0; i < found.count; i++) {
+                C v = x[found.index[i]];
+                if (v == high)
+                    tied++;
+                else
+                    rest += ::exp((double)v - (double)high);
+            }
+            value = ((double)high - aim) + ::log1p(rest + (double)tied);
+            return value > 0.0 ? value : 0.0;
+        }
+        double norm = 0.0;
+        const double c = param - 1.0;
+        for (int64_t i = 0; i < found.count; i++) {
+            const double p = found.p[i];
+            if (!(p > 0.0)) continue;
+            value += p * ((double)x[found.index[i]] - aim);
+            if (map == ANYMAX_SPARSEMAX || map == ANYMAX_BUDGET || (map == ANYMAX_ENTMAX && c == 1.0))
+                value -= 0.5 * p * (p - 1.0);
+            else if (map == ANYMAX_ENTMAX)
+                value -= p * ::expm1(c * ::log(p)) / (c * param);
+            else
+                norm += ::exp(param * ::log(p));
+        }
+        if (map == ANYMAX_NORMMAX) value -= ::expm1(::log(norm) / param);
+        return value > 0.0 ? value : 0.0;
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!sound) return not_a_number<double>;
+    if (aim == -inf64) return inf64;
+    double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+    if (scratch.failed) return 0.0;
+    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, nullptr, work);
+    return value > 0.0 ? value : 0.0;
+}
+
+// scale (p - y) for a target class.
+template <class C>
+static void loss_gradient_row(const anymax_call &call, int64_t row, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
+                              const Team &team) {
+    const int64_t n = call.n;
+    const int32_t map = kind(call.map, param);
+    if (map == ANYMAX_SOFTMAX) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) {
+            zeros(out, team);
+            return put(out, t, -scale);
+        }
+        const C own = x[t];
+        double rest;  // logsumexp less the maximum; a saved one far from 0 has lost too many digits of that
+        if (call.tau && fabs((double)high) <= (sizeof(C) == 4 ? 32.0 : 4096.0))
+            rest = (double)((const C *)call.tau)[row] - (double)high;
+        else
+            lse_row(x, n, &rest, scratch, team);
+        exp_row(x, high, (C)(::exp(-rest) * (double)scale), out, scratch, team);
+        double p = ::exp(((double)own - (double)high) - rest);
+        return put(out, t, (C)((p - 1.0) * (double)scale));
+    }
+    if (call.support.count && call.support.count[row] >= 0) {
+        const int64_t cap = call.support.capacity, count = call.support.count[row];
+        const int32_t *index = call.support.index + row * cap;
+        const C *value = (const C *)call.support.value + row * cap;
+        C own = 0;
+        double *p = scratch.take<double>(WIDE, count + 8);
+        if (!p) return;
+        for (int64_t i = 0; i < count; i++) {
+            p[i] = (double)value[i] * (double)scale;
+            own = index[i] == t ? value[i] : own;
+        }
+        spread(out, index, p, count, scratch, team);
+        return put(out, t, (C)(((double)own - 1.0) * (double)scale));
+    }
+    Support<C> found;
+    if (sparse_row(map, param, x, n, found, scratch, team)) {
+        if (scratch.failed) return;
+        if (!found.sound) return fill(out, not_a_number<C>);
+        double own = 0.0;
+        double *p = scratch.take<double>(EXTRA, found.count + 8);
+        if (!p) return;
+        for (int64_t i = 0; i < found.count; i++) {
+            p[i] = found.p[i] * (double)scale;
+            own = found.index[i] == t ? found.p[i] : own;
+        }
+        spread(out, found.index, p, found.count, scratch, team);
+        return put(out, t, (C)((own - 1.0) * (double)scale));
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    C *p = scratch.take<C>(EXTRA, n);
+    if (!p) return;
+    if (!sound) return fill(out, not_a_number<C>);
+    if (high == -infinity<C>)
+        memset(p, 0, (size_t)n * sizeof(C));
+    else
+        perturb_probabilities(call, x, n, p, nullptr, scratch);
+    const C own = p[t];
+    emit(out, scratch, team, [&](int64_t i) { return load_or(p, i, n, C(0)) * scale; });
+    put(out, t, (own - C(1)) * scale);
+}
+
+template <class C>
+static void vjp_any(const anymax_call &call, int64_t row, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
+                    const Team &team) {
+    const int64_t n = call.n;
+    const int32_t map = kind(call.map, param);
+    if (map == ANYMAX_TAYLOR || map == ANYMAX_SIGSOFTMAX || map == ANYMAX_PERTURB) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) return zeros(out, team);
+        const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+        if (!h) return;
+        if (map == ANYMAX_TAYLOR) return ratio_vjp_row(TaylorWeight<C>(x, n, (int)param), x, p, h, n, out, scratch, team);
+        if (map == ANYMAX_SIGSOFTMAX) return ratio_vjp_row(SigmoidWeight<C>(high), x, p, h, n, out, scratch, team);
+        C *to = scratch.take<C>(RESULT, n);
+        double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+        if (scratch.failed) return;
+        perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
+        return emit(out, scratch, team, [&](int64_t i) { return load_or(to, i, n, C(0)); });
+    }
+    const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param);
+    if (call.support.count && call.support.count[row] >= 0) {
+        const int64_t cap = call.support.capacity;
+        return vjp_saved(s, param, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
+                         call.dtype, out, scratch, team);
+    }
+    vjp_row(s, param, p, g, call.g.cls, call.dtype, n, out, scratch, team);
+}
+
+template <class C>
+static void largest(const anymax_call &call, int64_t row, const C *x, Sink<C> out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n, k = (int64_t)call.param;
+    out.n = k;
+    int64_t *at = call.positions + row * k;
+    Kept<C> kept = largest_row(x, n, k, scratch, team);
+    if (scratch.failed) return;
+    if (!kept.sound || !kept.any) {
+        for (int64_t i = 0; i < k; i++) {
+            at[i] = i;
+            put(out, i, kept.sound ? -infinity<C> : not_a_number<C>);
+        }
+        return;
+    }
+    // a heap of (value, -index): the largest first, equal ones by their place
+    C *v = kept.value;
+    int32_t *index = kept.index;
+    int64_t size = kept.count;
+    auto before = [&](C a, int32_t i, C b, int32_t j) { return a > b || (a == b && i < j); };
+    auto sift = [&](int64_t i, int64_t end) {
+        C w = v[i];
+        int32_t m = index[i];
+        for (int64_t child; (child = 2 * i + 1) < end; i = child) {
+            if (child + 1 < end && before(v[child + 1], index[child + 1], v[child], index[child])) child++;
+            if (!before(v[child], index[child], w, m)) break;
+            v[i] = v[child], index[i] = index[child];
+        }
+        v[i] = w, index[i] = m;
+    };
+    for (int64_t i = size / 2 - 1; i >= 0; i--) sift(i, size);
+    int64_t i = 0;
+    for (int64_t left = size; left > 0; i++) {
+        put(out, i, v[0]);
+        at[i] = index[0];
+        left--;
+        v[0] = v[left], index[0] = index[left];
+        if (left) sift(0, left);
+    }
+    for (int64_t j = 0; i < k && j < n; j++)  // fewer finite scores than k: the masked ones follow, by their place
+        if (x[j] == -infinity<C>) {
+            put(out, i, -infinity<C>);
+            at[i++] = j;
+        }
+}
+
+// -- layouts ------------------------------------------------------------------------------------------------------------------------
+
+static inline const char *at(const anymax_view &v, int64_t size, int64_t o, int64_t i) {
+    return (const char *)v.data + (o * v.outer + i * v.inner) * size;
+}
+
+// Rows that lie side by side, their classes far apart: as many as a cache line holds are turned at once.
+constexpr int64_t GROUP = 16;
+
+template <class C, class T>
+static void turn_in(const T *from, int64_t step, int64_t rows, int64_t n, C *to) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)from[k * step + r];
+}
+template <class C>
+static void turn_in(const void *from, int64_t step, int32_t dtype, int64_t rows, int64_t n, C *to) {
+    if (dtype == ANYMAX_F32) return turn_in<C, float>((const float *)from, step, rows, n, to);
+    if (dtype == ANYMAX_F64) return turn_in<C, double>((const double *)from, step, rows, n, to);
+    const uint16_t *h = (const uint16_t *)from;
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)(dtype == ANYMAX_BF16 ? from_bf16(h[k * step + r]) : from_f16(h[k * step + r]));
+}
+template <class C>
+static void turn_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t r = 0; r < rows; r++) {
+            Sink<C> one{(char *)to + r * item(dtype), step, dtype, nullptr, false, n};
+            put(one, k, from[r * n + k]);
+        }
+}
+
+template <class C>
+static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past) {
+    bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
+    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n};
+}
+
+static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
+
+template <class C>
+static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    const bool reads_x = call.x.data != nullptr;
+    const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
+    const bool turn_x = reads_x && inner > 1 && sideways(call.x, n) && !call.mask.data, turn_result = to_rows && inner > 1 && sideways(call.out, n);
+    C *turned = nullptr, *result = nullptr;
+    int64_t first = 0, held = 0;  // the rows that `turned` and `result` hold
+    for (int64_t r = begin; r < end && !scratch.failed; r++) {
+        const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
+        const double param = call.params ? call.params[r] : call.param;
+        if ((turn_x || turn_result) && r >= first + held) {
+            first = r;
+            held = GROUP;
+            if (held > inner - i) held = inner - i;
+            if (held > end - r) held = end - r;
+            if (turn_x) {
+                turned = scratch.take<C>(STAGED, GROUP * n);
+                if (!turned) break;
+                turn_in(at(call.x, size, o, i), call.x.cls, call.dtype, held, n, turned);
+            }
+            if (turn_result && !(result = scratch.take<C>(TURNED, GROUP * n))) break;
+        }
+        const C *x = nullptr;
+        if (turn_x)
+            x = turned + (r - first) * n;
+        else if (reads_x) {
+            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
+            x = stage<C>(at(call.x, size, o, i), call.x.cls, call.dtype, mask, call.mask.cls, n, scratch, STAGED);
+            if (!x) break;
+        }
+        Sink<C> out{};
+        if (call.out.data) {
+            char *row = (char *)at(call.out, size, o, i);
+            out = sink_at<C>(call, row, n, past);
+            if (turn_result) {
+                C *to = result + (r - first) * n;
+                out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n};
+            }
+        }
+        switch (call.op) {
+            case ANYMAX_FORWARD: forward_row(call, r, param, x, out, scratch, team); break;
+            case ANYMAX_LOG: log_row(call, param, x, out, scratch, team); break;
+            case ANYMAX_VJP: {
+                const bool saved = call.support.count && call.support.count[r] >= 0;
+                const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+                if (saved || p) vjp_any(call, r, param, x, p, at(call.g, size, o, i), out, scratch, team);
+                break;
+            }
+            case ANYMAX_LOG_VJP: {
+                const C *p = stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+                const C *g = stage<C>(at(call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+                if (p && g) log_vjp_row(call, x, p, g, out, scratch, team);
+                break;
+            }
+            case ANYMAX_LOSS: {
+                const int64_t t = call.index[r];
+                double v = 0.0;
+                if (t >= n)
+                    v = not_a_number<double>;
+                else if (t >= 0)
+                    v = loss_row(call, r, param, x, t, scratch, team);
+                if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
+                ((C *)call.value)[r] = (C)v;
+                break;
+            }
+            case ANYMAX_LOSS_GRAD: {
+                const int64_t t = call.index[r];
+                const C scale = ((const C *)call.scale)[r];
+                if (t < 0)
+                    zeros(out, team);
+                else if (t >= n)
+                    fill(out, not_a_number<C>);
+                else
+                    loss_gradient_row(call, r, param, x, t, scale, out, scratch, team);
+                break;
+            }
+            case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, param, x, scratch, team); break;
+            case ANYMAX_LARGEST: largest(call, r, x, out, scratch, team); break;
+        }
+        if (turn_result && r == first + held - 1) {
+            const int64_t fo = first / inner, fi = first - fo * inner;
+            turn_out(result, held, n, (void *)at(call.out, size, fo, fi), call.out.cls, call.dtype);
+        }
+    }
+}
+
+template <class C>
+static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
+    Scratch scratch;
+    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    if (call.op == ANYMAX_FORWARD && n <= TILE && !call.params && !call.support.count && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
+        const bool plain = !call.mask.data && inner == 1 && call.x.cls == 1 && call.out.cls == 1 &&
+                           (sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32);
+        Tile<C> t;
+        C *lanes = (C *)t.v;
+        for (int64_t r = begin; r < end; r += width<C>) {
+            const int64_t count = end - r < width<C> ? end - r : width<C>;
+            if (plain) {
+                gather_tile(t, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
+                const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
+                for (int64_t j = 0; others && j < count; j++) {
+                    if (!(others >> j & 1)) continue;
+                    by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
+                    const C *row = (const C *)at(call.out, size, r + j, 0);
+                    for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = row[k];
+                }
+                scatter_tile(t, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
+                continue;
+            }
+            for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
+            for (int64_t j = 0; j < count; j++) {
+                const int64_t o = (r + j) / inner, i = (r + j) - o * inner;
+                const char *row = at(call.x, size, o, i);
+                const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
+                for (int64_t k = 0; k < n; k++)
+                    lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
+            }
+            const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
+            for (int64_t j = 0; j < count; j++) {
+                if (others >> j & 1) {
+                    by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
+                    continue;
+                }
+                const int64_t o = (r + j) / inner, i = (r + j) - o * inner;
+                const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n};
+                for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
+            }
+        }
+        if (past) fence();
+        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
+    }
+
+    by_rows<C>(call, begin, end, past, team, scratch);
+    if (past) fence();
+    return scratch.failed ? ANYMAX_NO_MEMORY : 0;
+}
+
+static int rows(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
+    Team t{team};
+    if (call->dtype == ANYMAX_F64) return run_rows<double>(*call, begin, end, past != 0, t);
+    return run_rows<float>(*call, begin, end, past != 0, t);
+}
+
+}  // namespace ANYMAX_UNIT
+
+#define ANYMAX_JOIN2(a, b) a##b
+#define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows};

@@ -1,0 +1,14 @@
+/* What each instruction set's unit offers to the dispatcher. */
+#ifndef ANYMAX_UNIT_H
+#define ANYMAX_UNIT_H
+
+#include "anymax.h"
+
+enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP = 3, ANYMAX_BAD_SHAPE = 4, ANYMAX_BAD_POINTER = 5, ANYMAX_NO_MEMORY = 6, ANYMAX_BAD_PARAM = 7 };
+
+typedef struct {
+    /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */
+    int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team);
+} anymax_unit;
+
+#endif

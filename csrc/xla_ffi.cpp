@@ -1,0 +1,299 @@
+// XLA's door to the kernels: one handler for all operations; attributes tell which. Operands are dense, classes last.
+//
+//   forward, log      x                     -> out
+//   vjp               [x,] p, g             -> out     x where the map needs it
+//   threshold         x                     -> tau     [rows]
+//   loss              x, index              -> value, tau
+//   loss_grad         x, tau, index, scale  -> out
+//
+// With the attribute per_row = 1 one more operand follows, the parameter of each row, float or double.
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "pool.h"
+#include "xla_ffi_abi.h"
+
+#if !defined(ANYMAX_NO_THREADS)
+#include <atomic>
+#include <new>
+#include <thread>
+#endif
+
+namespace {
+
+xla_error *refuse(const xla_call *call, int32_t code, const char *sentence) {
+    char text[256] = "anymax: ";
+    strncat(text, sentence, sizeof text - strlen(text) - 1);
+    xla_error_args args = {sizeof args, nullptr, text, code};
+    return call->api->error_create(&args);
+}
+
+// -- XLA's threads --------------------------------------------------------------------------------------------------
+
+#if !defined(ANYMAX_NO_THREADS)
+
+// Pieces of [begin, end) for whoever comes: the caller, and those of XLA's threads that find time before all is done. A
+// handler runs on such a thread itself, so it must never wait for a task to begin: it waits for pieces that another
+// thread is at work on, no more.
+struct Share {
+    anymax_task task;
+    void *context;
+    int64_t end, grain;
+    std::atomic<int64_t> next, left;
+    std::atomic<int> owners;
+
+    void work() {
+        for (;;) {
+            const int64_t b = next.fetch_add(grain, std::memory_order_relaxed);
+            if (b >= end) return;
+            const int64_t e = end - b < grain ? end : b + grain;
+            task(b, e, context);
+            left.fetch_sub(e - b, std::memory_order_release);
+        }
+    }
+    void leave() {
+        if (owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    }
+};
+
+void help(void *data) {
+    Share *share = (Share *)data;
+    share->work();
+    share->leave();
+}
+
+thread_local const xla_call *current = nullptr;
+
+int64_t lent_threads(const xla_call *call) {
+    const xla_api *api = call->api;
+    if (api->size < offsetof(xla_api, threads) + sizeof api->threads || !api->schedule || !api->threads) return 0;
+    int64_t count = 0;
+    xla_threads_args args = {sizeof args, nullptr, call->context, &count};
+    if (xla_error *error = api->threads(&args)) {
+        xla_error_destroy_args destroy = {sizeof destroy, nullptr, error};
+        api->error_destroy(&destroy);
+        return 0;
+    }
+    return count;
+}
+
+int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context) {
+    const xla_call *call = current;
+    if (grain < 1) grain = 1;
+    const int64_t parts = (end - begin + grain - 1) / grain;
+    int64_t helpers = (call ? lent_threads(call) : 0) - 1;
+    if (helpers > parts - 1) helpers = parts - 1;
+    Share *share = nullptr;
+    if (helpers > 0) share = new (std::nothrow) Share{task, context, end, grain, {begin}, {end - begin}, {1}};
+    if (!share) {
+        if (end > begin) task(begin, end, context);
+        return 0;
+    }
+    for (int64_t i = 0; i < helpers; i++) {
+        share->owners.fetch_add(1, std::memory_order_relaxed);
+        xla_schedule_args args = {sizeof args, nullptr, call->context, help, share};
+        if (xla_error *error = call->api->schedule(&args)) {
+            share->owners.fetch_sub(1, std::memory_order_relaxed);
+            xla_error_destroy_args destroy = {sizeof destroy, nullptr, error};
+            call->api->error_destroy(&destroy);
+            break;
+        }
+    }
+    share->work();
+    while (share->left.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    share->leave();
+    return 0;
+}
+
+int run(const xla_call *call, const anymax_call *rows, bool fresh) {
+    const xla_call *before = current;  // another call on this thread, which waits for its helpers
+    current = call;
+    const int code = anymax_run_by(rows, by_xla, fresh);
+    current = before;
+    return code;
+}
+
+#else
+
+int run(const xla_call *, const anymax_call *rows, bool fresh) { return anymax_run_by(rows, nullptr, fresh); }
+
+#endif
+
+// Memory of this size comes straight from the system at each run of a program, and to hand it out page by page can take
+// longer than any kernel: large pages are asked for. True for such memory.
+bool from_system(void *data, int64_t bytes) {
+    if (bytes < (int64_t)32 << 20) return false;  // malloc's own bound is below
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // 64k suits all
+    const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);
+    madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+#else
+    (void)data;
+#endif
+    return true;
+}
+
+// -- what a call says -----------------------------------------------------------------------------------------------
+
+bool attribute(const xla_call *call, const char *name, int64_t *to) {
+    const xla_attributes &all = call->attributes;
+    for (int64_t i = 0; i < all.count; i++) {
+        const xla_text *is = all.names[i];
+        if (is->length != strlen(name) || memcmp(is->text, name, is->length) != 0) continue;
+        if (all.types[i] != XLA_IS_SCALAR) return false;
+        const xla_scalar *s = (const xla_scalar *)all.items[i];
+        if (s->dtype == XLA_S64)
+            memcpy(to, s->value, 8);
+        else if (s->dtype == XLA_F64)  // as its bits
+            memcpy(to, s->value, 8);
+        else
+            return false;
+        return true;
+    }
+    return false;
+}
+
+const xla_buffer *buffer(const xla_list &list, int64_t i) {
+    return i >= 0 && i < list.count && list.types[i] == XLA_IS_BUFFER ? (const xla_buffer *)list.items[i] : nullptr;
+}
+
+int64_t size_of(const xla_buffer *b) {
+    int64_t count = 1;
+    for (int64_t i = 0; i < b->rank; i++) count *= b->dims[i];
+    return count;
+}
+
+int32_t dtype_of(int32_t xla) {
+    switch (xla) {
+        case XLA_F32: return ANYMAX_F32;
+        case XLA_F64: return ANYMAX_F64;
+        case XLA_BF16: return ANYMAX_BF16;
+        case XLA_F16: return ANYMAX_F16;
+        default: return -1;
+    }
+}
+
+// Numbers in the type that the kernels read; those of another type are converted, and freed at the end.
+template <class To>
+struct Numbers {
+    const To *data = nullptr;
+    To *own = nullptr;
+
+    Numbers() = default;
+    Numbers(const Numbers &) = delete;
+    ~Numbers() { free(own); }
+
+    template <class From>
+    bool convert(const void *from, int64_t count) {
+        data = own = (To *)malloc((size_t)(count > 0 ? count : 1) * sizeof(To));
+        for (int64_t i = 0; own && i < count; i++) own[i] = (To)((const From *)from)[i];
+        return own != nullptr;
+    }
+};
+
+}  // namespace
+
+extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
+    for (xla_extension *e = call->extensions; e; e = e->next) {
+        if (e->type != XLA_IS_METADATA) continue;
+        xla_metadata *to = ((xla_metadata_extension *)e)->metadata;
+        // what both sides know; early versions do not introduce themselves here
+        const xla_version *theirs = call->api ? &call->api->version : nullptr;
+        const bool older = theirs && theirs->major == XLA_MAJOR && theirs->minor < XLA_MINOR;
+        to->version.major = XLA_MAJOR;
+        to->version.minor = !theirs ? (int32_t)XLA_OLDEST : older ? theirs->minor : (int32_t)XLA_MINOR;
+        to->traits = 0;  // nothing that a GPU's command buffer could hold
+        return nullptr;
+    }
+    const char *odd = "the call does not have the form that this version of the library knows";
+    int64_t op, map, noise, nodes, param, per_row;
+    if (call->stage != XLA_EXECUTE || !attribute(call, "op", &op) || !attribute(call, "map", &map) ||
+        !attribute(call, "noise", &noise) || !attribute(call, "nodes", &nodes) || !attribute(call, "param", &param) ||
+        !attribute(call, "per_row", &per_row))
+        return refuse(call, XLA_INVALID_ARGUMENT, odd);
+
+    const int64_t given = call->operands.count - (per_row ? 1 : 0);
+    const xla_buffer *in[5], *out[2];
+    for (int64_t i = 0; i < 5; i++) in[i] = i < call->operands.count ? buffer(call->operands, i) : nullptr;
+    for (int64_t i = 0; i < 2; i++) out[i] = buffer(call->results, i);
+    int64_t inputs = 1, outputs = 1;
+    switch (op) {
+        case ANYMAX_FORWARD:
+        case ANYMAX_LOG:
+        case ANYMAX_THRESHOLD: break;
+        case ANYMAX_VJP: inputs = given == 2 ? 2 : 3; break;
+        case ANYMAX_LOSS: inputs = outputs = 2; break;
+        case ANYMAX_LOSS_GRAD: inputs = 4; break;
+        default: return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    }
+    if (given != inputs || call->results.count != outputs || call->operands.count > 5)
+        return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    for (int64_t i = 0; i < call->operands.count; i++)
+        if (!in[i]) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    for (int64_t i = 0; i < outputs; i++)
+        if (!out[i]) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+
+    const xla_buffer *x = in[0];
+    const int32_t dtype = dtype_of(x->dtype), wide = x->dtype == XLA_F64 ? XLA_F64 : XLA_F32;
+    if (dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");
+    if (x->rank < 1) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    const int64_t n = x->dims[x->rank - 1], size = size_of(x), rows = n > 0 ? size / n : 0;
+
+    const bool to_rows = op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD;
+    bool alike = to_rows ? out[0]->dtype == x->dtype && size_of(out[0]) == size : true;
+    for (int64_t i = 0; !to_rows && i < outputs; i++) alike &= out[i]->dtype == wide && size_of(out[i]) == rows;
+    if (op == ANYMAX_VJP)
+        for (int64_t i = 1; i < inputs; i++) alike &= in[i]->dtype == x->dtype && size_of(in[i]) == size;
+    if (op == ANYMAX_LOSS_GRAD)
+        for (int64_t i = 1; i < 4; i += 2) alike &= in[i]->dtype == wide && size_of(in[i]) == rows;
+
+    anymax_call c;
+    memset(&c, 0, sizeof c);
+    c.op = (int32_t)op, c.map = (int32_t)map, c.dtype = dtype, c.noise = (int32_t)noise, c.nodes = nodes;
+    c.outer = rows, c.inner = 1, c.n = n;
+    memcpy(&c.param, &param, 8);
+    const auto view = [n](const xla_buffer *b) { return anymax_view{b->data, n, 0, 1}; };
+    if (to_rows) c.out = view(out[0]);
+    if (op == ANYMAX_VJP) {
+        if (inputs == 3) c.x = view(x);
+        c.p = view(in[inputs - 2]), c.g = view(in[inputs - 1]);
+    } else {
+        c.x = view(x);
+    }
+    if (op == ANYMAX_THRESHOLD) c.tau = out[0]->data;
+    if (op == ANYMAX_LOSS) c.value = out[0]->data, c.tau = out[1]->data;
+    if (op == ANYMAX_LOSS_GRAD) c.tau = in[1]->data, c.scale = in[3]->data;
+
+    bool memory = true;
+    Numbers<int64_t> index;
+    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) {
+        const xla_buffer *t = in[op == ANYMAX_LOSS ? 1 : 2];
+        alike &= (t->dtype == XLA_S32 || t->dtype == XLA_S64) && size_of(t) == rows;
+        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (t->dtype == XLA_S64)
+            index.data = (const int64_t *)t->data;
+        else
+            memory &= index.convert<int32_t>(t->data, rows);
+        c.index = index.data;
+    }
+    Numbers<double> params;
+    if (per_row) {
+        const xla_buffer *a = in[inputs];
+        alike &= (a->dtype == XLA_F32 || a->dtype == XLA_F64) && size_of(a) == rows;
+        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (a->dtype == XLA_F64)
+            params.data = (const double *)a->data;
+        else
+            memory &= params.convert<float>(a->data, rows);
+        c.params = params.data;
+    }
+    if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
+    const int64_t item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
+    const int code = run(call, &c, to_rows && from_system(out[0]->data, size * item));
+    return code ? refuse(call, XLA_INTERNAL, anymax_error(code)) : nullptr;
+}

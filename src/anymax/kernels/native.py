@@ -1,0 +1,637 @@
+"""The C++ engine: one shared library, bound with ctypes, for NumPy arrays and torch tensors on the CPU (JAX: the engine `xla`).
+
+Rows come as views with the classes last, of any strides. What can be said with two strides for the rows and one for the
+classes goes to the library as it is; anything else is copied once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array import Array, is_array, is_jax, is_torch
+from .._mapping import Mapping
+from ._locate import library_path
+
+name = "native"
+
+FORWARD, LOG, VJP, LOG_VJP, LOSS, LOSS_GRAD, THRESHOLD, LARGEST = range(8)
+_OPS = {
+    "forward": FORWARD,
+    "log_forward": LOG,
+    "vjp": VJP,
+    "log_vjp": LOG_VJP,
+    "index_loss": LOSS,
+    "threshold": THRESHOLD,
+}
+_DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
+_MAPS = {
+    "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
+    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
+}  # fmt: skip
+_PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
+_NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
+_NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
+_WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
+_WITHOUT_LOSS = ("taylor", "sigsoftmax")
+SMALL = 4096  # elements of a call that is over before another thread would have had the interpreter
+
+
+# -- the library ------------------------------------------------------------------------------------------------------------
+
+
+class _View(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("outer", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("cls", ctypes.c_int64),
+    ]
+
+
+class _Support(ctypes.Structure):
+    _fields_ = [
+        ("index", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("count", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+    ]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        ("op", ctypes.c_int32), ("map", ctypes.c_int32), ("dtype", ctypes.c_int32), ("noise", ctypes.c_int32),
+        ("outer", ctypes.c_int64), ("inner", ctypes.c_int64), ("n", ctypes.c_int64),
+        ("param", ctypes.c_double), ("params", ctypes.c_void_p), ("nodes", ctypes.c_int64),
+        ("x", _View), ("p", _View), ("g", _View), ("out", _View), ("mask", _View),
+        ("support", _Support),
+        ("index", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("value", ctypes.c_void_p), ("tau", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p), ("pool", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+ABI = 1
+
+
+class _Library(NamedTuple):
+    free: ctypes.CDLL  # lets other threads of Python run meanwhile
+    held: ctypes.CDLL  # does not: cheaper for the smallest calls
+    path: Path
+
+
+@functools.lru_cache(maxsize=1)
+def load() -> _Library | str:
+    """The library, or the sentence that says why there is none."""
+    path = library_path()
+    if path is None:
+        return "it was not compiled when anymax was installed (no C++ compiler was found), so the reference serves"
+    try:
+        free, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        found = free.anymax_abi()
+    except (OSError, AttributeError) as error:
+        return f"its library {path} can't be loaded ({error})"
+    if found != ABI:
+        return f"its library {path} speaks version {found} of the interface, this package version {ABI}; install anymax again"
+    for lib in (free, held):
+        lib.anymax_run.argtypes = [ctypes.c_void_p]
+        lib.anymax_packed.argtypes = [ctypes.c_char_p]
+        lib.anymax_error.restype = lib.anymax_isa.restype = lib.anymax_isas.restype = ctypes.c_char_p
+        lib.anymax_set_isa.argtypes = [ctypes.c_char_p]
+        lib.anymax_set_parallel.argtypes = [ctypes.c_void_p]
+    asked = os.environ.get("ANYMAX_ISA")
+    if asked and asked.encode() != free.anymax_isa():
+        have = free.anymax_isas().decode().replace(",", ", ")
+        return f"ANYMAX_ISA asks for {asked!r}, and this library has {have} on this machine"
+    _be_seen_by_threadpoolctl(path)
+    return _Library(free, held, path)
+
+
+def isa() -> str | None:
+    """The instruction set that the library runs with here: avx512, avx2, neon or baseline."""
+    lib = load()
+    return None if isinstance(lib, str) else lib.free.anymax_isa().decode()
+
+
+def get_num_threads() -> int:
+    lib = load()
+    return 1 if isinstance(lib, str) else lib.free.anymax_get_num_threads()
+
+
+def set_num_threads(count: int) -> None:
+    """The threads of the library's own pool, which serves where torch is not loaded (OMP_NUM_THREADS sets it at the start)."""
+    lib = load()
+    if not isinstance(lib, str):
+        lib.free.anymax_set_num_threads(int(count))
+
+
+def _be_seen_by_threadpoolctl(path: Path) -> None:
+    """`threadpoolctl.threadpool_limits` (of scikit-learn and joblib) then limits this pool like any other."""
+    try:
+        import threadpoolctl  # late: not a dependency, and only of use with this library
+    except ImportError:
+        return
+
+    class Controller(threadpoolctl.LibController):
+        user_api = "anymax"
+        internal_api = "anymax"
+        filename_prefixes = (path.name.split(".")[0],)
+        check_symbols = ("anymax_get_num_threads",)
+
+        def get_num_threads(self) -> int:
+            return self.dynlib.anymax_get_num_threads()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            self.dynlib.anymax_set_num_threads(num_threads)
+
+        def get_version(self) -> str:
+            return str(self.dynlib.anymax_abi())
+
+    threadpoolctl.register(Controller)
+
+
+# -- threads: torch's own pool where torch is loaded -------------------------------------------------------------------------
+
+_lent: int | None = (
+    None  # 1: torch's pool was handed to the library; 0: it has none to lend; None: torch is not loaded yet
+)
+_forked = False
+_lending = threading.Lock()
+
+
+def pool(lib: _Library) -> int:
+    """Which pool serves a call: torch's (1) or the library's own (0)."""
+    if _forked:  # torch's pool does not survive a fork, ours is made anew; a DataLoader's worker has one thread
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            lib.free.anymax_set_num_threads(min(torch.get_num_threads(), lib.free.anymax_get_num_threads()))
+        return 0
+    if _lent is None and "torch" in sys.modules:
+        _borrow(lib)
+    return _lent or 0
+
+
+def _borrow(lib: _Library) -> None:
+    global _lent
+    torch = sys.modules["torch"]
+    if not hasattr(torch, "get_num_threads"):  # still being imported
+        return
+    with _lending:
+        folder = Path(torch.__file__ or "").parent / "lib"
+        for file in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
+            if (folder / file).is_file():
+                try:
+                    run = ctypes.CDLL(str(folder / file)).torch_parallel_for  # since torch 2.10
+                except (OSError, AttributeError):
+                    break
+                lib.free.anymax_set_parallel(ctypes.cast(run, ctypes.c_void_p))
+                _lent = 1
+                return
+        lib.free.anymax_set_num_threads(torch.get_num_threads())
+        _lent = 0
+
+
+def _after_fork() -> None:
+    global _forked, _lending
+    _forked, _lending = True, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- the short way -----------------------------------------------------------------------------------------------------------------
+
+pack = struct.Struct(
+    "=qQQQQqqd"
+).pack  # anymax_packed_call: code, x, p, g, out, rows, n, param; one argument instead of eight
+held_call: Any = None  # anymax_packed that keeps the interpreter, once the library is loaded
+
+
+def ready() -> bool:
+    """True where the library is loaded, after trying to."""
+    global held_call
+    lib = load()
+    if isinstance(lib, str):
+        return False
+    held_call = lib.held.anymax_packed
+    return True
+
+
+def long_call(code: int, *rest: Any) -> int:
+    """anymax_packed for a call of some length: other threads of Python run meanwhile, and threads of its own help."""
+    lib = load()
+    assert not isinstance(lib, str)
+    return lib.free.anymax_packed(pack(code | pool(lib) << 24, *rest))
+
+
+def short(mapping: Mapping) -> tuple[Mapping, int, float] | None:
+    """The mapping with its code and number for `anymax_packed`; None where it takes more to say."""
+    link = link_of(mapping)
+    if isinstance(link, str) or link.params is not None or link.kind in ("perturb_max", "budget"):
+        return None
+    return mapping, link.code << 8, link.param
+
+
+# -- which maps, which arrays -----------------------------------------------------------------------------------------------------
+
+
+class Link(NamedTuple):
+    """A mapping in the library's words."""
+
+    kind: str
+    code: int
+    param: float
+    params: Array | None  # one a row
+    noise: int
+    nodes: int  # 0: as many as the dtype wants
+
+
+def link_of(mapping: Mapping) -> Link | str:
+    """The mapping in the library's words, or the sentence that says why it has none."""
+    kind = mapping.kernel
+    if kind == "sparse_softmax":
+        kind = "topp" if getattr(mapping, "p", None) is not None else "topk"
+    if kind not in _MAPS:
+        return f"it has no kernel for {mapping.name}"
+    if kind == "perturb_max":
+        noise, nodes, scale = (getattr(mapping, a) for a in ("noise", "nodes", "scale"))
+        if not isinstance(noise, str) or noise not in _NOISES:
+            return f"it has no kernel for the noise {noise!r}; it knows {', '.join(_NOISES)}"
+        if is_array(scale):
+            return "it takes one scale of the noise for all rows"
+        return Link(kind, _MAPS[kind], float(scale), None, _NOISES[noise], nodes or 0)
+    attribute = _PARAMETERS.get(kind)
+    value = getattr(mapping, attribute) if attribute else 0.0
+    if not is_array(value):
+        if kind == "taylor" and value > 64:
+            return f"it goes to order 64, not {value}"
+        return Link(kind, _MAPS[kind], float(value), None, 0, 0)
+    return Link(kind, _MAPS[kind], 0.0, value, 0, 0)
+
+
+def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
+    lib = load()
+    if isinstance(lib, str):
+        return lib
+    if op not in _OPS:
+        return f"it has {', '.join(_OPS)}, not {op}"
+    link = link_of(mapping)
+    if isinstance(link, str):
+        return link
+    if (
+        op in ("log_forward", "log_vjp")
+        and link.kind in _WITHOUT_LOG
+        and not (link.kind == "entmax" and link.param == 1.0)
+    ):
+        return f"it takes log p of {link.kind} from p"
+    if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
+        return f"{link.kind} has no such operation"
+    if is_jax(x):
+        return "it serves NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
+    if is_torch(x):
+        return _refuse_tensor(x) or (
+            _refuse_tensor(link.params) if link.params is not None and is_torch(link.params) else None
+        )
+    if type(x) is not np.ndarray:
+        return f"it serves arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
+    if x.dtype.name not in _DTYPES or not x.dtype.isnative:
+        return f"it serves float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
+    return None
+
+
+def _refuse_tensor(x: Any) -> str | None:
+    torch = sys.modules["torch"]
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        return f"it serves plain tensors, not {type(x).__name__}"
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    ):
+        return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
+    if x.device.type != "cpu":
+        return f"it serves tensors on the CPU, these are on {x.device}"
+    if x.layout is not torch.strided:
+        return f"it serves dense tensors, these are {x.layout}"
+    if str(x.dtype)[6:] not in _DTYPES:
+        return f"it serves float32, float64, float16 and bfloat16, not {x.dtype}"
+    try:
+        lazy = x.is_neg() or (x.numel() and not x.data_ptr())
+    except RuntimeError:  # a batch of torch.vmap, say
+        lazy = True
+    return "it serves tensors that own their numbers, not lazy ones" if lazy else None
+
+
+# -- arrays as the library sees them -----------------------------------------------------------------------------------------------------
+
+
+class _NumPy:
+    @staticmethod
+    def strides(a: np.ndarray) -> tuple[int, ...] | None:
+        size = a.itemsize
+        if any(s % size for s in a.strides) or a.ctypes.data % size:
+            return None
+        return tuple(s // size for s in a.strides)
+
+    @staticmethod
+    def pointer(a: np.ndarray) -> int:
+        return a.ctypes.data
+
+    empty_like = staticmethod(np.empty_like)
+    contiguous = staticmethod(np.ascontiguousarray)
+    broadcast = staticmethod(np.broadcast_to)
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: np.ndarray) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def cast(a: Any, dtype: str, like: np.ndarray) -> np.ndarray:
+        return np.asarray(a, dtype)
+
+
+class _Torch:
+    @staticmethod
+    def strides(a: Any) -> tuple[int, ...]:
+        return a.stride()
+
+    @staticmethod
+    def pointer(a: Any) -> int:
+        return a.data_ptr()
+
+    @staticmethod
+    def empty_like(a: Any) -> Any:
+        return sys.modules["torch"].empty_like(a)
+
+    @staticmethod
+    def contiguous(a: Any) -> Any:
+        return a.contiguous()
+
+    @staticmethod
+    def broadcast(a: Any, shape: tuple[int, ...]) -> Any:
+        return a.expand(shape)
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+
+    @staticmethod
+    def cast(a: Any, dtype: str, like: Any) -> Any:
+        torch = sys.modules["torch"]
+        return torch.as_tensor(a).detach().to(getattr(torch, dtype))
+
+
+def _world(x: Array) -> Any:
+    return _Torch if is_torch(x) else _NumPy
+
+
+def _dtype(x: Array) -> str:
+    return str(x.dtype)[6:] if is_torch(x) else x.dtype.name
+
+
+class _Operand(NamedTuple):
+    array: Array  # kept alive until the call is over
+    pointer: int
+    strides: tuple[int, ...]  # of each axis, the classes last
+
+
+def _merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Axes of the rows as few as possible: (size, stride of each operand)."""
+    out: list[tuple[int, tuple[int, ...]]] = []
+    for i, size in enumerate(shape):
+        if size == 1:
+            continue
+        steps = tuple(s[i] for s in strides)
+        if out and all(before == step * size for before, step in zip(out[-1][1], steps)):
+            out[-1] = (out[-1][0] * size, steps)
+        else:
+            out.append((size, steps))
+    return out
+
+
+def _run(
+    op: int,
+    link: Link,
+    x: Array,
+    views: dict[str, Array],
+    *,
+    fields: dict[str, Any] | None = None,
+    saved: Saved | None = None,
+    param: float | None = None,
+) -> None:
+    """One call on operands of the shape of x: `views` by name; `out` is written to."""
+    lib = load()
+    assert not isinstance(lib, str)
+    world, n = _world(x), x.shape[-1]
+    batch = tuple(x.shape[:-1])
+    out = views.get("out")
+    result = out
+    held = dict(views)
+    for attempt in range(3):
+        strides = {k: world.strides(a) for k, a in held.items()}
+        for key in [k for k, s in strides.items() if s is None]:
+            held[key] = world.empty_like(held[key]) if key == "out" else held[key].copy()
+            strides[key] = world.strides(held[key])
+        axes = _merged(batch, [s[:-1] for s in strides.values()])
+        if len(axes) <= 2:
+            break
+        for key, a in held.items():  # more than two strides: rows one after another
+            if len(_merged(batch, [strides[key][:-1]])) > (1 if attempt else 2):
+                if key == "out":
+                    held[key] = world.empty(tuple(a.shape), _dtype(a), a)
+                else:
+                    held[key] = world.contiguous(a)
+    axes = [(1, (0,) * len(held))] * (2 - len(axes)) + axes
+    (outer, outer_steps), (inner, inner_steps) = axes
+    if inner == 1 or (outer == 1 and inner > 1):
+        outer, inner, outer_steps, inner_steps = inner * outer, 1, inner_steps, (0,) * len(held)
+        sideways = any(strides[k][-1] != 1 and s == 1 for k, s in zip(held, outer_steps)) and n > 1
+        if sideways:  # rows side by side are turned in groups
+            outer, inner, outer_steps, inner_steps = 1, outer, (0,) * len(held), outer_steps
+    call = _Call()
+    call.op, call.map, call.noise, call.nodes = op, link.code, link.noise, link.nodes
+    dtype = _dtype(x)
+    call.dtype = _DTYPES[dtype]
+    if link.kind == "perturb_max" and not link.nodes:
+        call.nodes = 64 if dtype == "float64" else 32
+    call.outer, call.inner, call.n = outer, inner, n
+    call.param = link.param if param is None else param
+    if link.params is not None:
+        rows = world.contiguous(world.broadcast(world.cast(link.params, "float64", x), (*batch, 1)))
+        call.params = world.pointer(rows)
+    for (key, a), o, i in zip(held.items(), outer_steps, inner_steps):
+        setattr(call, key, _View(world.pointer(a), o, i, strides[key][-1] if n > 1 else 1))
+    for key, value in (fields or {}).items():
+        setattr(call, key, world.pointer(value))
+    if saved is not None:
+        call.support = _Support(
+            world.pointer(saved.index), world.pointer(saved.value), world.pointer(saved.count), saved.index.shape[-1]
+        )
+    call.pool = pool(lib)
+    rows_count = outer * inner
+    code = (lib.held if rows_count * n <= SMALL else lib.free).anymax_run(ctypes.byref(call))
+    if code:
+        words = lib.free.anymax_error(code).decode()
+        if "memory" in words:
+            raise MemoryError(f"the native engine ran out of memory on rows of {n} classes")
+        raise RuntimeError(f"the native engine refused op {op} of {link.kind}: {words}")
+    if result is not None and held["out"] is not result:
+        result[...] = held["out"]
+
+
+# -- the engine's operations ------------------------------------------------------------------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """The non-zeros of each row: what the backward of a sparse map needs."""
+
+    index: Array  # int32 [rows, capacity]
+    value: Array
+    count: Array  # int32 [rows]; -1 where there were more
+
+
+def _link(mapping: Mapping) -> Link:
+    link = link_of(mapping)
+    assert not isinstance(link, str), link
+    return link
+
+
+def _wide(x: Array) -> str:
+    return "float64" if _dtype(x) == "float64" else "float32"
+
+
+def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result."""
+    return _forward(FORWARD, mapping, x, mask, out, None)
+
+
+def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array | None, saved: Saved | None) -> Array:
+    world = _world(x)
+    p = world.empty_like(x) if out is None else out
+    views = {"x": x, "out": p}
+    if mask is not None:
+        views["mask"] = world.broadcast(mask.view(np.uint8) if world is _NumPy else mask, tuple(x.shape))
+    if math.prod(x.shape):
+        _run(op, _link(mapping), x, views, saved=saved)
+    return p
+
+
+def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Saved | None]:
+    """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
+    n = x.shape[-1]
+    rows = math.prod(x.shape[:-1])
+    if _link(mapping).code not in range(1, 7) or n < 256 or rows * n < 16384:
+        return forward(mapping, x, mask), None
+    saved = _saved(x, rows, n)
+    return _forward(FORWARD, mapping, x, mask, None, saved), saved
+
+
+def _saved(x: Array, rows: int, n: int) -> Saved:
+    world = _world(x)
+    capacity = min(n, max(64, n // 32))
+    return Saved(
+        world.empty((rows, capacity), "int32", x),
+        world.empty((rows, capacity), _wide(x), x),
+        world.empty((rows,), "int32", x),
+    )
+
+
+def log_forward(mapping: Mapping, x: Array) -> Array:
+    return _forward(LOG, mapping, x, None, None, None)
+
+
+def vjp(mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None = None) -> Array:
+    """J^T g."""
+    return _backward(VJP, mapping, x, p, g, saved)
+
+
+def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+    """The same for log p: `g - p sum g` on the classes that have a probability."""
+    return _backward(LOG_VJP, mapping, x, log_p, g, None)
+
+
+def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
+    link, world = _link(mapping), _world(p)
+    out = world.empty_like(p)
+    views = {"p": p, "g": world.cast(g, _dtype(p), p) if _dtype(g) != _dtype(p) else g, "out": out}
+    if link.kind in _NEED_SCORES:
+        views["x"] = x
+    if math.prod(p.shape):
+        _run(op, link, p, views, saved=saved)
+    return out
+
+
+def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, Saved | None, Array | None]:
+    """The loss of each row for a class index (below 0: 0), float or double; with what `index_loss_grad` wants of it."""
+    link, world = _link(mapping), _world(x)
+    batch, n = tuple(x.shape[:-1]), x.shape[-1]
+    rows = math.prod(batch)
+    value = world.empty(batch, _wide(x), x)
+    index = world.contiguous(index)
+    fields, saved, tau = {"index": index, "value": value}, None, None
+    if save and link.code in range(1, 7):
+        saved = _saved(x, rows, n)
+    elif save and link.code == 0:
+        tau = fields["tau"] = world.empty(batch, _wide(x), x)
+    if rows:
+        _run(LOSS, link, x, {"x": x}, fields=fields, saved=saved)
+    return value, saved, tau
+
+
+def index_loss_grad(
+    mapping: Mapping, x: Array, index: Array, scale: Array, saved: Saved | None, tau: Array | None
+) -> Array:
+    """`scale (p - y)`, scale one a row."""
+    link, world = _link(mapping), _world(x)
+    out = world.empty_like(x)
+    scale = world.contiguous(world.cast(scale, _wide(x), x))
+    fields = {"index": world.contiguous(index), "scale": scale}
+    if tau is not None:
+        fields["tau"] = tau
+    if math.prod(x.shape):
+        _run(LOSS_GRAD, link, x, {"x": x, "out": out}, fields=fields, saved=saved)
+    return out
+
+
+def threshold(mapping: Mapping, x: Array) -> Array:
+    """tau of each row, [..., 1], float or double; logsumexp for softmax."""
+    world = _world(x)
+    batch = tuple(x.shape[:-1])
+    tau = world.empty((*batch, 1), _wide(x), x)
+    if math.prod(batch):
+        _run(THRESHOLD, _link(mapping), x, {"x": x}, fields={"tau": tau})
+    return tau
+
+
+def largest(x: Array, k: int) -> tuple[Array, Array]:
+    """The k largest scores of each row, the largest first, and their indices; equal scores by position."""
+    world = _world(x)
+    batch, n = tuple(x.shape[:-1]), x.shape[-1]
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
+    x = world.contiguous(x)
+    value = world.empty((*batch, k), _dtype(x), x)
+    positions = world.empty((*batch, k), "int64", x)
+    if math.prod(batch):
+        lib = load()
+        assert not isinstance(lib, str)
+        call = _Call()
+        call.op, call.map, call.dtype, call.param = LARGEST, _MAPS["topk"], _DTYPES[_dtype(x)], float(k)
+        call.outer, call.inner, call.n = math.prod(batch), 1, n
+        call.x = _View(world.pointer(x), n, 0, 1)
+        call.out = _View(world.pointer(value), k, 0, 1)
+        call.positions, call.pool = world.pointer(positions), pool(lib)
+        if code := lib.free.anymax_run(ctypes.byref(call)):
+            raise RuntimeError(f"the native engine refused: {lib.free.anymax_error(code).decode()}")
+    return value, positions

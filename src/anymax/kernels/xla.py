@@ -1,0 +1,249 @@
+"""The compiled kernels as operations of JAX programs: XLA calls them on CPUs; elsewhere the map's own formula serves.
+
+One primitive. For the CPU it is lowered to the library's FFI handler (`csrc/xla_ffi.cpp`); for other devices, and for
+`jax.export`, whose programs must run where we are not, to the reference engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from .._array import Array, dtype_name, eager, is_jax, namespace, upcast
+from .._mapping import Mapping
+from . import native, reference
+
+name = "xla"
+
+_OPS = {"forward": native.FORWARD, "vjp": native.VJP, "index_loss": native.LOSS, "index_loss_grad": native.LOSS_GRAD}
+
+
+class Static:
+    """A mapping without its arrays: what a compiled program depends on, next to its operands."""
+
+    def __init__(self, mapping: Mapping, *more: Any) -> None:
+        self.kind, self.constants, self.names = type(mapping), mapping.constants(), tuple(mapping.params())
+        self.key = (self.kind, self.names, *more, *self.constants.items())
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.key == other.key
+
+    def mapping(self, params: dict[str, Array]) -> Mapping:
+        return self.kind(**self.constants, **params)
+
+
+@functools.cache
+def _problem() -> str | None:
+    """Why XLA can't call the library, if it can't; else it knows the handler from now on."""
+    import jax
+
+    library = native.load()
+    if isinstance(library, str):
+        return library
+    try:
+        jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(library.free.anymax_xla), platform="cpu")
+        jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
+    except Exception as error:
+        return f"XLA refused the library's handler ({str(error).splitlines()[0]})"
+    return None
+
+
+# executables that are kept on disk know the handler by this name, so that it changes with the library's interface
+_TARGET = f"anymax_{native.ABI}"
+
+
+def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
+    if not is_jax(x):
+        return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
+    if op not in _OPS:
+        return f"it has {', '.join(_OPS)}, not {op}"
+    link = native.link_of(mapping)
+    if isinstance(link, str):
+        return link
+    if op.startswith("index_loss") and link.kind in native._WITHOUT_LOSS:
+        return f"{link.kind} has no such operation"
+    if dtype_name(x) not in native._DTYPES:
+        return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
+    if eager(x) and any(device.platform != "cpu" for device in x.devices()):
+        return "it serves arrays on the CPU, these are on another device"
+    return _problem()
+
+
+def forward(mapping: Mapping, x: Array) -> Array:
+    return _bind("forward", mapping, x)[0]
+
+
+def vjp(mapping: Mapping, x: Array, p: Array, g: Array) -> Array:
+    return _bind("vjp", mapping, *((x, p, g) if mapping.needs_scores else (p, g)))[0]
+
+
+def index_loss(mapping: Mapping, x: Array, index: Array) -> tuple[Array, Array]:
+    """The loss of each row for its class index (below 0: 0), single or double, and what `index_loss_grad` wants of it."""
+    value, tau = _bind("index_loss", mapping, x, index)
+    return value, tau
+
+
+def index_loss_grad(mapping: Mapping, x: Array, tau: Array, index: Array, scale: Array) -> Array:
+    """`scale (p - y)`, scale one a row."""
+    return _bind("index_loss_grad", mapping, x, tau, index, scale)[0]
+
+
+def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
+    link = native.link_of(mapping)
+    assert not isinstance(link, str), link
+    nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
+    facts = link._replace(params=None, nodes=nodes)
+    return _primitive().bind(*_beside(operands, mapping.params()), op=op, static=Static(mapping), link=facts)
+
+
+def _beside(operands: tuple[Array, ...], params: dict[str, Array]) -> tuple[Array, ...]:
+    """The operands and the parameters, one number a row."""
+    if not params:
+        return operands
+    jnp = sys.modules["jax"].numpy
+    x, wide = operands[0], "float64" if dtype_name(operands[0]) == "float64" else "float32"
+    return alike(*operands, *(jnp.broadcast_to(a, (*x.shape[:-1], 1)).astype(wide) for a in params.values()))
+
+
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """Inside of shard_map, arrays of one type: what is the same on all devices has another than what is not."""
+    varying = [_varying(a) for a in arrays]
+    every = frozenset().union(*varying)
+    if all(axes == every for axes in varying):
+        return arrays
+    cast = sys.modules["jax"].lax.pcast
+    return tuple(cast(a, tuple(every - axes), to="varying") if every - axes else a for a, axes in zip(arrays, varying))
+
+
+def _varying(a: Array) -> frozenset[Any]:
+    """The axes of the mesh along which shard_map knows that `a` may differ from device to device."""
+    kind = getattr(sys.modules["jax"], "typeof", lambda a: None)(a)
+    axes = getattr(kind, "vma", None)
+    return getattr(getattr(kind, "manual_axis_type", None), "varying", frozenset()) if axes is None else axes
+
+
+def to_front(operands: Any, dims: Any) -> list[Array]:
+    """For vmap: the mapped axis first, in every operand."""
+    jnp = sys.modules["jax"].numpy
+    size = next(a.shape[d] for a, d in zip(operands, dims) if d is not None)
+    return [
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(operands, dims)
+    ]
+
+
+def _formula(*operands: Array, op: str, static: Static, link: native.Link) -> list[Array]:
+    """The same by the reference engine."""
+    count = len(operands) - len(static.names)
+    mapping = static.mapping(dict(zip(static.names, operands[count:])))
+    x, *others = operands[:count]
+    if op == "forward":
+        return [reference.forward(mapping, x)]
+    if op == "vjp":
+        return [reference.vjp(mapping, x, *operands[count - 2 : count])]
+    p = reference.forward(mapping, upcast(x, namespace(x)))
+    if op == "index_loss":
+        value = plain_loss(mapping, x, p, others[0])
+        return [value, value]
+    return [plain_slope(x, p, *others[1:])]
+
+
+def one_hot(index: Array, x: Array) -> Array:
+    """The target of each row as a distribution; of an index below 0 nothing."""
+    jax = sys.modules["jax"]
+    return jax.nn.one_hot(index, x.shape[-1], dtype="float64" if dtype_name(x) == "float64" else "float32")
+
+
+def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = reference.loss) -> Array:
+    """The loss of class indices in plain operations."""
+    jnp = sys.modules["jax"].numpy
+    y = one_hot(index, x)
+    value = loss(mapping, upcast(x, jnp), p, y)[..., 0]
+    value = jnp.where(jnp.any((y > 0) & (x == -jnp.inf), axis=-1), jnp.inf, jnp.where(value > 0, value, 0.0))
+    high = jnp.max(x, axis=-1)
+    poisoned = jnp.isnan(high) | (high == jnp.inf) | (index >= x.shape[-1])
+    return jnp.where(index < 0, 0.0, jnp.where(poisoned, jnp.nan, value))
+
+
+def plain_slope(x: Array, p: Array, index: Array, scale: Array) -> Array:
+    """Its gradient, times a factor for each row."""
+    jnp = sys.modules["jax"].numpy
+    index = index[..., None]
+    slope = jnp.where(index >= x.shape[-1], jnp.nan, p - one_hot(index[..., 0], x))
+    return jnp.where(index < 0, 0.0, scale[..., None] * slope).astype(x.dtype)
+
+
+def _by_rows(ctx: Any) -> dict[str, Any] | None:
+    """What tells both of XLA's partitioners that rows may lie on different devices, but not the classes of one row."""
+    import jax
+    from jax.interpreters import mlir
+
+    arrays = (*ctx.avals_in, *ctx.avals_out)
+    shapes = [a.shape for a in arrays]
+    if not all(isinstance(size, int) for shape in shapes for size in shape):
+        return None
+    rows = len(shapes[0]) - 1
+    words: dict[str, Any] = {"num_batch_dims": mlir.ir.StringAttr.get(str(rows))}
+    out = {"mhlo.frontend_attributes": mlir.ir.DictAttr.get(words)}
+    if not getattr(jax.config, "jax_use_shardy_partitioner", False):
+        return out
+    from jax.extend.mlir.dialects import sdy
+
+    def axes(i: int) -> Any:
+        """Of array i: the rows' axes are the same ones everywhere, its classes are an axis of their own."""
+        own = [len(sizes)] if len(shapes[i]) > rows else []
+        sizes.extend(shapes[i][rows:])
+        return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get([k]) for k in (*range(rows), *own)])
+
+    sizes, count = [*shapes[0][:-1]], len(ctx.avals_in)
+    mapped = [axes(i) for i in range(len(arrays))]
+    rule = sdy.OpShardingRuleAttr.get(sizes, mapped[:count], mapped[count:], is_custom=True)
+    return {**out, "sdy.sharding_rule": rule}
+
+
+@functools.cache
+def _primitive() -> Any:
+    import jax
+    import numpy as np
+    from jax.extend.core import Primitive
+    from jax.interpreters import batching, mlir
+
+    primitive = Primitive("anymax")
+    primitive.multiple_results = True
+
+    @functools.cache
+    def compiled(**facts: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **facts))
+
+    def outside_of_jit(*operands: Array, **facts: Any) -> list[Array]:
+        return compiled(**facts)(*operands)
+
+    def shapes(x: Any, *others: Any, op: str, **facts: Any) -> Any:
+        if op != "index_loss":
+            return [x.update(weak_type=False)]
+        wide = np.dtype("float64" if x.dtype == np.float64 else "float32")
+        return [others[0].update(dtype=wide, weak_type=False)] * 2  # the index has the shape of the rows
+
+    def batch(operands: Any, dims: Any, **facts: Any) -> Any:
+        out = primitive.bind(*to_front(operands, dims), **facts)
+        return out, [0] * len(out)
+
+    formula = mlir.lower_fun(_formula, multiple_results=True)
+
+    def on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: native.Link) -> Any:
+        if getattr(ctx.module_context.lowering_parameters, "for_export", False):
+            return formula(ctx, *operands, op=op, static=static, link=link)
+        numbers = {"op": _OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
+        attributes = {k: np.int64(v) for k, v in (*numbers.items(), ("per_row", len(static.names)))}
+        rule = jax.ffi.ffi_lowering(_TARGET, extra_attributes=_by_rows(ctx))
+        return rule(ctx, *operands, param=np.float64(link.param), **attributes)
+
+    primitive.def_impl(outside_of_jit)
+    primitive.def_abstract_eval(shapes)
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, formula)
+    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+    return primitive

@@ -1,0 +1,567 @@
+"""The compiled engine against the reference: every map, dtype and layout; threads, forks, and what it refuses."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+from cases import CASES, each, on
+
+import anymax as am
+from anymax import kernels
+from anymax.kernels import native
+
+if isinstance(native.load(), str):
+    pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
+
+torch = pytest.importorskip("torch")
+
+SERVED = tuple(c for c in CASES if not isinstance(native.link_of(c.mapping), str))
+each_served = each(SERVED)
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+SPARSE = tuple(c for c in SERVED if c.row in ("Sparsemax", "Entmax", "Budget", "NormMax", "SparseSoftmax"))
+
+
+def tensor(a, dtype):
+    return torch.as_tensor(np.asarray(a)).to(getattr(torch, dtype))
+
+
+def rows(case, n, dtype, batch=(6,), sigma=2.0, seed=0):
+    """Scores on a grid of 1/8, so that every dtype holds the same ones; no ties where the map breaks them by position."""
+    rng = np.random.default_rng([seed, n])
+    x = rng.normal(size=(*batch, n)) * sigma
+    return tensor(np.round(x * 8) / 8, dtype)
+
+
+def reference(f, *tensors):
+    """The same call by the reference in fp64."""
+    with am.use("reference"):
+        return f(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors))
+
+
+def bound(case, want, dtype):
+    """What the reference itself is allowed, and one ulp more."""
+    eps = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-8, "float16": 2.0**-10}[dtype]
+    top = float(want.abs().max()) if want.numel() else 1.0
+    if dtype in ("float32", "float64"):
+        if case.tv is not None:
+            return 2 * case.tv[dtype == "float64"] + eps * top
+        return (1 + (case.ulps64 if dtype == "float64" else case.ulps)) * eps * top
+    return eps * top + 4e-7
+
+
+def mapped(case, dtype="float32"):
+    """The case's mapping for torch; perturb-max with the nodes that this dtype gets, of which the reference in fp64 takes more."""
+    mapping = on(case.mapping, torch.as_tensor)
+    return mapping.replace(nodes=64 if dtype == "float64" else 32) if case.row == "PerturbMax" else mapping
+
+
+# -- values ------------------------------------------------------------------------------------------------------------------
+
+
+@each_served
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 17, 33, 128, 129, 1000, 2049, 5000])
+def test_forward_is_the_references(case, dtype, n):
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    x = rows(case, n, dtype)
+    got = native.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    assert got.dtype == x.dtype
+    assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
+
+
+@each_served
+@pytest.mark.parametrize("sigma", [0.02, 8.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_forward_of_flat_and_of_peaked_rows(case, dtype, sigma):
+    x = tensor(np.random.default_rng(1).normal(size=(3, 3000)) * sigma, dtype)
+    got = native.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
+    "padded": lambda x: torch.nn.functional.pad(x, (3, 4))[..., 3:-4],
+    "every other class": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "classes first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "classes in the middle": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "outer axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "one row for all": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@each(
+    tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "taylor-2", "sparse_softmax-k2", "perturb_max-normal"))
+)
+def test_layouts(case, dtype, layout):
+    plain = rows(case, 40, dtype, batch=(3, 20))
+    x = LAYOUTS[layout](plain)
+    before = x.clone()
+    want = native.forward(case.mapping, x.contiguous())
+    got = native.forward(case.mapping, x)
+    assert torch.equal(x, before)
+    assert torch.equal(got, want) or float((got.double() - want.double()).abs().max()) <= bound(case, want, dtype)
+    p, g = LAYOUTS[layout](want.clone()), LAYOUTS[layout](rows(case, 40, dtype, batch=(3, 20), seed=5))
+    want = native.vjp(case.mapping, x.contiguous(), p.contiguous(), g.contiguous())
+    got = native.vjp(case.mapping, x, p, g)
+    torch.testing.assert_close(got, want, rtol=0, atol=4 * bound(case, want, dtype))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@each(tuple(c for c in SERVED if c.id in ("softmax", "sparsemax", "sparse_softmax-k2")))
+def test_axes_of_numpy(case, axis):
+    x = np.random.default_rng(2).normal(size=(5, 33, 7)).astype(np.float32)
+    for view in (x, x[::-1, ::2], np.asfortranarray(x), x.transpose(2, 0, 1)):
+        with am.use("reference"):
+            want = am.apply(case.mapping, view.astype(np.float64), axis)
+        view = view.copy() if view is x else view
+        view.setflags(write=False)
+        with am.use("native"):
+            got = am.apply(case.mapping, view, axis)
+        np.testing.assert_allclose(got, want, rtol=0, atol=6e-7)
+
+
+@each_served
+def test_masks_without_a_copy(case):
+    x = rows(case, 50, "float32", batch=(4, 3))
+    keep = torch.rand(3, 50, generator=torch.Generator().manual_seed(0)) > 0.4
+    keep[1] = False
+    keep[2, 10:] = True
+    got = am.apply(mapped(case), x, mask=keep)
+    want = reference(lambda t: am.apply(mapped(case), t, mask=keep), x)
+    assert float((got.double() - want).abs().max()) <= bound(case, want, "float32")
+    assert not bool(got[:, 1].any())
+    assert not bool(got[~keep.expand_as(got)].any())
+
+
+@each_served
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("n", [3, 8, 40, 300, 3000])
+def test_backward_is_the_references(case, dtype, n):
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    x, g = rows(case, n, dtype, sigma=1.0), rows(case, n, dtype, seed=9)
+    p = native.forward(mapped(case, dtype), x)
+    got = native.vjp(mapped(case, dtype), x, p, g)
+    want = reference(lambda *t: kernels.reference.vjp(mapped(case, dtype), *t), x, p, g)
+    eps = {"float32": 3e-6, "float64": 1e-13, "bfloat16": 2e-2}[dtype]
+    assert float((got.double() - want).abs().max()) <= eps * max(1.0, float(want.abs().max()))
+
+
+@each(SPARSE)
+@pytest.mark.parametrize("n", [256, 2000, 9000])
+def test_backward_from_the_saved_support(case, n):
+    x, g = rows(case, n, "float32", batch=(70,)), rows(case, n, "float32", batch=(70,), seed=3)
+    p, saved = native.forward_saving(mapped(case), x)
+    assert saved is not None
+    count = (p > 0).sum(-1)
+    kept = saved.count >= 0
+    assert bool((saved.count[kept] == count[kept]).all())
+    assert bool((count[~kept] > saved.index.shape[-1]).all())
+    for r in range(0, 70, 23):
+        if kept[r]:
+            index = saved.index[r, : int(count[r])].long()
+            assert torch.equal(p[r, index], saved.value[r, : int(count[r])])
+    got, want = native.vjp(mapped(case), x, p, g, saved), native.vjp(mapped(case), x, p, g)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+LOSSES = tuple(c for c in SERVED if c.mapping.facts.has_potential and c.mass == 1.0)
+
+
+@each(LOSSES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("n", [2, 9, 70, 700, 4000])
+def test_index_losses(case, dtype, n):
+    x = rows(case, n, dtype, batch=(9,)).requires_grad_()
+    t = torch.arange(9) % n
+    t[4] = -100
+    assert kernels.choose("index_loss", mapped(case), x) is native
+    got = am.fenchel_young(mapped(case, dtype), x, t, reduction="none")
+    got.sum().backward()
+    y = x.detach().double().requires_grad_()
+    with am.use("reference"):
+        want = am.fenchel_young(mapped(case, dtype), y, t, reduction="none")
+        want.sum().backward()
+    got, want = got.detach(), want.detach()
+    eps = {"float32": 1e-6, "float64": 1e-12, "float16": 2e-3}[dtype]
+    if case.tv is not None:
+        eps = max(eps, 20 * case.tv[dtype == "float64"])
+    scale = max(1.0, float(want.max()))
+    assert float((got.double() - want).abs().max()) <= eps * scale
+    assert float((x.grad.double() - y.grad).abs().max()) <= eps
+    assert float(got[4]) == 0.0
+    assert not bool(x.grad[4].any())
+
+
+@pytest.mark.parametrize("n", [3, 100, 3000])
+@pytest.mark.parametrize(
+    "case", [c for c in SERVED if c.row in ("Softmax", "Sigsoftmax", "SparseSoftmax")], ids=lambda c: c.id
+)
+def test_logarithms_and_their_backward(case, n):
+    x = rows(case, n, "float64", sigma=1.0)
+    x[0, 0] = -torch.inf
+    got, want = native.log_forward(case.mapping, x), kernels.reference.log_forward(case.mapping, x)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    g = rows(case, n, "float64", seed=4)
+    free = x.clone().requires_grad_()
+    with am.use("reference"):
+        lp = am.log_apply(case.mapping, free)
+        want = torch.autograd.grad(torch.where(torch.isfinite(lp), lp, 0.0), free, g)[0]
+    got = native.log_vjp(case.mapping, x, native.log_forward(case.mapping, x), torch.where(torch.isfinite(lp), g, 0.0))
+    torch.testing.assert_close(got, torch.nan_to_num(want), rtol=1e-9, atol=1e-9)
+
+
+@each(tuple(c for c in SERVED if hasattr(c.mapping, "threshold") and c.row != "PerturbMax"))
+def test_thresholds(case):
+    x = rows(case, 60, "float64")
+    got = native.threshold(mapped(case), x)
+    with am.use("reference"):
+        want = am.threshold(mapped(case), x, keepdims=True).tau
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (100, 100), (1000, 50), (5000, 4000), (40000, 10)])
+def test_largest(dtype, n, k):
+    x = rows(None, n, dtype, batch=(4,))
+    value, index = native.largest(x, k)
+    order = torch.argsort(x.double(), dim=-1, descending=True, stable=True)[:, :k]
+    assert torch.equal(index, order)
+    assert torch.equal(value, x.gather(-1, order))
+
+
+def test_largest_of_masked_rows():
+    x = torch.tensor([[-torch.inf, 1.0, -torch.inf, 2.0], [-torch.inf] * 4])
+    value, index = native.largest(x, 3)
+    assert index.tolist() == [[3, 1, 0], [0, 1, 2]]
+    assert value[0].tolist() == [2.0, 1.0, -torch.inf]
+
+
+@each_served
+def test_strange_rows_touch_no_other(case):
+    x = rows(case, 300, "float32", batch=(8,))
+    want = native.forward(mapped(case), x)
+    y = x.clone()
+    y[1, 5] = torch.nan
+    y[3, 299] = torch.inf
+    y[5] = -torch.inf
+    got = native.forward(mapped(case), y)
+    assert bool(got[1].isnan().all())
+    assert bool(got[3].isnan().all())
+    assert not bool(got[5].any())
+    assert torch.equal(got[[0, 2, 4, 6, 7]], want[[0, 2, 4, 6, 7]])
+
+
+@each_served
+def test_huge_tiny_and_equal_scores(case):
+    big, tiny = torch.finfo(torch.float32).max, 1e-45
+    for row in (
+        [big, -big, 0.0],
+        [2.9e33],
+        [big, big, big],
+        [tiny, -tiny, 0.0],
+        [-big, -big, -big],
+        [1e4, 1e4 - 1, 1e4 - 2],
+    ):
+        x = torch.tensor([row])
+        if case.mass > len(row):
+            continue
+        p = native.forward(mapped(case), x)
+        assert bool(p.isfinite().all()), row
+        assert abs(float(p.double().sum()) - case.mass) < 1e-6, row
+
+
+# -- instruction sets, threads, forks ----------------------------------------------------------------------------------------------
+
+
+def in_a_child(code, **env):
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert out.returncode == 0, out.stderr
+    return out.stdout.strip()
+
+
+@pytest.mark.parametrize("isa", native.load().free.anymax_isas().decode().split(","))
+def test_every_instruction_set(isa):
+    lib, before = native.load().free, native.isa()
+    x = {
+        d: rows(None, n, d, batch=(5,))
+        for d, n in (("float32", 700), ("float64", 90), ("bfloat16", 33), ("float16", 9))
+    }
+    want = {(c.id, d): native.forward(mapped(c), a) for c in SERVED for d, a in x.items()}
+    assert lib.anymax_set_isa(isa.encode()) == 0
+    try:
+        assert native.isa() == isa
+        for (id_, d), p in want.items():
+            case = next(c for c in SERVED if c.id == id_)
+            got = native.forward(mapped(case), x[d])
+            assert float((got.double() - p.double()).abs().max()) <= 2 * bound(case, p, d), (id_, d)
+    finally:
+        lib.anymax_set_isa(before.encode())
+
+
+def test_an_instruction_set_by_the_environment():
+    code = "from anymax.kernels import native; print(native.isa(), native.load() if native.isa() is None else '')"
+    assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
+    assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
+    assert native.load().free.anymax_set_isa(b"mmx") == -1
+
+
+@pytest.mark.parametrize("shape", [(7, 5000), (1, 300_000), (3, 262_144 + 17)], ids=str)
+@each(
+    tuple(
+        c
+        for c in SERVED
+        if c.id in ("softmax", "sparsemax", "entmax-1.5", "entmax-1.1", "sparse_softmax-k5", "budget-2")
+    )
+)
+def test_results_do_not_depend_on_the_number_of_threads(case, shape):
+    x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    lib, before = native.load().free, native.get_num_threads()
+    x = torch.as_tensor(x)
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            native.set_num_threads(threads)
+            assert native.get_num_threads() == threads
+            torch.set_num_threads(threads)
+            results.append(native.forward(case.mapping, x))
+            link = native.link_of(case.mapping)
+            own = torch.empty_like(x)
+            code = link.code << 8
+            if link.params is None:  # the library's own pool
+                assert lib.anymax_packed(native.pack(code, x.data_ptr(), 0, 0, own.data_ptr(), *shape, link.param)) == 0
+                results.append(own)
+    finally:
+        native.set_num_threads(before)
+        torch.set_num_threads(os.cpu_count() or 1)
+    assert all(torch.equal(r, results[0]) for r in results)
+    want = reference(lambda t: am.apply(case.mapping, t), x)
+    assert float((results[0].double() - want).abs().max()) <= bound(case, want, "float32")
+
+
+def test_many_threads_of_python_at_once():
+    x = [np.random.default_rng(i).normal(size=(50, 3000)).astype(np.float32) for i in range(8)]
+    want = [am.entmax15(a) for a in x]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            for got, w in zip(pool.map(am.entmax15, x), want):
+                assert np.array_equal(got, w)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("first", ["import torch", "pass"])
+def test_a_forked_child_works(first):
+    code = f"""
+    import os, sys
+    import numpy as np
+    {first}
+    import anymax
+    x = np.random.default_rng(0).normal(size=(64, 30000)).astype("float32")
+    want = anymax.sparsemax(x)
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(3):
+            ok = np.array_equal(anymax.sparsemax(x), want)
+        os._exit(0 if ok else 3)
+    _, status = os.waitpid(pid, 0)
+    assert np.array_equal(anymax.sparsemax(x), want)
+    print(os.waitstatus_to_exitcode(status))
+    """
+    assert in_a_child(code, OMP_NUM_THREADS="2") == "0"
+
+
+def test_omp_num_threads_and_threadpoolctl():
+    code = "from anymax.kernels import native; print(native.get_num_threads())"
+    assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    before = native.get_num_threads()
+    native.set_num_threads(4)
+    try:
+        with threadpoolctl.threadpool_limits(limits=1):
+            assert native.get_num_threads() == 1
+        assert native.get_num_threads() == 4
+    finally:
+        native.set_num_threads(before)
+
+
+# -- the ways in -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_out_is_written_without_a_copy(monkeypatch):
+    x = torch.randn(300, 50)
+    monkeypatch.setattr(torch.Tensor, "copy_", None)  # a copy would fail
+    for out in (torch.empty(300, 50), torch.empty(50, 300).T, torch.empty(300, 100)[:, ::2]):
+        assert am.sparsemax(x, out=out) is out
+        torch.testing.assert_close(out, am.sparsemax(x), rtol=0, atol=1e-6)
+    want = am.softmax(x)
+    assert am.softmax(x, out=x) is x  # in place
+    torch.testing.assert_close(x, want)
+    monkeypatch.undo()
+    base = torch.randn(301, 50)
+    want = am.softmax(base[1:])
+    assert torch.equal(am.softmax(base[1:], out=base[:-1]), want)  # overlapping: through a copy
+    a = np.random.default_rng(0).normal(size=(20, 30)).astype(np.float32)
+    out = np.empty_like(a)
+    assert am.entmax15(a, out=out) is out
+    assert np.array_equal(out, am.entmax15(a))
+
+
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.SparseSoftmax(k=2)], ids=repr)
+def test_the_short_way_is_the_long_way(mapping):
+    for shape in ((10,), (1, 10), (3, 4, 50), (2, 3000)):
+        x = torch.randn(shape)
+        want = native.forward(mapping, x)
+        assert torch.equal(am.apply(mapping, x), want)
+        assert np.array_equal(am.apply(mapping, x.numpy()), want.numpy())
+        free = x.clone().requires_grad_()
+        p, g = am.apply(mapping, free), torch.randn(shape)
+        assert torch.equal(p.detach(), want)
+        (got,) = torch.autograd.grad(p, free, g)
+        torch.testing.assert_close(got, kernels.reference.vjp(mapping, x, want, g), rtol=1e-5, atol=1e-6)
+
+
+def test_the_short_way_steps_aside():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(3, 5)
+    want = am.sparsemax(x)
+    assert am.sparsemax(torch.tensor(1.0).reshape(1)).tolist() == [1.0]
+    with pytest.raises(ValueError, match="0-d"):
+        am.sparsemax(torch.tensor(1.0))
+    graph = make_fx(lambda t: am.sparsemax(t))(x)
+    torch.testing.assert_close(graph(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.vmap(am.sparsemax)(x), want)
+    jacobian = torch.autograd.functional.jacobian(am.sparsemax, x)
+    torch.testing.assert_close(torch.func.grad(lambda t: am.sparsemax(t)[0, 0])(x), jacobian[0, 0])
+    assert am.sparsemax(x.to(torch.int64)).dtype == torch.float32
+    assert am.sparsemax(torch.empty(0, 5)).shape == (0, 5)
+    with pytest.raises(ValueError, match="no classes"):
+        am.sparsemax(torch.empty(5, 0))
+    assert am.sparsemax(torch.randn(3, 5, device="meta")).device.type == "meta"
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert type(am.sparsemax(mode.from_tensor(x))) is not torch.Tensor
+    z = torch.randn(3, 5, dtype=torch.complex64).conj().imag  # a lazy minus sign
+    torch.testing.assert_close(am.sparsemax(z), am.sparsemax(z.resolve_neg().clone()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and people use it
+        traced = torch.jit.trace(lambda t: am.sparsemax(t), x, check_trace=False)
+        torch.testing.assert_close(traced(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
+
+
+def test_refusals():
+    x = np.zeros((2, 3), np.float32)
+    assert native.refuse("forward", am.Sparsemax(), x) is None
+    for op, mapping, scores, words in (
+        ("loss", am.Sparsemax(), x, "not loss"),
+        ("forward", am.Ratio.square(), x, "no kernel for ratio"),
+        ("forward", am.PerturbMax("exponential"), x, "no kernel"),
+        ("forward", am.PerturbMax("normal", scale=np.ones((2, 1))), x, "one scale of the noise"),
+        ("log_forward", am.Sparsemax(), x, "from p"),
+        ("index_loss", am.Taylor(2), x, "no such operation"),
+        ("forward", am.Sparsemax(), x.astype(np.longdouble), "it serves float32"),
+        ("forward", am.Sparsemax(), x.astype(">f4"), "byte order"),
+        ("forward", am.Sparsemax(), torch.zeros(2, 3).to_sparse(), "dense tensors"),
+        ("forward", am.Sparsemax(), torch.zeros(2, 3, device="meta"), "on the CPU"),
+    ):
+        assert words in native.refuse(op, mapping, scores), (op, mapping)
+
+
+def test_without_a_library(monkeypatch):
+    sentence = "it was not compiled when anymax was installed"
+    monkeypatch.setattr(native, "load", lambda: sentence)
+    monkeypatch.setattr(native, "held_call", None)
+    x = torch.randn(4, 5)
+    assert sentence in str(am.explain(am.Sparsemax(), x))
+    assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference
+    assert float(am.sparsemax(x).sum()) == pytest.approx(4)
+    assert float(am.sparsemax_loss(x, torch.tensor([0, 1, 2, 3]))) >= 0
+    assert am.sparsemax(x.numpy()).shape == (4, 5)
+    assert native.isa() is None
+    with am.use("native"), pytest.raises(RuntimeError, match="not compiled"):
+        am.sparsemax(x)
+
+
+def test_explain_names_the_engine():
+    told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5)))
+    assert "forward     native" in told
+    assert "index_loss  native" in told
+    assert "it takes log p of entmax from p" in told
+
+
+def test_bad_calls_are_codes_and_never_crashes():
+    lib = native.load().free
+    words = set()
+    for change in (
+        {"op": 99}, {"op": -1}, {"map": 77}, {"dtype": 9}, {"n": 0}, {"n": -4}, {"outer": -1}, {"outer": 2**62}, {"out": native._View()},
+        {"x": native._View()}, {"map": 2, "param": -1.0}, {"map": 2, "param": float("nan")}, {"map": 4, "param": 1.0}, {"map": 5},
+        {"map": 6, "param": 2.0}, {"map": 7, "param": 3.0}, {"map": 7, "param": 400.0}, {"op": 4}, {"op": 5}, {"op": 7, "param": 9.0},
+        {"op": 1, "map": 1}, {"map": 9, "param": 1.0, "nodes": 0}, {"map": 9, "param": 1.0, "nodes": 32, "noise": 40},
+    ):  # fmt: skip
+        x, out = np.zeros((2, 3), np.float32), np.full((2, 3), 7, np.float32)
+        call = native._Call()
+        call.map, call.outer, call.inner, call.n = 1, 2, 1, 3
+        call.x = native._View(x.ctypes.data, 3, 0, 1)
+        call.out = native._View(out.ctypes.data, 3, 0, 1)
+        for key, value in change.items():
+            setattr(call, key, value)
+        code = lib.anymax_run(native.ctypes.byref(call))
+        assert code != 0, change
+        assert np.all(out == 7), change
+        words.add(lib.anymax_error(code))
+    assert lib.anymax_run(None) != 0
+    assert len(words) >= 5
+
+
+def test_tiny_rows_in_great_number():
+    x = torch.randn(200_003, 4)
+    with am.use("reference"):
+        want = am.sparsemax(x[-1000:])
+    got = am.sparsemax(x)
+    torch.testing.assert_close(got[-1000:], want, rtol=0, atol=3e-7)
+    assert float((got.sum(-1) - 1).abs().max()) < 3e-7
+
+
+def test_a_row_of_a_million():
+    x = torch.randn(1, 1_000_003, generator=torch.Generator().manual_seed(0))
+    for f in (am.softmax, am.sparsemax, am.entmax15, lambda t: am.sparse_softmax(t, k=100)):
+        with am.use("reference"):
+            want = f(x.double())
+        assert float((f(x).double() - want).abs().sum()) < 3e-7
+
+
+def test_what_the_engine_lacks_is_composed_when_it_is_asked_for():
+    x = torch.randn(3, 5)
+    with am.use("native"):
+        torch.testing.assert_close(am.log_apply(am.Sparsemax(), x).exp(), am.sparsemax(x))
+        assert float(am.nll(am.Entmax(1.2), x, torch.tensor([0, 1, 2]))) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logsumexp(dtype):
+    x = rows(None, 700, dtype, batch=(3, 4))
+    x[0, 0] = -torch.inf
+    got, want = am.logsumexp(x, 1), torch.logsumexp(x.double(), 1)
+    torch.testing.assert_close(got.double(), want, rtol=2 * torch.finfo(x.dtype).eps, atol=1e-6)
+    free = x.clone().requires_grad_()
+    am.logsumexp(free).sum().backward()  # plain operations, with their gradient
+    torch.testing.assert_close(free.grad, am.softmax(x), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,1441 @@
+// Random calls of the C ABI, each of them from a seed: every operation, map, dtype and layout, with operands in memory blocks of exactly
+// the size they need. Built with sanitizers by tools/sanitize.sh.
+//
+//   fuzz SEED                                                    one case again, in words
+//   fuzz [--from SEED] [--seconds N] [--calls N] [--step K]      cases SEED, SEED + K, ... until one of the limits is met
+//   fuzz --refused                                               calls that must be refused
+//   fuzz --threads [--seconds N]                                 eight threads call at once, beside others that change the settings
+//   fuzz --fork                                                  a process that forks while its threads are at work
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pool.h"
+#include "unit.h"
+#include "xla_ffi_abi.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+extern "C" {
+xla_error *anymax_xla(xla_call *call);
+#if defined(ANYMAX_HAVE_AVX512)
+extern const anymax_unit anymax_unit_avx512;
+#endif
+#if defined(ANYMAX_HAVE_AVX2)
+extern const anymax_unit anymax_unit_avx2;
+#endif
+#if defined(ANYMAX_HAVE_NEON)
+extern const anymax_unit anymax_unit_neon;
+#endif
+#if defined(ANYMAX_HAVE_BASELINE)
+extern const anymax_unit anymax_unit_baseline;
+#endif
+}
+
+namespace {
+
+const anymax_unit *unit_in_use() {
+    const std::string name = anymax_isa();
+#if defined(ANYMAX_HAVE_AVX512)
+    if (name == "avx512") return &anymax_unit_avx512;
+#endif
+#if defined(ANYMAX_HAVE_AVX2)
+    if (name == "avx2") return &anymax_unit_avx2;
+#endif
+#if defined(ANYMAX_HAVE_NEON)
+    if (name == "neon") return &anymax_unit_neon;
+#endif
+#if defined(ANYMAX_HAVE_BASELINE)
+    if (name == "baseline") return &anymax_unit_baseline;
+#endif
+    return nullptr;
+}
+
+std::vector<std::string> isas() {
+    std::vector<std::string> all;
+    std::string rest = anymax_isas();
+    for (size_t comma; !rest.empty(); rest = comma == std::string::npos ? "" : rest.substr(comma + 1)) {
+        comma = rest.find(',');
+        all.push_back(rest.substr(0, comma));
+    }
+    return all;
+}
+
+const char *const OP[] = {"forward", "log", "vjp", "log_vjp", "loss", "loss_grad", "threshold", "largest"};
+const char *const MAP[] = {"softmax", "sparsemax", "entmax", "budget", "normmax", "topk", "topp", "taylor", "sigsoftmax", "perturb"};
+const char *const DTYPE[] = {"f32", "f64", "bf16", "f16"};
+
+constexpr double INF = __builtin_huge_val();
+const double NaN = __builtin_nan("");
+
+// -- what is said where something is wrong --------------------------------------------------------------------------------------------
+
+char words[4096];  // the case in hand
+bool verbose = false;
+
+void say_case() {
+    if (!words[0]) return;
+    const char *head = "\ncase: ";
+    (void)!write(2, head, strlen(head));
+    (void)!write(2, words, strlen(words));
+    (void)!write(2, "\n", 1);
+}
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char *form, ...) {
+    va_list rest;
+    va_start(rest, form);
+    fflush(stdout);
+    fprintf(stderr, "wrong: ");
+    vfprintf(stderr, form, rest);
+    va_end(rest);
+    say_case();
+    abort();
+}
+
+void too_long(int) {
+    const char *text = "wrong: the case does not end";
+    (void)!write(2, text, strlen(text));
+    say_case();
+    _exit(3);
+}
+
+// -- random numbers ---------------------------------------------------------------------------------------------------------------------
+
+struct Random {
+    uint64_t state;
+
+    explicit Random(uint64_t seed) : state(seed * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull) { next(); }
+    uint64_t next() {
+        uint64_t z = state += 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    }
+    int64_t below(int64_t n) { return (int64_t)(next() % (uint64_t)n); }
+    double real() { return (double)(next() >> 11) * 0x1p-53; }
+    double real(double low, double high) { return low + (high - low) * real(); }
+    bool chance(double p) { return real() < p; }
+    double normal() {
+        double s = 0.0;
+        for (int i = 0; i < 6; i++) s += real() - real();
+        return s;
+    }
+    template <class T>
+    T pick(std::initializer_list<T> of) {
+        return of.begin()[below((int64_t)of.size())];
+    }
+};
+
+// -- numbers of each type ----------------------------------------------------------------------------------------------------------------
+
+int64_t size_of(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
+double largest_of(int32_t dtype) { return dtype == ANYMAX_F64 ? 1.7e308 : dtype == ANYMAX_F16 ? 65504.0 : 3.38e38; }
+
+double decode(const void *from, int32_t dtype) {
+    if (dtype == ANYMAX_F64) {
+        double v;
+        memcpy(&v, from, 8);
+        return v;
+    }
+    float v;
+    if (dtype == ANYMAX_F32) {
+        memcpy(&v, from, 4);
+        return (double)v;
+    }
+    uint16_t h;
+    memcpy(&h, from, 2);
+    if (dtype == ANYMAX_BF16) {
+        uint32_t u = (uint32_t)h << 16;
+        memcpy(&v, &u, 4);
+        return (double)v;
+    }
+    const int exponent = h >> 10 & 31, part = h & 1023;
+    const double size = exponent == 31 ? (part ? NaN : INF) : exponent ? ldexp(1024 + part, exponent - 25) : ldexp(part, -24);
+    return h >> 15 ? -size : size;
+}
+
+void encode(void *to, int32_t dtype, double v) {
+    if (dtype == ANYMAX_F64) {
+        memcpy(to, &v, 8);
+        return;
+    }
+    const float f = (float)v;
+    if (dtype == ANYMAX_F32) {
+        memcpy(to, &f, 4);
+        return;
+    }
+    uint16_t h;
+    if (dtype == ANYMAX_BF16) {
+        uint32_t u;
+        memcpy(&u, &f, 4);
+        h = v != v ? 0x7fc0 : (uint16_t)((u + (fabs(v) == INF ? 0 : 0x7fff + (u >> 16 & 1))) >> 16);
+    } else {
+        const double a = fabs(v);
+        const uint16_t sign = signbit(v) ? 0x8000 : 0;
+        if (v != v)
+            h = 0x7e00;
+        else if (a >= 65520.0)
+            h = sign | 0x7c00;
+        else {
+            int e = a > 0 ? ilogb(a) : -99;
+            if (e < -14) e = -14;
+            const double part = nearbyint(ldexp(a, 10 - e));  // 1024 and above: normal
+            h = (uint16_t)(sign + (part >= 1024.0 ? (uint16_t)((e + 14) * 1024 + (int)part) : (uint16_t)part));
+        }
+    }
+    memcpy(to, &h, 2);
+}
+
+// -- operands, each in a block of its own ----------------------------------------------------------------------------------------------
+
+struct Block {
+    char *data = nullptr;
+    int64_t size = 0;
+
+    Block() = default;
+    Block(const Block &) = delete;
+    Block(Block &&b) : data(b.data), size(b.size) { b.data = nullptr, b.size = 0; }
+    Block &operator=(Block &&b) {
+        std::swap(data, b.data), std::swap(size, b.size);
+        return *this;
+    }
+    ~Block() { free(data); }
+    void make(int64_t bytes, int byte) {
+        free(data);
+        size = bytes;
+        data = (char *)malloc((size_t)bytes);
+        memset(data, byte, (size_t)bytes);
+    }
+    std::vector<char> copy() const { return std::vector<char>(data, data + size); }
+    bool is(const std::vector<char> &v) const { return (int64_t)v.size() == size && (size == 0 || memcmp(data, v.data(), v.size()) == 0); }
+};
+
+struct Shape {
+    int64_t outer, inner, n;
+    int64_t rows() const { return outer * inner; }
+};
+
+// Where the elements of an operand lie.
+struct Layout {
+    int64_t outer, inner, cls, first, count;  // the first element's place, and how many places there are
+    int64_t at(const Shape &s, int64_t row, int64_t i) const { return first + row / s.inner * outer + row % s.inner * inner + i * cls; }
+};
+
+enum { PLAIN, PADDED, ANY, TURNED };
+
+Layout layout_of(Random &random, const Shape &s, int kind, bool shared) {
+    const int64_t size[3] = {s.outer, s.inner, s.n};
+    int order[3] = {2, 1, 0};  // the innermost first
+    int64_t stride[3], step = 1;
+    if (kind == TURNED) order[0] = 1, order[1] = 2;
+    if (kind == ANY) {
+        std::swap(order[0], order[random.below(3)]);
+        std::swap(order[1], order[1 + random.below(2)]);
+        if (random.chance(0.3)) step = 2 + random.below(3);
+    }
+    for (int a : order) {
+        const bool none = shared && kind == ANY && random.chance(0.3);
+        stride[a] = none ? 0 : step;
+        if (!none) step = step * (size[a] > 0 ? size[a] : 1) + (kind != PLAIN && random.chance(0.5) ? random.below(9) : 0);
+        if (kind == ANY && random.chance(0.2)) stride[a] = -stride[a];
+    }
+    int64_t low = 0, high = 0;
+    for (int a = 0; a < 3; a++) {
+        int64_t reach = size[a] > 0 ? (size[a] - 1) * stride[a] : 0;
+        (reach < 0 ? low : high) += reach;
+    }
+    const int64_t lead = kind != PLAIN && random.chance(0.5) ? random.below(16) : 0;
+    return Layout{stride[0], stride[1], stride[2], lead - low, s.rows() && s.n ? lead + high - low + 1 : 0};
+}
+
+struct Operand {
+    Block block;
+    Layout layout{};
+    Shape shape{};
+    int32_t dtype = 0;  // -1: bytes
+
+    int64_t item() const { return dtype < 0 ? 1 : size_of(dtype); }
+    void make(const Shape &s, int32_t type, const Layout &l, int byte = 0xff) {
+        shape = s, dtype = type, layout = l;
+        block.make(l.count * item(), byte);
+    }
+    char *place(int64_t row, int64_t i) const { return block.data + layout.at(shape, row, i) * item(); }
+    double get(int64_t row, int64_t i) const { return dtype < 0 ? (double)(uint8_t)*place(row, i) : decode(place(row, i), dtype); }
+    void set(int64_t row, int64_t i, double v) {
+        if (dtype < 0)
+            *place(row, i) = (char)(int)v;
+        else
+            encode(place(row, i), dtype, v);
+    }
+    anymax_view view() const { return block.data ? anymax_view{block.data + layout.first * item(), layout.outer, layout.inner, layout.cls} : anymax_view{}; }
+    bool shared() const {
+        return (layout.outer == 0 && shape.outer > 1) || (layout.inner == 0 && shape.inner > 1) || (layout.cls == 0 && shape.n > 1);
+    }
+};
+
+// -- a case: all that a call reads ---------------------------------------------------------------------------------------------------------
+
+struct Case {
+    int32_t op = 0, map = 0, dtype = 0, noise = 0;
+    int64_t nodes = 0, k = 0;  // k: of ANYMAX_LARGEST
+    Shape shape{};
+    double param = 0.0;
+    std::vector<double> per_row;
+    bool wild = false;     // a parameter at the ends of its range: no law but that of memory
+    bool in_place = false;
+    bool junk = false;     // p or the support are not those of x
+    Operand x, p, g, mask;
+    Block params, index, scale, tau, s_index, s_value, s_count;  // those that are read
+    bool saves = false, reads_support = false, with_tau = false, reads_tau = false;
+    int64_t capacity = 0;
+    Layout out{};
+
+    int32_t wide() const { return dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
+    double param_of(int64_t row) const { return per_row.empty() ? param : per_row[row]; }
+    bool softmax(int64_t row) const { return map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param_of(row) == 1.0); }
+    double score(int64_t row, int64_t i) const { return mask.block.data && mask.get(row, i) == 0.0 ? -INF : x.get(row, i); }
+    int64_t target(int64_t row) const { return ((const int64_t *)index.data)[row]; }
+    Shape result() const { return op == ANYMAX_LARGEST ? Shape{shape.outer, shape.inner, k} : shape; }
+    bool to_rows() const { return op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD; }
+};
+
+struct Result {
+    std::vector<uint64_t> out, value, tau, positions, count, index, saved;  // bits; NaNs are made alike
+    int64_t width = 0, capacity = 0;
+};
+
+// Where two results differ, "" where they do not; row `skip` is not looked at.
+std::string difference(const Result &a, const Result &b, int64_t skip) {
+    std::string where;
+    const auto part = [&](const char *name, const std::vector<uint64_t> &p, const std::vector<uint64_t> &q, int64_t width) {
+        for (size_t i = 0; i < p.size() && where.empty(); i++)
+            if (p[i] != q[i] && (int64_t)i / width != skip) {
+                char text[160];
+                snprintf(text, sizeof text, "%s of row %ld, place %ld, is %#lx, not %#lx", name, (long)i / width, (long)i % width, q[i], p[i]);
+                where = text;
+            }
+        if (p.size() != q.size()) where = name;
+    };
+    part("out", a.out, b.out, a.width), part("value", a.value, b.value, 1), part("tau", a.tau, b.tau, 1);
+    part("positions", a.positions, b.positions, a.width), part("support.count", a.count, b.count, 1);
+    part("support.index", a.index, b.index, a.capacity), part("support.value", a.saved, b.saved, a.capacity);
+    return where;
+}
+
+uint64_t bits_of(const char *from, int32_t dtype) {
+    if (const double v = decode(from, dtype); v != v) return ~0ull;
+    uint64_t b = 0;
+    memcpy(&b, from, (size_t)size_of(dtype));
+    return b;
+}
+double number(uint64_t bits, int32_t dtype) { return bits == ~0ull ? NaN : decode(&bits, dtype); }
+
+struct How {
+    int pool = 0, threads = 1;
+    int direct = 0;  // 1: the unit itself with all rows, told to write past the caches; 2: and with a team
+    int64_t row = -1;  // this row alone
+};
+
+// One call with fresh outputs: what it reads must stay as it was, and so must the bytes between what it writes.
+Result perform(const Case &c, const How &how) {
+    const Shape shape = c.shape, result = c.result();
+    const int64_t rows = shape.rows();
+    const int64_t wide = size_of(c.wide());
+    Operand out;
+    Block value, tau, positions, s_index, s_value, s_count;
+    anymax_call call;
+    memset(&call, 0, sizeof call);
+    call.op = c.op, call.map = c.map, call.dtype = c.dtype, call.noise = c.noise, call.nodes = c.nodes;
+    call.outer = shape.outer, call.inner = shape.inner, call.n = shape.n, call.param = c.op == ANYMAX_LARGEST ? (double)c.k : c.param;
+    call.params = (const double *)c.params.data;
+    call.x = c.x.view(), call.p = c.p.view(), call.g = c.g.view(), call.mask = c.mask.view();
+    call.index = (const int64_t *)c.index.data, call.scale = c.scale.data;
+    call.pool = how.pool;
+    std::vector<char> before;
+    if (c.to_rows()) {
+        if (c.in_place) {
+            out.shape = shape, out.dtype = c.dtype, out.layout = c.x.layout;
+            out.block.make(c.x.block.size, 0);
+            memcpy(out.block.data, c.x.block.data, (size_t)c.x.block.size);
+            call.x = out.view();
+        } else {
+            out.make(result, c.dtype, c.out, 0xa5);
+        }
+        call.out = out.view();
+        before = out.block.copy();
+    }
+    if (c.op == ANYMAX_LOSS) value.make(rows * wide, 0xa5), call.value = value.data;
+    if (c.op == ANYMAX_THRESHOLD || (c.op == ANYMAX_LOSS && c.with_tau)) tau.make(rows * wide, 0xa5), call.tau = tau.data;
+    if (c.reads_tau) call.tau = c.tau.data;
+    if (c.op == ANYMAX_LARGEST) positions.make(rows * c.k * 8, 0xa5), call.positions = (int64_t *)positions.data;
+    if (c.saves) {
+        s_index.make(rows * c.capacity * 4, 0xa5), s_value.make(rows * c.capacity * wide, 0xa5), s_count.make(rows * 4, 0xa5);
+        call.support = anymax_support{(int32_t *)s_index.data, s_value.data, (int32_t *)s_count.data, c.capacity};
+    }
+    if (c.reads_support) call.support = anymax_support{(int32_t *)c.s_index.data, c.s_value.data, (int32_t *)c.s_count.data, c.capacity};
+
+    const Block *inputs[] = {&c.x.block, &c.p.block, &c.g.block, &c.mask.block, &c.params, &c.index, &c.scale, &c.tau, &c.s_index, &c.s_value, &c.s_count};
+    std::vector<std::vector<char>> held;
+    for (const Block *b : inputs) held.push_back(b->copy());
+
+    if (how.row >= 0) {  // the same memory, seen as one row
+        const int64_t r = how.row, o = r / shape.inner, i = r % shape.inner;
+        for (anymax_view *v : {&call.x, &call.p, &call.g, &call.out})
+            if (v->data) v->data = (char *)v->data + (o * v->outer + i * v->inner) * size_of(c.dtype);
+        if (call.mask.data) call.mask.data = (char *)call.mask.data + o * call.mask.outer + i * call.mask.inner;
+        if (call.params) call.params += r;
+        if (call.index) call.index += r;
+        if (call.scale) call.scale = (const char *)call.scale + r * wide;
+        if (call.value) call.value = (char *)call.value + r * wide;
+        if (call.tau) call.tau = (char *)call.tau + r * wide;
+        if (call.positions) call.positions += r * c.k;
+        if (call.support.count) {
+            call.support.count += r, call.support.index += r * c.capacity;
+            call.support.value = (char *)call.support.value + r * c.capacity * wide;
+        }
+        call.outer = call.inner = 1;
+    }
+    anymax_set_num_threads(how.threads);
+#if defined(__SSE2__)
+    const unsigned csr = _mm_getcsr() & 0xffc0u;
+#endif
+    int code = how.direct ? unit_in_use()->rows(&call, 0, call.outer * call.inner, 1, how.direct == 2 ? anymax_pool_run : nullptr) : anymax_run(&call);
+    if (code) fail("the call was refused: %s", anymax_error(code));
+#if defined(__SSE2__)
+    if ((_mm_getcsr() & 0xffc0u) != csr) fail("the rounding mode was changed");
+#endif
+    for (size_t i = 0; i < held.size(); i++)
+        if (!inputs[i]->is(held[i])) fail("operand %zu of x, p, g, mask, params, index, scale, tau, support was written to", i);
+
+    Result r;
+    r.width = result.n, r.capacity = c.capacity > 0 ? c.capacity : 1;
+    const auto row_read = [&](int64_t row) { return how.row < 0 || how.row == row; };
+    if (c.to_rows()) {
+        std::vector<char> after = out.block.copy();
+        r.out.reserve((size_t)(rows * result.n));
+        const int64_t size = out.item();
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t i = 0; i < result.n; i++) {
+                const char *at = out.place(row, i);
+                r.out.push_back(row_read(row) ? bits_of(at, c.dtype) : 0);
+                if (row_read(row)) memcpy(after.data() + (at - out.block.data), before.data() + (at - out.block.data), (size_t)size);
+            }
+        if (after != before) fail("bytes beside the result were written to");
+    }
+    const auto numbers = [&](const Block &from, std::vector<uint64_t> &to) {
+        for (int64_t i = 0; i < from.size / wide; i++) to.push_back(row_read(i) ? bits_of(from.data + i * wide, c.wide()) : 0);
+    };
+    numbers(value, r.value);
+    numbers(tau, r.tau);
+    for (int64_t i = 0; i < positions.size / 8; i++) r.positions.push_back(row_read(i / c.k) ? ((const uint64_t *)positions.data)[i] : 0);
+    if (c.saves)
+        for (int64_t row = 0; row < rows; row++) {
+            const int32_t count = ((const int32_t *)s_count.data)[row];
+            if (row_read(row) && (count < -1 || count > c.capacity)) fail("row %ld: a support of %d in a capacity of %ld", row, count, c.capacity);
+            r.count.push_back(row_read(row) ? (uint64_t)(int64_t)count : 0);
+            for (int64_t i = 0; i < c.capacity; i++) {
+                const bool is = row_read(row) && i < count;
+                r.index.push_back(is ? (uint64_t)((const int32_t *)s_index.data)[row * c.capacity + i] : 0);
+                r.saved.push_back(is ? bits_of(s_value.data + (row * c.capacity + i) * wide, c.wide()) : 0);
+            }
+        }
+    return r;
+}
+
+// -- making a case -------------------------------------------------------------------------------------------------------------------------
+
+enum Values { NORMAL, EQUAL, TIES, HUGE_ONES, TINY, OFFSET, WIDE, SORTED, PEAK, SPREADS };
+
+void fill_scores(Random &random, Case &c, std::vector<const char *> &said) {
+    static const char *const names[] = {"normal", "equal", "ties", "huge", "tiny", "offset", "wide", "sorted", "peak"};
+    const double most = largest_of(c.dtype);
+    const int kind = (int)random.below(SPREADS);
+    const double sigma = random.pick({0.01, 1.0, 1.0, 3.0, 30.0, 1000.0}), common = random.normal();
+    const bool masks = random.chance(0.35), poisons = random.chance(0.25);
+    const double share = random.pick({0.05, 0.5, 0.95});
+    said.push_back(names[kind]);
+    if (masks) said.push_back("masked");
+    if (poisons) said.push_back("poisoned");
+    const int64_t rows = c.shape.rows(), n = c.shape.n;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t peak = random.below(n);
+        for (int64_t i = 0; i < n; i++) {
+            double v = 0.0;
+            switch (kind) {
+                case NORMAL: v = random.normal() * sigma; break;
+                case EQUAL: v = common * sigma; break;
+                case TIES: v = (double)random.below(4) * 0.5 - 1.0; break;
+                case HUGE_ONES: v = random.normal() * pow(10.0, random.real(2.0, log10(most))); break;
+                case TINY: v = random.normal() * pow(10.0, random.real(c.dtype == ANYMAX_F64 ? -323.0 : -45.0, -6.0)); break;
+                case OFFSET: v = 1e4 * (common < 0 ? -1.0 : 1.0) + random.normal(); break;
+                case WIDE: v = random.normal() * pow(10.0, random.real(-6.0, 4.0)); break;
+                case SORTED: v = (double)i * sigma / (double)n * (common < 0 ? -1.0 : 1.0); break;
+                default: v = i == peak ? 5.0 * sigma : random.normal() * 0.01; break;
+            }
+            if (random.next() % 64 == 0) v = random.chance(0.5) ? -0.0 : 0.0;
+            c.x.set(r, i, v > most ? most : v < -most ? -most : v);
+        }
+        if (masks) {
+            if (random.chance(0.15))
+                for (int64_t i = 0; i < n; i++) c.x.set(r, i, -INF);
+            else
+                for (int64_t i = 0; i < n; i++)
+                    if (random.chance(share)) c.x.set(r, i, -INF);
+        }
+        if (poisons && random.chance(0.3)) c.x.set(r, random.below(n), random.chance(0.6) ? NaN : INF);
+    }
+}
+
+double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
+    const double count = (double)n;
+    switch (map) {
+        case ANYMAX_ENTMAX:
+            if (random.chance(0.04)) return wild = true, random.pick({1e-300, 1e-3, 0.02, 40.0, 1e3, 1e300, 1.0 + 2.3e-16});
+            return random.chance(0.25) ? pow(10.0, random.real(-1.0, 1.0))
+                                       : random.pick({1.0, 1.25, 4.0 / 3.0, 1.5, 2.0, 1.5, 2.0, 1.0 + 1e-9, 1.0 - 1e-9, 1.0 + 1e-3, 1.0 - 1e-3, 1.1, 1.3,
+                                                      1.7, 1.999, 2.001, 0.1, 0.5, 0.9, 2.5, 3.0, 5.0, 10.0});
+        case ANYMAX_BUDGET:
+            if (random.chance(0.04)) return wild = true, random.pick({1e-300, 1e300, 9.3e18, 1e19});
+            return random.chance(0.4) ? random.real(0.01, count) : random.pick({1.0, 2.0, 3.0, 0.5, 1.5, 2.7, count, count - 0.5, count + 3.0, count / 2.0});
+        case ANYMAX_NORMMAX:
+            if (random.chance(0.04)) return wild = true, random.pick({1.0 + 1e-15, 1.0 + 1e-9, 1e3, 1e299});
+            return random.chance(0.3) ? 1.0 + pow(10.0, random.real(-2.0, 1.0)) : random.pick({1.01, 1.1, 1.5, 2.0, 3.0, 4.0, 10.0});
+        case ANYMAX_TOPK: return floor(random.pick({1.0, 2.0, 3.0, 5.0, 8.0, 32.0, count / 2.0 + 1.0, count, count + 5.0, 2147483647.0, 2147483648.0, 4294967296.0, 9e15}));
+        case ANYMAX_TOPP:
+            return random.chance(0.4) ? random.real(1e-3, 1.0) : random.pick({0.1, 0.5, 0.9, 0.99, 1.0, 1e-300, 1e-9, 1.0 - 1e-12});
+        case ANYMAX_TAYLOR: return random.pick({2.0, 2.0, 4.0, 6.0, 8.0, 16.0, 64.0});
+        case ANYMAX_PERTURB:
+            if (random.chance(0.03)) return wild = true, random.pick({1e-300, 1e300, 1e-30, 1e30});
+            return random.pick({0.1, 0.5, 1.0, 1.0, 3.0, 20.0});
+        default: return 0.0;
+    }
+}
+
+bool takes_params(int32_t map) { return map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPP; }
+bool sparse(int32_t map) { return map >= ANYMAX_SPARSEMAX && map <= ANYMAX_TOPP; }
+bool has(int32_t op, int32_t map) {
+    if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP)
+        return map == ANYMAX_SOFTMAX || map == ANYMAX_TOPK || map == ANYMAX_TOPP || map == ANYMAX_SIGSOFTMAX || map == ANYMAX_ENTMAX;
+    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return map == ANYMAX_SOFTMAX || sparse(map) || map == ANYMAX_PERTURB;
+    return true;
+}
+
+int64_t a_length(Random &random, int32_t map) {
+    const double r = random.real();
+    if (map == ANYMAX_PERTURB) {
+        if (r < 0.01) return random.pick<int64_t>({5000, 70000});
+        if (r < 0.1) return random.pick<int64_t>({1000, 2048, 2049, 4096, 4097});
+    } else {
+        if (r < 0.004) return random.pick<int64_t>({262144, 300000, 262145});
+        if (r < 0.012) return random.pick<int64_t>({65536, 65537, 70000, 131072});
+        if (r < 0.15) return random.pick<int64_t>({2047, 2048, 2049, 4096, 4097, 5000});
+        if (r < 0.2) return 1 + random.below(5000);
+    }
+    if (r < 0.3) return 1 + random.below(300);
+    return random.pick<int64_t>({1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 1000});
+}
+
+void describe(uint64_t seed, const Case &c, const std::vector<const char *> &said, const std::string &isa) {
+    int at = snprintf(words, sizeof words, "seed %llu: %s of %s, %s, by %s; outer %ld, inner %ld, n %ld; ", (unsigned long long)seed, OP[c.op], MAP[c.map],
+                      DTYPE[c.dtype], isa.c_str(), (long)c.shape.outer, (long)c.shape.inner, (long)c.shape.n);
+    const auto add = [&](const char *form, auto... values) {
+        if (at < (int)sizeof words) at += snprintf(words + at, sizeof words - (size_t)at, form, values...);
+    };
+    if (c.op == ANYMAX_LARGEST)
+        add("k %ld; ", (long)c.k);
+    else if (c.per_row.empty())
+        add("param %.17g; ", c.param);
+    else
+        add("params %.17g, ...; ", c.per_row[0]);
+    if (c.map == ANYMAX_PERTURB) add("noise %d, nodes %ld; ", c.noise, (long)c.nodes);
+    const auto strides = [&](const char *name, const Operand &o) {
+        if (o.block.data) add("%s (%ld, %ld, %ld); ", name, (long)o.layout.outer, (long)o.layout.inner, (long)o.layout.cls);
+    };
+    strides("x", c.x), strides("p", c.p), strides("g", c.g), strides("mask", c.mask);
+    if (c.to_rows()) add("out (%ld, %ld, %ld)%s; ", (long)c.out.outer, (long)c.out.inner, (long)c.out.cls, c.in_place ? " in place" : "");
+    if (c.saves || c.reads_support) add("support %ld %s; ", (long)c.capacity, c.saves ? "saved" : "read");
+    if (c.with_tau || c.reads_tau) add("tau; ");
+    if (c.junk) add("junk; ");
+    if (c.wild) add("wild; ");
+    for (const char *s : said) add("%s ", s);
+}
+
+// The same scores, contiguous, for another operation.
+void borrow_scores(const Case &from, Case &to, int32_t op) {
+    Random none(0);
+    to.op = op, to.map = from.map, to.dtype = from.dtype, to.noise = from.noise, to.nodes = from.nodes, to.param = from.param;
+    to.shape = from.shape, to.per_row = from.per_row;
+    const Layout plain = layout_of(none, to.shape, PLAIN, false);
+    to.x.make(to.shape, to.dtype, plain);
+    to.out = plain;
+    for (int64_t r = 0; r < to.shape.rows(); r++)
+        for (int64_t i = 0; i < to.shape.n; i++) to.x.set(r, i, from.score(r, i));
+    if (!from.per_row.empty()) {
+        to.params.make(from.params.size, 0);
+        memcpy(to.params.data, from.params.data, (size_t)from.params.size);
+    }
+}
+
+void put_bits(Block &to, int64_t i, uint64_t bits, int64_t size) { memcpy(to.data + i * size, &bits, (size_t)size); }
+
+void keep_support(Case &c, const Result &r) {
+    const int64_t rows = c.shape.rows(), wide = size_of(c.wide());
+    c.reads_support = true;
+    c.s_index.make(rows * c.capacity * 4, 0xff), c.s_value.make(rows * c.capacity * wide, 0xff), c.s_count.make(rows * 4, 0);
+    for (int64_t row = 0; row < rows; row++) {
+        put_bits(c.s_count, row, r.count[row], 4);
+        for (int64_t i = 0; i < (int64_t)r.count[row]; i++) {
+            put_bits(c.s_index, row * c.capacity + i, r.index[row * r.capacity + i], 4);
+            put_bits(c.s_value, row * c.capacity + i, r.saved[row * r.capacity + i], wide);
+        }
+    }
+}
+
+void make(Random &random, Case &c, std::vector<const char *> &said) {
+    do {
+        c.op = random.chance(0.35) ? (int32_t)ANYMAX_FORWARD : (int32_t)random.below(ANYMAX_OPS), c.map = (int32_t)random.below(ANYMAX_MAPS);
+    } while (!has(c.op, c.map));
+    if (c.op == ANYMAX_LARGEST) c.map = ANYMAX_TOPK;
+    c.dtype = random.chance(0.5) ? (int32_t)random.below(2) : (int32_t)random.below(4);
+    if (c.map == ANYMAX_PERTURB) {
+        c.noise = (int32_t)random.below(5);
+        c.nodes = random.chance(0.02) ? random.pick<int64_t>({1, 500, 4096}) : random.pick<int64_t>({2, 3, 5, 8, 16, 32, 32, 64, 100});
+    }
+    const int64_t n = a_length(random, c.map);
+    int64_t rows = random.chance(0.02) ? 0 : random.chance(0.3) ? 1 + random.below(70) : random.pick<int64_t>({1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70});
+    const double large = random.real();
+    const int64_t room = large < 0.6 ? 1500 : large < 0.93 || c.map == ANYMAX_PERTURB ? 12000 : 90000;
+    if (rows * n > room) rows = room / n > 0 ? room / n : random.chance(0.7) ? 1 : 2;
+    const bool two = random.chance(0.45) && rows > 1;
+    int64_t inner = 1;
+    if (two) inner = random.chance(0.3) ? rows : 1 + random.below(rows);
+    c.shape = Shape{inner > 0 ? (rows + inner - 1) / inner : rows, inner, n};
+    rows = c.shape.rows();
+    const bool tame = random.chance(0.3);  // as a framework would call it
+    const auto kind = [&] { return tame ? (int)PLAIN : random.chance(0.25) ? (int)PLAIN : random.chance(0.3) ? (int)TURNED : random.chance(0.3) ? (int)PADDED : (int)ANY; };
+
+    if (c.op == ANYMAX_LARGEST)
+        c.k = random.chance(0.5) ? 1 + random.below(n) : std::min(n, random.pick<int64_t>({1, 2, 3, 10, n}));
+    else
+        c.param = a_param(random, c.map, n, c.wild);
+    if (c.map == ANYMAX_ENTMAX && (c.op == ANYMAX_LOG || c.op == ANYMAX_LOG_VJP)) c.param = 1.0, c.wild = false;
+    if (takes_params(c.map) && c.op != ANYMAX_LARGEST && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP && random.chance(0.25) && rows) {
+        c.params.make(rows * 8, 0xff);
+        const bool wild = random.chance(0.1);
+        c.wild = false;
+        for (int64_t r = 0; r < rows; r++) {
+            double v = a_param(random, c.map, n, c.wild);
+            if (wild && random.chance(0.3)) c.wild = true, v = random.pick({NaN, INF, -INF, 0.0, -1.0, -1e300, 1e300, -0.5});
+            c.per_row.push_back(v);
+            encode(c.params.data + r * 8, ANYMAX_F64, v);
+        }
+    }
+    c.x.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), true));
+    fill_scores(random, c, said);
+    if (random.chance(c.op == ANYMAX_FORWARD ? 0.3 : 0.15)) {
+        c.mask.make(c.shape, -1, layout_of(random, c.shape, kind(), true));
+        const double share = random.pick({0.02, 0.5, 0.95, 1.0});
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < n; i++) c.mask.set(r, i, random.chance(share) ? (double)(1 + random.below(255)) : 0.0);
+    }
+    c.out = layout_of(random, c.result(), kind(), false);
+    if (c.op == ANYMAX_FORWARD && !c.x.shared() && random.chance(0.15)) c.in_place = true, c.out = c.x.layout;
+    if (random.chance(0.4) && (c.op == ANYMAX_FORWARD || (c.op == ANYMAX_LOSS && (sparse(c.map) || random.chance(0.2)))))
+        c.saves = true, c.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
+    if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5);
+
+    if (c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP) {
+        Case f;
+        borrow_scores(c, f, c.op == ANYMAX_VJP ? ANYMAX_FORWARD : ANYMAX_LOG);
+        if (c.op == ANYMAX_VJP && random.chance(0.4)) f.saves = true, c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
+        const Result p = perform(f, How{-1, 1, 0, -1});
+        if (f.saves) keep_support(c, p);
+        c.p.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), random.chance(0.3)));
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < n; i++) c.p.set(r, i, number(p.out[r * n + i], c.dtype));
+        for (int64_t r = 0; r < rows && !c.junk; r++)
+            for (int64_t i = 0; i < n && !c.junk; i++) c.junk = bits_of(c.p.place(r, i), c.dtype) != p.out[r * n + i];
+        if (random.chance(0.04) && !c.reads_support) {
+            c.junk = true;
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t i = 0; i < n; i++) c.p.set(r, i, random.pick({0.0, 1.0, -1.0, NaN, INF, -INF, 0.5, 1e-30}));
+        }
+        c.g.make(c.shape, c.dtype, layout_of(random, c.shape, kind(), true));
+        const double sigma = random.pick({1.0, 1.0, 1e-3, 100.0});
+        // where p is 0 nothing is asked of g; a support knows smaller p than 16 bits hold
+        const bool holes = random.chance(0.3) && !c.g.shared() && !c.junk && !c.reads_support;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < n; i++) {
+                const bool out = c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB ? c.score(r, i) == -INF
+                                 : c.op == ANYMAX_LOG_VJP                                                      ? c.p.get(r, i) == -INF
+                                                                                                                : c.p.get(r, i) == 0.0;
+                const double v = random.normal() * sigma;
+                c.g.set(r, i, holes && out ? random.pick({NaN, INF, -INF}) : v);
+            }
+        const bool needs = c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB;
+        if (!needs && random.chance(0.8)) c.x.block = Block();
+    }
+    if (c.op == ANYMAX_LOSS || c.op == ANYMAX_LOSS_GRAD) {
+        c.index.make(rows * 8, 0);
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t t = random.below(n);
+            if (random.chance(0.1)) t = random.pick<int64_t>({-1, -100, n, n + 7, INT64_MAX, INT64_MIN});
+            memcpy(c.index.data + r * 8, &t, 8);
+        }
+    }
+    if (c.op == ANYMAX_LOSS_GRAD) {
+        const int64_t wide = size_of(c.wide());
+        c.scale.make(rows * wide, 0);
+        for (int64_t r = 0; r < rows; r++) encode(c.scale.data + r * wide, c.wide(), random.pick({1.0, 0.25, -1.0, random.normal(), 0.0}));
+        if (random.chance(0.5)) {
+            Case f;
+            borrow_scores(c, f, ANYMAX_LOSS);
+            f.index.make(c.index.size, 0);
+            memcpy(f.index.data, c.index.data, (size_t)c.index.size);
+            f.with_tau = c.reads_tau = c.map == ANYMAX_SOFTMAX;
+            f.saves = sparse(c.map);
+            c.capacity = f.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
+            const Result held = perform(f, How{-1, 1, 0, -1});
+            if (f.saves) keep_support(c, held);
+            if (c.reads_tau) {
+                c.tau.make(rows * wide, 0);
+                for (int64_t r = 0; r < rows; r++) put_bits(c.tau, r, held.tau[r], wide);
+            }
+        }
+    }
+}
+
+// -- the laws --------------------------------------------------------------------------------------------------------------------------------
+
+struct Row {
+    bool bad = false;  // NaN or +inf
+    int64_t count = 0, first = -1;  // entries that are not masked, the place of the largest
+    double top = -INF, bottom = INF;
+};
+
+Row look(const Case &c, int64_t row) {
+    Row is;
+    for (int64_t i = 0; i < c.shape.n; i++) {
+        const double v = c.score(row, i);
+        if (v != v || v == INF) is.bad = true;
+        if (v == -INF) continue;
+        is.count++;
+        if (v > is.top) is.top = v, is.first = i;
+        if (v < is.bottom) is.bottom = v;
+    }
+    return is;
+}
+
+// What the results of a row may be off by, relative to what they add up to.
+double slack(const Case &c, int64_t n) {
+    switch (c.dtype) {
+        case ANYMAX_F64: return 1e-12 + (double)n * 1e-16;
+        case ANYMAX_F32: return 4e-6;
+        case ANYMAX_BF16: return 5e-3;
+        default: return 1e-3 + (double)n * 4e-8;
+    }
+}
+
+void check_forward(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n;
+    std::vector<int64_t> order((size_t)n);
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        const double param = c.param_of(r);
+        const auto p = [&](int64_t i) { return number(got.out[r * n + i], c.dtype); };
+        for (int64_t i = 0; i < n; i++) {
+            const double v = p(i);
+            if (row.bad ? v == v && !c.wild : row.count == 0 ? v != 0.0 && !c.wild : !c.wild && (!(v >= 0.0) || !(v <= 1.0 + slack(c, 0))))
+                fail("row %ld, class %ld: p = %g where %s", r, i, v, row.bad ? "all are to be NaN" : row.count == 0 ? "all are to be 0" : "it is to be in [0, 1]");
+            if (!row.bad && !c.wild && c.score(r, i) == -INF && v != 0.0) fail("row %ld, class %ld is masked: p = %g", r, i, v);
+        }
+        if (row.bad || row.count == 0 || c.wild) continue;
+        if (c.map == ANYMAX_TAYLOR && param > 8.0 && row.top < -2.0) continue;  // no digit is left where the terms cancel
+        long double exact = 0.0;
+        int64_t inside = 0;
+        for (int64_t i = 0; i < n; i++) exact += p(i), inside += p(i) > 0.0;
+        const double sum = (double)exact;
+        const double goal = c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : 1.0;
+        const double more = c.map == ANYMAX_PERTURB ? 1e-6 : 0.0;
+        if (!(fabs(sum - goal) <= (slack(c, n) + more) * goal)) fail("row %ld adds up to %.17g, not %.17g", r, sum, goal);
+        if (c.map == ANYMAX_TOPK && (double)inside > param) fail("row %ld has %ld classes of at most %g", r, inside, param);
+        if (c.map != ANYMAX_TAYLOR && c.map != ANYMAX_PERTURB) {  // a larger score never has less
+            for (int64_t i = 0; i < n; i++) order[(size_t)i] = i;
+            std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) < c.score(r, b); });
+            const double ulp = c.dtype == ANYMAX_F64 ? 0x1p-52 : c.dtype == ANYMAX_F32 ? 0x1p-23 : 0.0;
+            const double least = c.dtype == ANYMAX_F64 ? 1e-307 : 1e-37;
+            const bool exact = c.softmax(r) || c.map == ANYMAX_SPARSEMAX || c.map == ANYMAX_BUDGET || c.map == ANYMAX_TOPK || c.map == ANYMAX_TOPP;
+            int64_t most = -1, next = -1;
+            for (int64_t k = 0; k < n; k++) {
+                const int64_t i = order[(size_t)k];
+                if (k > 0 && c.score(r, i) > c.score(r, order[(size_t)k - 1])) most = next;
+                if (most >= 0 && p(i) < p(most) * (1.0 - (exact ? 1.01 : 16.0) * ulp) - least)
+                    fail("row %ld: class %ld has score %.17g and p %.17g, class %ld score %.17g and p %.17g", r, i, c.score(r, i), p(i), most,
+                         c.score(r, most), p(most));
+                if (next < 0 || p(i) > p(next)) next = i;
+            }
+        }
+    }
+    if (!c.saves) return;
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const int64_t count = (int64_t)got.count[r];
+        if (count < 0) continue;
+        std::vector<char> listed((size_t)n);
+        for (int64_t k = 0; k < count; k++) {
+            const uint64_t i = got.index[r * got.capacity + k];
+            if (i >= (uint64_t)n || listed[i]) fail("row %ld: class %lu in the support", r, i);
+            listed[i] = 1;
+            uint64_t as = 0;
+            const double v = number(got.saved[r * got.capacity + k], c.wide());
+            encode(&as, c.dtype, v);
+            if (as != got.out[r * n + i] && !(v == 0.0)) fail("row %ld, class %lu: %g in the support, %g in the row", r, i, v, number(got.out[r * n + i], c.dtype));
+        }
+        for (int64_t i = 0; i < n; i++)
+            if (!listed[(size_t)i] && number(got.out[r * n + i], c.dtype) != 0.0) fail("row %ld: class %ld is not in the support", r, i);
+    }
+}
+
+void check_log(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n;
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            const double v = number(got.out[r * n + i], c.dtype);
+            if (row.bad ? v == v : v != v || v > slack(c, 0)) fail("row %ld, class %ld: log p = %g", r, i, v);
+            if (!row.bad && c.score(r, i) == -INF && v != -INF) fail("row %ld, class %ld is masked: log p = %g", r, i, v);
+            sum += exp(v);
+        }
+        const double loose = c.dtype == ANYMAX_BF16 ? 0.05 : slack(c, n) * 10.0;
+        if (!row.bad && row.count && !(fabs(sum - 1.0) <= loose)) fail("row %ld: p adds up to %.17g", r, sum);
+    }
+}
+
+void check_vjp(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n;
+    if (c.junk || c.wild) return;
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const double alpha = c.param_of(r);
+        double sum = 0.0, size = 0.0, mass = 0.0, sense = 0.0, steepest = 0.0, most_g = 0.0;
+        bool bad = false;
+        for (int64_t i = 0; i < n; i++) {
+            double p = c.p.get(r, i), g = c.g.get(r, i), v = number(got.out[r * n + i], c.dtype);
+            if (c.op == ANYMAX_LOG_VJP) p = exp(p);
+            bad = bad || p != p;
+            mass += p;
+            const double power = c.map == ANYMAX_NORMMAX || (c.map == ANYMAX_ENTMAX && !c.softmax(r)) ? 2.0 - alpha : sparse(c.map) ? 0.0 : 1.0;
+            const double s = p > 0.0 ? pow(p, power) : 0.0;
+            sense += s, steepest = std::max(steepest, s);
+            if (p > 0.0) most_g = std::max(most_g, fabs(g));
+            sum += v, size += fabs(v) + (c.op == ANYMAX_LOG_VJP && p > 0.0 ? fabs(g) : 0.0);
+        }
+        if (bad) continue;
+        if (c.map == ANYMAX_NORMMAX) steepest *= std::max(1.0, pow(n, 2.0)) / (alpha - 1.0);
+        if (steepest * most_g > largest_of(c.dtype) * 1e-3) continue;
+        for (int64_t i = 0; i < n; i++) {
+            const double v = number(got.out[r * n + i], c.dtype);
+            if (!(fabs(v) < INF)) fail("row %ld, class %ld: a derivative of %g", r, i, v);
+            if (c.op == ANYMAX_VJP && c.map < ANYMAX_TAYLOR && !c.reads_support && c.p.get(r, i) == 0.0 && v != 0.0) fail("row %ld, class %ld: %g outside the support", r, i, v);
+        }
+        if (c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB) continue;
+        double bound = (slack(c, n) + (c.map == ANYMAX_BUDGET ? 0.0 : fabs(mass - 1.0))) * (size + most_g * std::max(sense, 1.0));
+        if (c.map == ANYMAX_NORMMAX) bound *= std::max(1.0, 1.0 / (alpha - 1.0)) * 4.0;
+        if (steepest > 1e6 && (alpha > 2.0)) continue;
+        if (!(fabs(sum) <= bound)) fail("row %ld: the derivatives add up to %g where %g is allowed", r, sum, bound);
+    }
+}
+
+void check_loss(const Case &c, const Result &got) {
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        const int64_t t = c.target(r);
+        const double v = number(got.value[r], c.wide());
+        if (t < 0 && v != 0.0) fail("row %ld is left out: loss %g", r, v);
+        if (t >= c.shape.n && v == v) fail("row %ld, target %ld: loss %g", r, t, v);
+        if (t < 0 || t >= c.shape.n || c.wild) continue;
+        if (row.bad ? v == v : !(v >= 0.0)) fail("row %ld: loss %g", r, v);
+        if (row.bad) continue;
+        if (c.score(r, t) == -INF && v != INF) fail("row %ld: loss %g of a masked target", r, v);
+        if (c.score(r, t) > -INF && row.top - row.bottom < 1e30 && !(v < INF)) fail("row %ld: loss %g", r, v);
+        if (c.score(r, t) > -INF && v + 1e-6 + 1e-6 * (row.top - row.bottom) < (row.top - c.score(r, t)) - 1.0 && c.map != ANYMAX_PERTURB && c.map != ANYMAX_BUDGET)
+            fail("row %ld: loss %g of a target that is %g below the top", r, v, row.top - c.score(r, t));
+    }
+}
+
+void check_loss_grad(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n;
+    Case f;
+    borrow_scores(c, f, ANYMAX_FORWARD);
+    if (c.dtype > ANYMAX_F64) {  // the probabilities with more digits than the result has
+        f.dtype = ANYMAX_F32;
+        f.x.make(f.shape, f.dtype, f.x.layout);
+        for (int64_t r = 0; r < f.shape.rows(); r++)
+            for (int64_t i = 0; i < n; i++) f.x.set(r, i, c.score(r, i));
+    }
+    const Result p = perform(f, How{-1, 1, 0, -1});
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        const int64_t t = c.target(r);
+        const double scale = decode(c.scale.data + r * size_of(c.wide()), c.wide());
+        for (int64_t i = 0; i < n; i++) {
+            const double v = number(got.out[r * n + i], c.dtype);
+            if (t < 0 ? v != 0.0 : (t >= n || (row.bad && !c.wild)) && v == v) fail("row %ld, class %ld, target %ld: gradient %g", r, i, t, v);
+            if (t < 0 || t >= n || row.bad || c.wild) continue;
+            const double want = scale * (number(p.out[r * n + i], f.dtype) - (i == t ? 1.0 : 0.0));
+            const double bound = (c.dtype == ANYMAX_F64 ? 1e-12 : c.dtype == ANYMAX_F32 ? 2e-5 : slack(c, 0)) * fabs(scale);
+            if (!(fabs(v - want) <= bound)) fail("row %ld, class %ld, target %ld: gradient %.9g, not %.9g", r, i, t, v, want);
+        }
+    }
+}
+
+void check_threshold(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n;
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        const double tau = number(got.tau[r], c.wide());
+        if (c.wild) continue;
+        if (row.bad ? tau == tau : row.count == 0 ? tau != -INF : tau != tau) fail("row %ld: threshold %g", r, tau);
+        if (row.bad || row.count == 0 || row.top - row.bottom > 1e30 || fabs(row.top) > 1e30) continue;
+        if (!(fabs(tau) < INF)) fail("row %ld: threshold %g", r, tau);
+        const double digits = (c.dtype == ANYMAX_F64 ? 1e-13 : 1e-6) * (1.0 + fabs(row.top));
+        long double sum = 0.0;
+        if (c.softmax(r)) {
+            for (int64_t i = 0; i < n; i++) sum += exp(c.score(r, i) - row.top);
+            const double want = row.top + (double)logl(sum);
+            if (!(fabs(want - tau) <= digits * 4.0)) fail("row %ld: logsumexp %.17g, not %.17g", r, tau, want);
+        } else if (c.map == ANYMAX_SPARSEMAX) {
+            for (int64_t i = 0; i < n; i++) sum += std::max(c.score(r, i) - tau, 0.0);
+            if (!(fabs((double)sum - 1.0) <= digits * (double)n * 4.0)) fail("row %ld: above the threshold %.17g there is %.17g", r, tau, (double)sum);
+        }
+    }
+}
+
+void check_largest(const Case &c, const Result &got) {
+    const int64_t n = c.shape.n, k = c.k;
+    std::vector<int64_t> order((size_t)n);
+    for (int64_t r = 0; r < c.shape.rows(); r++) {
+        const Row row = look(c, r);
+        std::iota(order.begin(), order.end(), 0);
+        if (!row.bad) std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return c.score(r, a) > c.score(r, b); });
+        for (int64_t i = 0; i < k; i++) {
+            const int64_t at = (int64_t)got.positions[r * k + i];
+            const double v = number(got.out[r * k + i], c.dtype);
+            if (at != order[(size_t)i]) fail("row %ld: number %ld of the largest is %ld, not %ld", r, i, at, order[(size_t)i]);
+            if (row.bad ? v == v : v != c.score(r, at)) fail("row %ld: number %ld of the largest is %g", r, i, v);
+        }
+    }
+}
+
+void check(const Case &c, const Result &got) {
+    switch (c.op) {
+        case ANYMAX_FORWARD: return check_forward(c, got);
+        case ANYMAX_LOG: return check_log(c, got);
+        case ANYMAX_VJP:
+        case ANYMAX_LOG_VJP: return check_vjp(c, got);
+        case ANYMAX_LOSS: return check_loss(c, got);
+        case ANYMAX_LOSS_GRAD: return check_loss_grad(c, got);
+        case ANYMAX_THRESHOLD: return check_threshold(c, got);
+        default: return check_largest(c, got);
+    }
+}
+
+// -- the same again, otherwise -----------------------------------------------------------------------------------------------------------------
+
+int64_t made[ANYMAX_OPS][ANYMAX_MAPS], calls = 0;
+
+Result counted(const Case &c, const How &how) {
+    calls++;
+    return perform(c, how);
+}
+
+void compare(const Result &a, const Result &b, int64_t skip, const char *what) {
+    const std::string where = difference(a, b, skip);
+    if (!where.empty()) fail("%s: %s", what, where.c_str());
+}
+
+void poison(Operand &o, int64_t row) {
+    if (!o.block.data || o.dtype < 0) return;
+    for (int64_t i = 0; i < o.shape.n; i++) o.set(row, i, NaN);
+}
+
+void again(Random &random, Case &c, const Result &first) {
+    const int64_t rows = c.shape.rows();
+    if (rows == 0) return;
+    if (random.chance(0.6)) {
+        const How how{0, 1 + (int)random.below(3), 0, -1};
+        compare(first, counted(c, how), -1, "with another number of threads");
+    }
+    if (random.chance(0.3)) {
+        const How how{0, 2, 1 + (int)random.below(2), -1};
+        compare(first, counted(c, how), -1, "written past the caches");
+    }
+    if (c.op == ANYMAX_FORWARD && !c.wild && random.chance(0.2)) {
+        const std::string isa = anymax_isa();
+        for (const std::string &other : isas()) {
+            anymax_set_isa(other.c_str());
+            const Result got = counted(c, How{-1, 1, 0, -1});
+            for (size_t i = 0; i < got.out.size(); i++) {
+                const double a = number(first.out[i], c.dtype), b = number(got.out[i], c.dtype);
+                if (!(fabs(a - b) <= 8.0 * slack(c, 0)) && !(a != a && b != b)) fail("row %ld, class %ld: %.17g by %s, %.17g by %s", (long)i / c.shape.n, (long)i % c.shape.n, a, isa.c_str(), b, other.c_str());
+            }
+        }
+        anymax_set_isa(isa.c_str());
+    }
+    if (random.chance(0.4)) {
+        const int64_t row = random.below(rows);
+        const Result one = counted(c, How{-1, 1, 0, row});
+        Result want = first;
+        const auto keep = [&](std::vector<uint64_t> &v, int64_t width) {
+            for (size_t i = 0; i < v.size(); i++)
+                if ((int64_t)i / width != row) v[i] = 0;
+        };
+        keep(want.out, want.width), keep(want.value, 1), keep(want.tau, 1), keep(want.positions, want.width), keep(want.count, 1);
+        keep(want.index, want.capacity), keep(want.saved, want.capacity);
+        compare(want, one, -1, "the row alone");
+    }
+    if (rows > 1 && random.chance(0.4) && !c.x.shared() && !c.p.shared() && !c.g.shared()) {
+        const int64_t row = random.below(rows);
+        poison(c.x, row), poison(c.p, row), poison(c.g, row);
+        compare(first, counted(c, How{0, 2, 0, -1}), row, "beside a poisoned row");
+    }
+}
+
+void short_calls(const Case &c, const Result &first, Random &random) {
+    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.saves || c.reads_support || c.in_place || c.map == ANYMAX_PERTURB) return;
+    if (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP) return;
+    const auto dense = [&](const Operand &o) { return !o.block.data || (o.layout.outer == c.shape.n && o.layout.cls == 1); };
+    if (!dense(c.x) || !dense(c.p) || !dense(c.g) || c.out.outer != c.shape.n || c.out.cls != 1) return;
+    const int64_t code = c.op | c.map << 8 | c.dtype << 16 | random.below(2) << 24;
+    Operand out;
+    out.make(c.shape, c.dtype, c.out, 0xa5);
+    anymax_packed_call call{code, c.x.view().data, c.p.view().data, c.g.view().data, out.view().data, c.shape.rows(), c.shape.n, c.param};
+    calls++;
+    const int said = c.op != ANYMAX_VJP && random.chance(0.5) ? anymax_rows(code, call.x, call.out, call.rows, call.n, call.param) : anymax_packed(&call);
+    if (said) fail("the short call was refused: %s", anymax_error(said));
+    for (int64_t r = 0; r < c.shape.rows(); r++)
+        for (int64_t i = 0; i < c.shape.n; i++)
+            if (bits_of(out.place(r, i), c.dtype) != first.out[r * c.shape.n + i]) fail("the short call differs in row %ld, class %ld", r, i);
+}
+
+// What XLA lends: threads that take a task now, or a queue that is emptied when the call is over; it may refuse one.
+struct Lender {
+    std::mutex lock;
+    std::condition_variable wake;
+    std::deque<std::pair<void (*)(void *), void *>> tasks;
+    std::vector<std::thread> team;
+    bool over = false;
+    int refuses = 1 << 30;
+
+    explicit Lender(int workers) {
+        for (int i = 0; i < workers; i++)
+            team.emplace_back([this] {
+                std::unique_lock<std::mutex> held(lock);
+                for (;;) {
+                    wake.wait(held, [this] { return over || !tasks.empty(); });
+                    if (tasks.empty()) return;
+                    const auto one = tasks.front();
+                    tasks.pop_front();
+                    held.unlock();
+                    one.first(one.second);
+                    held.lock();
+                }
+            });
+    }
+    ~Lender() {
+        {
+            std::lock_guard<std::mutex> held(lock);
+            over = true;
+        }
+        wake.notify_all();
+        for (auto &t : team) t.join();
+        for (const auto &one : tasks) one.first(one.second);
+    }
+    static xla_error *schedule(xla_schedule_args *a) {
+        Lender *l = (Lender *)a->context;
+        std::lock_guard<std::mutex> held(l->lock);
+        if (l->refuses-- == 0) return (xla_error *)new int(0);
+        l->tasks.emplace_back(a->task, a->data);
+        l->wake.notify_one();
+        return nullptr;
+    }
+    static xla_error *threads(xla_threads_args *a) { return *a->count = 4, nullptr; }
+    static void destroy(xla_error_destroy_args *a) { delete (int *)a->error; }
+    static xla_error *create(xla_error_args *a) { fail("XLA is told: %s", a->message); }
+};
+
+bool known_to_xla(const Case &c) { return c.op == ANYMAX_FORWARD && !c.mask.block.data && !c.saves && c.shape.rows() > 0; }
+
+// A forward pass as XLA calls for it.
+void by_xla(const Case &c, const Result &want, Lender &lender) {
+    Case plain;
+    borrow_scores(c, plain, c.op);
+    Operand out;
+    out.make(c.shape, c.dtype, plain.out, 0xa5);
+    int64_t dims[2] = {c.shape.rows(), c.shape.n}, rows[1] = {c.shape.rows()};
+    const int32_t dtypes[] = {XLA_F32, XLA_F64, XLA_BF16, XLA_F16};
+    xla_buffer x{sizeof x, nullptr, dtypes[c.dtype], plain.x.block.data, 2, dims}, p{sizeof p, nullptr, dtypes[c.dtype], out.block.data, 2, dims};
+    xla_buffer params{sizeof params, nullptr, XLA_F64, plain.params.data, 1, rows};
+    int32_t buffers[] = {XLA_IS_BUFFER, XLA_IS_BUFFER}, scalars[] = {XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR, XLA_IS_SCALAR};
+    void *operands[] = {&x, &params}, *results[] = {&p};
+    int64_t values[] = {c.map, c.nodes, c.noise, c.op, 0, c.params.data ? 1 : 0};
+    memcpy(&values[4], &c.param, 8);
+    xla_text names[] = {{"map", 3}, {"nodes", 5}, {"noise", 5}, {"op", 2}, {"param", 5}, {"per_row", 7}}, *name[6];
+    xla_scalar scalar[6];
+    void *items[6];
+    for (int i = 0; i < 6; i++) name[i] = &names[i], scalar[i] = xla_scalar{XLA_S64, &values[i]}, items[i] = &scalar[i];
+    xla_api api;
+    memset(&api, 0, sizeof api);
+    api.size = sizeof api, api.error_create = Lender::create, api.error_destroy = Lender::destroy, api.schedule = Lender::schedule, api.threads = Lender::threads;
+    xla_call call{sizeof call, nullptr, &api, (xla_context *)&lender, XLA_EXECUTE, {sizeof(xla_list), nullptr, c.params.data ? 2 : 1, buffers, operands},
+                  {sizeof(xla_list), nullptr, 1, buffers, results}, {sizeof(xla_attributes), nullptr, 6, scalars, name, items}};
+    if (anymax_xla(&call)) fail("XLA's call was refused");
+    for (int64_t r = 0; r < c.shape.rows(); r++)
+        for (int64_t i = 0; i < c.shape.n; i++)
+            if (bits_of(out.place(r, i), c.dtype) != want.out[r * c.shape.n + i]) fail("XLA's call differs in row %ld, class %ld", r, i);
+}
+
+void one_case(uint64_t seed, const std::vector<std::string> &units) {
+    Random random(seed);
+    const std::string isa = units[(size_t)random.below((int64_t)units.size())];
+    anymax_set_isa(isa.c_str());
+    snprintf(words, sizeof words, "seed %llu, while it is made", (unsigned long long)seed);
+    Case c;
+    std::vector<const char *> said;
+    alarm(300);
+    make(random, c, said);
+    describe(seed, c, said, isa);
+    if (verbose) printf("%s\n", words);
+    if (getenv("FUZZROW")) for (int64_t i = 0, r = atoi(getenv("FUZZROW")); i < c.shape.n; i++) printf("%.17g\n", c.score(r, i));
+    made[c.op][c.map]++;
+    const Result got = counted(c, How{random.chance(0.5) ? 0 : -1, 1 + (int)random.below(3), 0, -1});
+    check(c, got);
+    short_calls(c, got, random);
+    if (known_to_xla(c) && random.chance(0.3)) {
+        Lender lender(0);
+        lender.refuses = random.chance(0.3) ? 1 : 1 << 30;
+        by_xla(c, got, lender);
+    }
+    again(random, c, got);
+    alarm(0);
+    words[0] = 0;
+}
+
+// -- calls that must be refused ------------------------------------------------------------------------------------------------------------
+
+void refused() {
+    const int64_t rows = 3, n = 40, k = 5;
+    std::vector<char> bytes((size_t)(rows * n) * 8);
+    const auto outputs = [&] { return std::vector<char>((size_t)(rows * n) * 8, 0x5a); };
+    int count = 0;
+    for (int32_t op = 0; op < ANYMAX_OPS; op++)
+        for (int32_t map = 0; map < ANYMAX_MAPS; map++)
+            for (int32_t dtype = 0; dtype < 4; dtype++) {
+                std::vector<char> out = outputs(), value = outputs(), tau = outputs(), positions = outputs(), s_index = outputs(), s_value = outputs(),
+                                  s_count = outputs();
+                std::vector<int64_t> index((size_t)rows, 1);
+                std::vector<double> params((size_t)rows, 1.5);
+                anymax_call good;
+                memset(&good, 0, sizeof good);
+                good.op = op, good.map = map, good.dtype = dtype, good.outer = rows, good.inner = 1, good.n = n, good.nodes = 16;
+                good.param = op == ANYMAX_LARGEST ? (double)k : map == ANYMAX_TOPP ? 0.5 : map == ANYMAX_TOPK ? 3.0 : map == ANYMAX_TAYLOR ? 2.0 : 1.5;
+                if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) good.param = map == ANYMAX_ENTMAX ? 1.0 : good.param;
+                const anymax_view view{bytes.data(), n, 0, 1};
+                good.x = good.p = good.g = view;
+                good.out = anymax_view{out.data(), op == ANYMAX_LARGEST ? k : n, 0, 1};
+                good.index = index.data(), good.scale = bytes.data(), good.value = value.data(), good.tau = tau.data();
+                good.positions = (int64_t *)positions.data();
+                good.pool = -1;
+                const auto refuse = [&](const anymax_call &bad, const char *what) {
+                    snprintf(words, sizeof words, "%s of %s, %s, with %s", OP[op], MAP[map], DTYPE[dtype], what);
+                    count++;
+                    const int code = anymax_run(&bad);
+                    if (code == 0) fail("the call was served");
+                    if (!anymax_error(code) || !strcmp(anymax_error(code), "unknown error")) fail("code %d has no words", code);
+                    for (const auto *v : {&out, &value, &tau, &positions, &s_index, &s_value, &s_count})
+                        if (*v != outputs()) fail("the call was refused, and yet wrote");
+                };
+                const auto with = [&](const char *what, auto change) {
+                    anymax_call bad = good;
+                    change(bad);
+                    refuse(bad, what);
+                };
+                if (!has(op, map)) {
+                    refuse(good, "nothing else wrong");
+                    continue;
+                }
+                if (op == ANYMAX_LARGEST && map != ANYMAX_TOPK && map != ANYMAX_SOFTMAX) continue;  // `param` is k and the map's at once
+                with("an operation below all", [](anymax_call &c) { c.op = -1; });
+                with("an operation above all", [](anymax_call &c) { c.op = ANYMAX_OPS; });
+                with("a map below all", [](anymax_call &c) { c.map = -1; });
+                with("a map above all", [](anymax_call &c) { c.map = ANYMAX_MAPS; });
+                with("a dtype below all", [](anymax_call &c) { c.dtype = -1; });
+                with("a dtype above all", [](anymax_call &c) { c.dtype = 4; });
+                with("no classes", [](anymax_call &c) { c.n = 0; });
+                with("fewer than no classes", [](anymax_call &c) { c.n = -1; });
+                with("2^31 classes", [](anymax_call &c) { c.n = (int64_t)1 << 31; });
+                with("INT64_MAX classes", [](anymax_call &c) { c.n = INT64_MAX; });
+                with("fewer than no rows", [](anymax_call &c) { c.outer = -1; });
+                with("fewer than no inner rows", [](anymax_call &c) { c.inner = -1; });
+                with("fewer than no rows, twice", [](anymax_call &c) { c.outer = c.inner = -1; });
+                with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
+                with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
+                if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op == ANYMAX_VJP && map >= ANYMAX_TAYLOR) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP) {
+                    with("no p", [](anymax_call &c) { c.p.data = nullptr; });
+                    with("no g", [](anymax_call &c) { c.g.data = nullptr; });
+                }
+                if (op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD) with("no out", [](anymax_call &c) { c.out.data = nullptr; });
+                if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) with("no index", [](anymax_call &c) { c.index = nullptr; });
+                if (op == ANYMAX_LOSS) with("no value", [](anymax_call &c) { c.value = nullptr; });
+                if (op == ANYMAX_LOSS_GRAD) with("no scale", [](anymax_call &c) { c.scale = nullptr; });
+                if (op == ANYMAX_THRESHOLD) with("no tau", [](anymax_call &c) { c.tau = nullptr; });
+                if (op == ANYMAX_LARGEST) with("no positions", [](anymax_call &c) { c.positions = nullptr; });
+                if (map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPK || map == ANYMAX_TOPP || map == ANYMAX_TAYLOR ||
+                    map == ANYMAX_PERTURB || op == ANYMAX_LARGEST)
+                    for (double v : {NaN, INF, -INF, 0.0, -0.0, -1.0, -1e300})
+                        with("a parameter out of range", [v](anymax_call &c) { c.param = v; });
+                if (map == ANYMAX_NORMMAX) with("alpha = 1", [](anymax_call &c) { c.param = 1.0; });
+                if (map == ANYMAX_TOPP) with("p > 1", [](anymax_call &c) { c.param = 1.0 + 1e-15; });
+                if (map == ANYMAX_TOPK) with("k < 1", [](anymax_call &c) { c.param = 0.99; });
+                if (map == ANYMAX_TOPK) with("k of 1e16", [](anymax_call &c) { c.param = 1e16; });
+                if (map == ANYMAX_TAYLOR) {
+                    with("an odd order", [](anymax_call &c) { c.param = 3.0; });
+                    with("order 66", [](anymax_call &c) { c.param = 66.0; });
+                }
+                if (op == ANYMAX_LARGEST) with("k > n", [&](anymax_call &c) { c.param = (double)n + 1.0; });
+                if (map == ANYMAX_PERTURB) {
+                    with("no nodes", [](anymax_call &c) { c.nodes = 0; });
+                    with("fewer than no nodes", [](anymax_call &c) { c.nodes = -5; });
+                    with("too many nodes", [](anymax_call &c) { c.nodes = 4097; });
+                    with("no such noise", [](anymax_call &c) { c.noise = 5; });
+                    with("no such noise", [](anymax_call &c) { c.noise = -1; });
+                }
+                if (!takes_params(map)) with("parameters of rows", [&](anymax_call &c) { c.params = params.data(); });
+                if (op == ANYMAX_FORWARD || op == ANYMAX_LOSS || op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD) {
+                    const anymax_support support{(int32_t *)s_index.data(), s_value.data(), (int32_t *)s_count.data(), n};
+                    with("a support without indices", [&](anymax_call &c) { c.support = support, c.support.index = nullptr; });
+                    with("a support without values", [&](anymax_call &c) { c.support = support, c.support.value = nullptr; });
+                    with("a support of less than nothing", [&](anymax_call &c) { c.support = support, c.support.capacity = -1; });
+                }
+                anymax_call empty = good;
+                empty.outer = 0;
+                empty.x.data = empty.p.data = empty.g.data = empty.out.data = nullptr, empty.index = nullptr;
+                if (anymax_run(&empty) != 0) fail("a call of no rows was refused");
+            }
+    snprintf(words, sizeof words, "calls without a call");
+    if (anymax_run(nullptr) == 0 || anymax_packed(nullptr) == 0) fail("nothing was served");
+    if (anymax_rows(0, nullptr, nullptr, 1, 1, 0.0) == 0) fail("nothing was served");
+    for (int64_t code : {(int64_t)ANYMAX_VJP, (int64_t)ANYMAX_LOSS, (int64_t)ANYMAX_LARGEST, (int64_t)255, (int64_t)200 << 8, (int64_t)9 << 16, (int64_t)-1, INT64_MIN})
+        if (anymax_rows(code, bytes.data(), bytes.data(), 1, n, 1.5) == 0) fail("the short call with code %ld was served", (long)code);
+    for (int code = -300; code < 300; code++)
+        if (!anymax_error(code) || !anymax_error(code)[0]) fail("code %d has no words", code);
+    if (anymax_set_isa(nullptr) == 0 || anymax_set_isa("") == 0 || anymax_set_isa("none") == 0) fail("an instruction set that is none was chosen");
+    for (int threads : {INT32_MIN, -1, 0, 1, 7, 100000, INT32_MAX}) {
+        anymax_set_num_threads(threads);
+        if (anymax_get_num_threads() < 1 || anymax_get_num_threads() > 1024) fail("%d threads", anymax_get_num_threads());
+    }
+    anymax_set_parallel(nullptr);
+    if (anymax_abi() != ANYMAX_ABI) fail("ABI %d", anymax_abi());
+    words[0] = 0;
+    printf("refused: %d calls\n", count);
+}
+
+// -- threads ---------------------------------------------------------------------------------------------------------------------------------
+
+struct Known {
+    Case c;
+    Result want;
+};
+
+// Cases that are large enough for more than one thread, and some that are not, with what one thread makes of them.
+void known_cases(std::vector<Known> &all, size_t large, size_t small, uint64_t seed) {
+    int long_ones = 0;
+    for (size_t has_large = 0, has_small = 0; has_large < large || has_small < small; seed++) {
+        Random random(seed);
+        Known known;
+        std::vector<const char *> said;
+        make(random, known.c, said);
+        const Case &c = known.c;
+        const int64_t elements = c.shape.rows() * c.shape.n;
+        size_t &has = elements >= 32768 ? has_large : has_small;
+        if (has >= (elements >= 32768 ? large : small) || elements > 400000 || (c.map == ANYMAX_PERTURB && c.nodes > 32)) continue;
+        if (elements > 50000 && long_ones++ >= 4) continue;
+        has++;
+        describe(seed, c, said, anymax_isa());
+        known.want = perform(c, How{-1, 1, 0, -1});
+        all.push_back(std::move(known));
+    }
+    words[0] = 0;
+}
+
+// A framework's parallel_for of two threads.
+int lent(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context) {
+    const int64_t half = begin + (end - begin) / 2 / (grain > 0 ? grain : 1) * (grain > 0 ? grain : 1);
+    std::thread other([&] {
+        if (half > begin) task(begin, half, context);
+    });
+    if (end > half) task(half, end, context);
+    other.join();
+    return 0;
+}
+
+void threads(double seconds, uint64_t seed) {
+    std::vector<Known> all;
+    known_cases(all, 40, 20, seed);
+    anymax_set_parallel(lent);
+    Lender lender(2);
+    std::atomic<bool> over{false};
+    std::atomic<int64_t> done{0};
+    const auto work = [&](uint64_t me) {
+        Random random(seed * 1000 + me);
+        while (!over.load()) {
+            const Known &known = all[(size_t)random.below((int64_t)all.size())];
+            done++;
+            if (known_to_xla(known.c) && random.chance(0.3)) {
+                by_xla(known.c, known.want, lender);
+                continue;
+            }
+            const Result got = perform(known.c, How{random.chance(0.2) ? 1 : random.chance(0.1) ? -1 : 0, 1 + (int)random.below(4), 0, -1});
+            const std::string where = difference(known.want, got, -1);
+            if (!where.empty())
+                fail("%s of %s, %s, n %ld, beside other threads: %s", OP[known.c.op], MAP[known.c.map], DTYPE[known.c.dtype], (long)known.c.shape.n, where.c_str());
+        }
+    };
+    std::vector<std::thread> team;
+    for (uint64_t i = 0; i < 8; i++) team.emplace_back(work, i);
+    const auto start = std::chrono::steady_clock::now();
+    const std::string isa = anymax_isa();
+    while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < seconds) {
+        anymax_set_num_threads(1 + (int)(done.load() % 5));
+        anymax_set_isa(isa.c_str());
+        if (!strstr(anymax_isas(), isa.c_str())) fail("the instruction set in use is none of %s", anymax_isas());
+        anymax_set_parallel(done.load() % 2 ? lent : nullptr);  // a call for it runs in one thread where there is none
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    over = true;
+    for (auto &t : team) t.join();
+    printf("threads: %ld calls by 8 threads (%s)\n", (long)done.load(), isa.c_str());
+}
+
+// -- fork ------------------------------------------------------------------------------------------------------------------------------------
+
+void forks(int times, uint64_t seed) {
+    std::vector<Known> all;
+    known_cases(all, 12, 4, seed);
+    anymax_set_num_threads(4);
+    // The pool is at work while the process forks. Its threads have all begun and ask for no memory: a sanitizer's allocator is not made for that.
+    struct Spin {
+        std::atomic<bool> over{false};
+        std::atomic<int> busy{0};
+    } spin;
+    std::thread other([&] {
+        const auto task = [](int64_t, int64_t, void *context) {
+            Spin *s = (Spin *)context;
+            s->busy++;
+            while (!s->over.load()) usleep(100);
+        };
+        anymax_pool_run(0, 4, 1, task, &spin);
+    });
+    while (spin.busy.load() < 4) usleep(100);
+    for (int i = 0; i < times; i++) {
+        const pid_t child = fork();
+        if (child < 0) fail("no fork");
+        if (child == 0) {
+            alarm(120);
+            for (const Known &known : all)
+                if (!difference(known.want, perform(known.c, How{0, 3, 0, -1}), -1).empty()) _exit(4);
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail("a forked child ended with %d", status);
+    }
+    spin.over = true;
+    other.join();
+    for (const Known &known : all)
+        if (!difference(known.want, perform(known.c, How{0, 3, 0, -1}), -1).empty()) fail("the parent's results differ after its children's");
+    printf("fork: %d children\n", times);
+}
+
+void say_counts() {
+    printf("%-11s", "");
+    for (const char *m : MAP) printf("%11s", m);
+    for (int op = 0; op < ANYMAX_OPS; op++) {
+        printf("\n%-11s", OP[op]);
+        for (int map = 0; map < ANYMAX_MAPS; map++) printf("%11ld", (long)made[op][map]);
+    }
+    printf("\n");
+}
+
+}  // namespace
+
+int main(int count, char **argument) {
+    signal(SIGALRM, too_long);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    __sanitizer_set_death_callback(say_case);
+#endif
+    uint64_t from = 1, step = 1;
+    int64_t most = INT64_MAX;
+    double seconds = 1e9;
+    std::string mode;
+    bool table = false, one = false;
+    for (int i = 1; i < count; i++) {
+        const std::string word = argument[i];
+        const char *next = i + 1 < count ? argument[i + 1] : "";
+        if (word == "--from")
+            from = strtoull(next, nullptr, 10), i++;
+        else if (word == "--step")
+            step = strtoull(next, nullptr, 10), i++;
+        else if (word == "--calls")
+            most = strtoll(next, nullptr, 10), i++;
+        else if (word == "--seconds")
+            seconds = strtod(next, nullptr), i++;
+        else if (word == "--table")
+            table = true;
+        else if (word == "--refused" || word == "--threads" || word == "--fork")
+            mode = word;
+        else if (word.find_first_not_of("0123456789") == std::string::npos)
+            from = strtoull(word.c_str(), nullptr, 10), most = 1, one = true;
+        else
+            return fprintf(stderr, "fuzz: what is %s?\n", word.c_str()), 2;
+    }
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    if (mode == "--refused") return refused(), 0;
+    if (mode == "--threads") return threads(seconds < 1e9 ? seconds : 20.0, from), 0;
+    if (mode == "--fork") return forks(10, from), 0;
+    verbose = one;
+    const std::vector<std::string> units = isas();
+    const auto start = std::chrono::steady_clock::now();
+    int64_t cases = 0;
+    for (uint64_t seed = from; cases < most; seed += step) {
+        if (!one && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
+        one_case(seed, units);
+        cases++;
+    }
+    if (table) say_counts();
+    printf("fuzz: %ld cases, %ld calls, from seed %llu in steps of %llu\n", (long)cases, (long)calls, (unsigned long long)from, (unsigned long long)step);
+    return 0;
+}
