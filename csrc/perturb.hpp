@@ -1067,6 +1067,10 @@ struct Solver {
             weights(moments + c * K, pw + k);
             if (row.g) weights(moments1 + c * K, pg + k);
         }
+        for (; points % width<E>; points++) {  // whole vectors
+            ph[points] = E(-FAR);
+            pl[points] = pw[points] = pg[points] = E(0);
+        }
         single = N == ANYMAX_LAPLACE;
         cut = from;
         loaded_pos = -1;

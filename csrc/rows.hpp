@@ -10,7 +10,7 @@ namespace ANYMAX_UNIT {
 // -- scratch memory: one a task, slots that only grow ------------------------------------------------------------------------
 
 struct Scratch {
-    enum { SLOTS = 13 };
+    enum { SLOTS = 15 };
     void *memory[SLOTS] = {};
     size_t size[SLOTS] = {};
     bool failed = false;
@@ -33,7 +33,7 @@ struct Scratch {
         return (T *)(((uintptr_t)memory[slot] + 63) & ~(uintptr_t)63);
     }
 };
-enum Slot { STAGED, STAGED_P, STAGED_G, TURNED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK };
+enum Slot { STAGED, STAGED_P, STAGED_G, TURNED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT };
 
 // -- long rows: pieces of a fixed size, so that no sum depends on who computes it ------------------------------------------------
 
@@ -151,18 +151,19 @@ inline void deliver(const Sink<C> &out, const C *from) {
     }
 }
 
-// The caller's row as contiguous C, -inf where the mask says 0. `x` itself where nothing is to be done.
 template <class C>
-inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, int slot) {
-    bool same = sizeof(C) == 8 ? dtype == ANYMAX_F64 : dtype == ANYMAX_F32;
-    if (same && step == 1 && !mask) return (const C *)row;
-    C *to = scratch.take<C>(slot, n);
-    if (!to) return nullptr;
-    if (same) {
+ANYMAX_INLINE bool is_type(int32_t dtype) {
+    return sizeof(C) == 8 ? dtype == ANYMAX_F64 : dtype == ANYMAX_F32;
+}
+
+// The caller's row as contiguous C, -inf where the mask says 0.
+template <class C>
+inline void stage_in(C *to, const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n) {
+    if (is_type<C>(dtype)) {
         const C *from = (const C *)row;
         if (step == 1 && mask_step == 1) {
             for (int64_t i = 0; i < n; i++) to[i] = mask[i] ? from[i] : -infinity<C>;
-            return to;
+            return;
         }
         if (step == 1)
             memcpy(to, from, (size_t)n * sizeof(C));
@@ -188,6 +189,14 @@ inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_
     if (mask)
         for (int64_t i = 0; i < n; i++)
             if (!mask[i * mask_step]) to[i] = -infinity<C>;
+}
+
+// `row` itself where nothing is to be done.
+template <class C>
+inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_t *mask, int64_t mask_step, int64_t n, Scratch &scratch, int slot) {
+    if (is_type<C>(dtype) && step == 1 && !mask) return (const C *)row;
+    C *to = scratch.take<C>(slot, n);
+    if (to) stage_in(to, row, step, dtype, mask, mask_step, n);
     return to;
 }
 

@@ -161,12 +161,46 @@ ANYMAX_INLINE vec<C> tile_fall(const TileSums<C, R> &s) {
     return (R == 2 ? (s.s0 - root2(s.s0)) : (s.s0 - C(1)) * C(Power<R>::slope)) / s.s1;
 }
 
+// A level that is surely not too low, from the maxima of disjoint sets of a row's entries.
+template <class C, int R>
+ANYMAX_INLINE vec<C> tile_level(const vec<C> *cell, int64_t cells, int turns) {
+    vec<C> level = splat(C(1));
+    for (int turn = 0; turn < turns; turn++) {
+        vec<C> fall = tile_fall(tile_sums<C, R>(cell, cells, level));
+        level = fall > vec<C>{} ? level - fall : level;
+    }
+    return smaller(level * (C(1) + (sizeof(C) == 4 ? C(1.2e-6) : C(2.4e-15))), splat(C(1)));
+}
+
+// From such a level to the row's, but for `lost`, which is made good to first order in the result.
+template <class C, int R>
+ANYMAX_INLINE void tile_root(const vec<C> *v, int64_t n, vec<C> &level, vec<C> &lost) {
+    const C fine = R == 1 ? (sizeof(C) == 4 ? C(1.5e-7) : C(3e-16)) : sizeof(C) == 4 ? C(5e-5) : C(1e-8);
+    TileSums<C, R> s{};
+    for (int turn = 0; turn < 60; turn++) {
+        s = tile_sums<C, R>(v, n, level);
+        vec<C> fall = tile_fall(s);
+        ints<C> go = fall > level * fine;
+        if (!bits(go)) break;
+        level = go ? level - fall : level;
+    }
+    lost = (s.s0 - C(1)) / s.s1;
+}
+
+template <class C, int R>
+ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
+    vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{});
+    vec<C> rate = splat(C(1));
+    for (int r = 1; r < R; r++) rate = rate * u;
+    vec<C> p = larger(rate * (u - lost), vec<C>{});
+    return R == 1 ? (u > vec<C>{} ? p : vec<C>{}) : p;
+}
+
 template <class C, int R>
 inline void tile_power(Tile<C> &t, int64_t n) {
     prepare(t, n);
-    vec<C> level = splat(C(1));
-    const C fine = sizeof(C) == 4 ? C(1.5e-7) : C(3e-16);
-    if (n > 32) {  // a level that is surely not too low, from the maxima of eight entries each
+    vec<C> level = splat(C(1)), lost;
+    if (n > 32) {
         vec<C> cell[TILE / 8];
         int64_t cells = 0;
         for (int64_t i = 0; i < n; i += 8) {
@@ -174,48 +208,26 @@ inline void tile_power(Tile<C> &t, int64_t n) {
             for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
             cell[cells++] = m;
         }
-        for (int turn = 0; turn < 3; turn++) {
-            vec<C> fall = tile_fall(tile_sums<C, R>(cell, cells, level));
-            level = fall > vec<C>{} ? level - fall : level;
-        }
-        level = smaller(level * (C(1) + 8 * fine), splat(C(1)));
+        level = tile_level<C, R>(cell, cells, 3);
     }
-    TileSums<C, R> s{};
-    for (int turn = 0; turn < 60; turn++) {
-        s = tile_sums<C, R>(t.v, n, level);
-        vec<C> fall = tile_fall(s);
-        ints<C> go = fall > level * fine;
-        if (!bits(go)) break;
-        level = go ? level - fall : level;
-    }
-    vec<C> lost = (s.s0 - C(1)) / s.s1;
+    tile_root<C, R>(t.v, n, level, lost);
     for (int64_t i = 0; i < n; i++) {
-        vec<C> u = larger(t.v[i] * C(Power<R>::slope) + level, vec<C>{});
-        vec<C> rate = splat(C(1));
-        for (int r = 1; r < R; r++) rate = rate * u;
-        vec<C> p = larger(rate * (u - lost), vec<C>{});
-        t.v[i] = ((u > vec<C>{}) & t.any) ? p : vec<C>{};
+        vec<C> p = power_value<C, R>(t.v[i], level, lost);
+        t.v[i] = t.any ? p : vec<C>{};
     }
     conclude(t, n);
 }
 
-// Eight by eight floats turned in registers where the compiler has the means; elsewhere one by one.
+// Rows one a lane, and back. Eight by eight floats are turned in registers where the compiler has the means; elsewhere one by one.
 template <class C, class T>
-ANYMAX_INLINE void gather_tile(Tile<C> &t, const T *x, int64_t rows, int64_t n, int64_t stride) {
-    C *to = (C *)t.v;
+ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
     constexpr int64_t W = width<C>;
-    if (rows == W) {
-        for (int64_t r = 0; r < W; r++)
-            for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
-    } else {
-        for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
-    }
+    for (int64_t i = 0; rows < W && i < n; i++) store(to + i * W, vec<C>{});
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
 }
 template <class C, class T>
-ANYMAX_INLINE void scatter_tile(const Tile<C> &t, T *out, int64_t rows, int64_t n, int64_t stride) {
-    const C *from = (const C *)t.v;
+ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n, int64_t stride) {
     constexpr int64_t W = width<C>;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < n; i++) out[r * stride + i] = (T)from[i * W + r];
@@ -230,10 +242,9 @@ ANYMAX_INLINE void turn8(__m256 *r) {
     r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
     r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
 }
-ANYMAX_INLINE void gather_tile(Tile<float> &t, const float *x, int64_t rows, int64_t n, int64_t stride) {
+ANYMAX_INLINE void gather_lanes(float *to, const float *x, int64_t rows, int64_t n, int64_t stride) {
     constexpr int64_t W = width<float>;
-    if (rows < W) return gather_tile<float, float>(t, x, rows, n, stride);
-    float *to = (float *)t.v;
+    if (rows < W) return gather_lanes<float, float>(to, x, rows, n, stride);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int64_t half = 0; half < W; half += 8) {
@@ -245,10 +256,9 @@ ANYMAX_INLINE void gather_tile(Tile<float> &t, const float *x, int64_t rows, int
     for (; i < n; i++)
         for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
 }
-ANYMAX_INLINE void scatter_tile(const Tile<float> &t, float *out, int64_t rows, int64_t n, int64_t stride) {
+ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, int64_t n, int64_t stride) {
     constexpr int64_t W = width<float>;
-    if (rows < W) return scatter_tile<float, float>(t, out, rows, n, stride);
-    const float *from = (const float *)t.v;
+    if (rows < W) return scatter_lanes<float, float>(from, out, rows, n, stride);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (int64_t half = 0; half < W; half += 8) {

@@ -2,9 +2,9 @@
 #include "unit.h"
 
 #include "backward.hpp"
+#include "batch.hpp"
 #include "dense.hpp"
 #include "perturb.hpp"
-#include "tile.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -695,11 +695,53 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
 }
 
+// What a row becomes depends on the row alone, and so does whether the batch leaves it.
+static void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+    constexpr int64_t W = width<float>;
+    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    const bool direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
+    float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
+    float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
+    if (scratch.failed) return;
+    Batch b;
+    for (int64_t r = begin; r < end && !scratch.failed; r += W) {
+        const int64_t count = end - r < W ? end - r : W;
+        const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are turned in one go
+        const bool turn_x = together && sideways(call.x, n) && !call.mask.data, turn_result = together && sideways(call.out, n);
+        char *out[W];
+        if (turn_x) turn_in(at(call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
+            const char *row = at(call.x, size, o, i);
+            out[j] = (char *)at(call.out, size, o, i);
+            if (!direct_x && !turn_x)
+                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr, call.mask.cls, n);
+            b.x[j] = direct_x ? (const float *)row : staged + j * n;
+            b.out[j] = direct_out ? (float *)out[j] : results + j * n;
+        }
+        const uint32_t done = batch_map(b, call.map, call.param, count, n, past && direct_out);
+        if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
+            turn_out(results, count, n, out[0], call.out.cls, call.dtype);
+            continue;
+        }
+        for (int64_t j = 0; !direct_out && j < count; j++)
+            if (done >> j & 1) deliver(sink_at<float>(call, out[j], n, false), results + j * n);
+        for (int64_t j = 0; j < count; j++)
+            if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
+    }
+}
+
 template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
     Scratch scratch;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
-    if (call.op == ANYMAX_FORWARD && n <= TILE && !call.params && !call.support.count && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
+    const bool forward = call.op == ANYMAX_FORWARD && !call.params && !call.support.count;
+    if (sizeof(C) == 4 && forward && batch_serves(call.map, call.param, n)) {
+        run_batches(call, begin, end, past, team, scratch);
+        if (past) fence();
+        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
+    }
+    if (forward && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
         const bool plain = !call.mask.data && inner == 1 && call.x.cls == 1 && call.out.cls == 1 &&
                            (sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32);
         Tile<C> t;
@@ -707,7 +749,7 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         for (int64_t r = begin; r < end; r += width<C>) {
             const int64_t count = end - r < width<C> ? end - r : width<C>;
             if (plain) {
-                gather_tile(t, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
+                gather_lanes(lanes, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
                 const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
                 for (int64_t j = 0; others && j < count; j++) {
                     if (!(others >> j & 1)) continue;
@@ -715,7 +757,7 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
                     const C *row = (const C *)at(call.out, size, r + j, 0);
                     for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = row[k];
                 }
-                scatter_tile(t, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
+                scatter_lanes(lanes, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
                 continue;
             }
             for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};

@@ -217,6 +217,22 @@ ANYMAX_INLINE uint32_t bits(vl m) {
 #endif
 }
 
+// The same of a comparison, which AVX-512 gives as bits at once.
+ANYMAX_INLINE uint32_t bits_above(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+    return bits(a > b);
+#endif
+}
+ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+    return bits(a >= b);
+#endif
+}
+
 template <class V>
 ANYMAX_INLINE scalar<V> sum(V v) {
 #if defined(__AVX512F__)

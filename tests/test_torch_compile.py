@@ -59,10 +59,11 @@ def of(name):
     return lambda x: A.apply(MAPS[name], x)
 
 
-def loss_of(name):
+def loss_of(name, smoothing=0.1):
     mapping = MAPS[name]
     if mapping.facts.has_potential and name != "budget":
-        return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=0.0 if "sparse_softmax_k" in name else 0.1)
+        smoothing = 0.0 if "sparse_softmax_k" in name else smoothing
+        return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
 
 
@@ -96,6 +97,11 @@ def test_forward_and_backward_in_one_graph(name):
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
+
+
+@few
+def test_loss_of_class_indices_in_one_graph(name):
+    same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
 @few

@@ -1,0 +1,302 @@
+// Rows of middling length, as many at once as a vector has lanes. Each row is read along itself, as memory likes it; the little that is left of it,
+// its cells and then its candidates, is turned and solved one row a lane, so that no step waits for a sum across lanes.
+#pragma once
+
+#include "tile.hpp"
+
+namespace ANYMAX_UNIT {
+
+#if defined(__AVX2__)
+constexpr bool PACKS = true;  // lanes can be moved by a mask
+#else
+constexpr bool PACKS = false;
+#endif
+constexpr int64_t MIDDLE = 2048;     // the longest rows that are served this way
+constexpr int64_t ROOM = 256;        // the most candidates of a row
+constexpr int64_t CELLS_ROW = 4 * width<float>;  // the most cells of a row
+constexpr int64_t ROOM_STEP = ROOM + 4 * width<float>;
+
+struct Batch {
+    enum { W = width<float> };
+    const float *x[W];
+    float *out[W];
+    float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
+    int64_t count[W];       // its candidates; -1: the row is for another way
+    int64_t most;           // the largest of these counts, in eights
+    alignas(64) float side[W * ROOM_STEP];  // rows of cells, rows of candidates
+    alignas(64) vf turned[ROOM];            // the same, one row a lane
+};
+
+// -- moving lanes ------------------------------------------------------------------------------------------------------------------
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Spreading {
+    uint8_t lane[256][8];
+    constexpr Spreading() : lane() {
+        for (int m = 0; m < 256; m++) {
+            int k = 0;
+            for (int i = 0; i < 8; i++) {
+                lane[m][i] = (uint8_t)k;
+                if (m >> i & 1) k++;
+            }
+        }
+    }
+};
+static constexpr Spreading spreading;
+#endif
+
+// The lanes of v that b marks, side by side, to `to`, which has room for a whole vector. How many they are.
+ANYMAX_INLINE int64_t pack(vf v, uint32_t b, float *to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps((__mmask16)b, (__m512)v));
+#elif defined(__AVX2__)
+    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)v, lane));
+#else
+    int64_t k = 0;
+    for (uint32_t r = b; r; r &= r - 1) to[k++] = v[__builtin_ctz(r)];
+#endif
+    return __builtin_popcount(b);
+}
+// The way back: the lanes that m marks take one after another what lies at `from`; the others are 0.
+ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
+#if defined(__AVX512F__)
+    (void)m;
+    return (vf)_mm512_maskz_expand_ps((__mmask16)b, _mm512_loadu_ps(from));
+#elif defined(__AVX2__)
+    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)spreading.lane[b]));
+    return m ? (vf)_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), lane) : vf{};
+#else
+    vf v{};
+    for (uint32_t r = b; r; r &= r - 1) v[__builtin_ctz(r)] = *from++;
+    (void)m;
+    return v;
+#endif
+}
+
+// -- what the kernels share --------------------------------------------------------------------------------------------------------
+
+// True where all are below infinity, and numbers.
+template <int G>
+ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
+    constexpr int64_t W = width<float>, K = G < 4 ? 4 : G;
+    const vf inf = splat(inf32);
+    vf a[K];
+    uint32_t fine = bits_above(inf, vf{});
+    const uint32_t full = fine;
+    for (auto &v : a) v = -inf;
+    int64_t i = 0;
+    for (; i + K * W <= n; i += K * W)
+        for (int j = 0; j < K; j++) {
+            vf v = load(x + i + j * W);
+            a[j] = larger(a[j], v);
+            fine &= bits_above(inf, v);
+        }
+    for (int j = 0; i < n; i += W, j++) {
+        vf v = load_or(x, i, n, -inf32);
+        a[j] = larger(a[j], v);
+        fine &= bits_above(inf, v);
+    }
+    for (int j = G; j < K; j++) a[j % G] = larger(a[j % G], a[j]);
+    for (int j = 0; j < G; j++) store(to + j * W, a[j]);
+    return fine == full;
+}
+
+// The cells of all rows, turned, and how many a row has. Rows without a finite maximum are marked.
+ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups) {
+    constexpr int64_t W = width<float>;
+    const int64_t cells = groups * W;
+    for (int64_t r = 0; r < W; r++) {
+        bool sound = false;
+        if (r < rows) sound = groups == 1 ? cells_of<1>(b.x[r], n, b.side + r * cells) : groups == 2 ? cells_of<2>(b.x[r], n, b.side + r * cells) : cells_of<4>(b.x[r], n, b.side + r * cells);
+        b.count[r] = sound ? 0 : -1;
+        if (!sound)
+            for (int64_t j = 0; j < cells; j++) b.side[r * cells + j] = 0.0f;
+    }
+    gather_lanes((float *)b.turned, b.side, W, cells, cells);
+    vf high = b.turned[0];
+    for (int64_t j = 1; j < cells; j++) high = larger(high, b.turned[j]);
+    store(b.top, high);
+    for (int64_t r = 0; r < W; r++)
+        if (!(b.top[r] > -inf32)) b.count[r] = -1;
+    return cells;
+}
+
+// The candidates of all rows, turned: x - top > edge, or with RAW x >= edge.
+template <bool RAW>
+ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room) {
+    constexpr int64_t W = width<float>;
+    b.most = 0;
+    for (int64_t r = 0; r < W; r++) {
+        float *to = b.side + r * ROOM_STEP;
+        int64_t at = 0;
+        if (b.count[r] >= 0) {
+            const float *x = b.x[r];
+            const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
+            int64_t i = 0;
+            for (; i + 4 * W <= n && at <= room; i += 4 * W)
+                for (int j = 0; j < 4; j++) {
+                    vf v = load(x + i + j * W), y = RAW ? v : v - high;
+                    at += pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to + at);
+                }
+            for (; i < n && at <= room; i += W) {
+                vf v = load_or(x, i, n, -inf32), y = RAW ? v : v - high;
+                at += pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to + at);
+            }
+            b.count[r] = at <= room ? at : -1;
+            if (at > room) at = 0;
+        }
+        if (at > b.most) b.most = at;
+    }
+    b.most = (b.most + 7) & ~(int64_t)7;
+    for (int64_t r = 0; r < W; r++) {
+        float *to = b.side + r * ROOM_STEP;
+        for (int64_t i = b.count[r] > 0 ? b.count[r] : 0; i < b.most; i += W) store(to + i, splat(-inf32));
+    }
+    gather_lanes((float *)b.turned, b.side, W, b.most, ROOM_STEP);
+}
+
+// f of each vector of the row, in order.
+template <class F>
+ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F f) {
+    constexpr int64_t W = width<float>;
+    int64_t i = 0;
+    if (past && !((uintptr_t)to & (ANYMAX_VECTOR - 1)))
+        for (; i + W <= n; i += W) stream(to + i, f(load(x + i)));
+    for (; i + 4 * W <= n; i += 4 * W)
+        for (int j = 0; j < 4; j++) store(to + i + j * W, f(load(x + i + j * W)));
+    for (; i + W <= n; i += W) store(to + i, f(load(x + i)));
+    if (i < n) store_part(to + i, f(load_or(x, i, n, -inf32)), n - i);
+}
+
+// -- sparsemax and entmax 3/2 ------------------------------------------------------------------------------------------------------
+
+// One bit a row: 0 where it is to be served another way, for its support is most of it, or it is poisoned.
+template <int R>
+static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
+    constexpr int64_t W = width<float>;
+    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
+    const vf high = load(b.top);
+    for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
+    vf level = tile_level<float, R>(b.turned, cells, 3);
+    store(b.edge, level * -(float)R);
+    batch_collect<false>(b, n, ROOM);
+    vf lost;
+    tile_root<float, R>(b.turned, b.most, level, lost);
+    float at[W], less[W];
+    store(at, level);
+    store(less, lost);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0) continue;
+        done |= 1u << r;
+        const float *x = b.x[r];
+        const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
+        transform(b.out[r], x, n, past, [&](vf v) { return power_value<float, R>(v - m, l, off); });
+    }
+    return done;
+}
+
+// -- softmax over the k largest ----------------------------------------------------------------------------------------------------
+
+// One more if v >= middle; else the largest below it so far.
+ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
+#if defined(__AVX512F__)
+    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)middle, _CMP_GE_OQ);
+    count = (vf)_mm512_mask_add_ps((__m512)count, m, (__m512)count, _mm512_set1_ps(1.0f));
+    under = (vf)_mm512_mask_max_ps((__m512)under, (__mmask16)~m, (__m512)under, (__m512)v);
+#else
+    const vi m = v >= middle;
+    count = count + (m ? splat(1.0f) : vf{});
+    under = larger(under, m ? under : v);
+#endif
+}
+
+// The level t of each lane for which `want` of v are >= t; where there is none within `turns` turns (ties), `low` is the best that has more. Levels are
+// guessed until at most three entries are missing; those are taken one by one, each as the largest below the last.
+ANYMAX_INLINE vi lanes_count(const vf *v, int64_t n, vf want, vf &low, vf at_low, vf high, int turns) {
+    vf at_high = splat(1.0f), below = high;
+    const vi never = ~(low < high);
+    vi found = at_low == want, known = found ^ found;
+    for (int turn = 0; turn < turns && !every<float>(found | never); turn++) {
+        vf part = turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.75f) / (at_low - at_high + 0.5f);
+        vf middle = larger(low + (high - low) * part, low);
+        middle = (known & (at_high >= want - 3.0f)) ? below : middle;
+        vf a{}, b{}, under_a = low, under_b = low;
+        for (int64_t i = 0; i < n; i += 8)
+            for (int64_t j = 0; j < 8; j += 2) {
+                count_step(v[i + j], middle, a, under_a);
+                count_step(v[i + j + 1], middle, b, under_b);
+            }
+        const vf count = a + b;
+        const vi go = ~(found | never), many = count >= want;
+        low = (go & many) ? middle : low, at_low = (go & many) ? count : at_low;
+        high = (go & ~many) ? middle : high, at_high = (go & ~many) ? count : at_high;
+        below = (go & ~many) ? larger(under_a, under_b) : below;
+        known |= go & ~many;
+        found |= go & (count == want);
+    }
+    return found;
+}
+
+static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
+    constexpr int64_t W = width<float>;
+    const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups);
+    const vf high = load(b.top), want = splat((float)k);
+    vf low = b.turned[0];
+    if (k < cells) {  // the k-th largest cell is at most the k-th largest entry
+        for (int64_t j = 1; j < cells; j++) low = smaller(low, b.turned[j]);
+        low = larger(low, splat(-lanes_max(0.0f)));
+        lanes_count(b.turned, cells, want, low, splat((float)cells), high, 5);
+    } else {
+        low = splat(-lanes_max(0.0f));
+    }
+    store(b.edge, low);
+    batch_collect<true>(b, n, ROOM);
+    low = b.turned[0];  // the lowest candidate; the lanes end in -inf, which are none
+    for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
+    float counts[W];
+    for (int64_t r = 0; r < W; r++) counts[r] = (float)b.count[r];
+    const vi found = lanes_count(b.turned, b.most, want, low, load(counts), high, 40);
+    vf z{}, y{};
+    for (int64_t i = 0; i < b.most; i += 4) {
+        vf e[4];
+        vi keep[4];
+        for (int j = 0; j < 4; j++) keep[j] = b.turned[i + j] >= low, e[j] = keep[j] ? b.turned[i + j] - high : splat(-inf32);
+        exp_below<4>(e);
+        for (int j = 0; j < 4; j++) b.turned[i + j] = keep[j] ? e[j] : vf{};
+        z += b.turned[i] + b.turned[i + 1], y += b.turned[i + 2] + b.turned[i + 3];
+    }
+    const vf scale = 1.0f / (z + y);
+    for (int64_t i = 0; i < b.most; i++) b.turned[i] = b.turned[i] * scale;
+    scatter_lanes((const float *)b.turned, b.side, W, b.most, ROOM_STEP);
+    const uint32_t exact = bits(found);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0 || !(exact >> r & 1)) continue;
+        done |= 1u << r;
+        const float *x = b.x[r], *from = b.side + r * ROOM_STEP;
+        const vf edge = splat(b.edge[r]);
+        transform(b.out[r], x, n, past, [&](vf v) {
+            const uint32_t some = bits_from(v, edge);
+            const vf p = unpack(v >= edge, some, from);
+            from += __builtin_popcount(some);
+            return p;
+        });
+    }
+    return done;
+}
+
+inline bool batch_serves(int32_t map, double param, int64_t n) {
+    if (!PACKS || n <= NARROW || n > MIDDLE) return false;
+    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && param <= (double)(ROOM / 2) && param * 2 <= (double)n;
+    return map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && (param == 2.0 || param == 1.5));
+}
+
+inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int64_t n, bool past) {
+    if (map == ANYMAX_TOPK) return batch_largest(b, rows, n, (int64_t)param, past);
+    if (map == ANYMAX_ENTMAX && param == 1.5) return batch_power<2>(b, rows, n, past);
+    return batch_power<1>(b, rows, n, past);
+}
+
+}  // namespace ANYMAX_UNIT
