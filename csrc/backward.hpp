@@ -5,58 +5,80 @@
 
 namespace ANYMAX_UNIT {
 
-// s = 1 / omega''(p), dp/dt of a separable map, for p > 0.
+// s = 1 / omega''(p), dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
 struct Sensitivity {
     int32_t map;
-    double exponent;  // s = p^exponent
-    bool plain, root, steep;
+    double exponent;
+    bool plain, own, root, roots, steep;
 
-    Sensitivity(int32_t m, double param) : map(m), exponent(1.0), plain(false), root(false), steep(false) {
+    Sensitivity(int32_t m, double param) : map(m), exponent(1.0) {
         if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
         if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
         plain = exponent == 0.0;
+        own = exponent == 1.0;
         root = exponent == 0.5;
+        roots = exponent == 0.75;
         steep = exponent < 0.0;
     }
-    double operator()(double p) const {
-        if (p != p) return p;
-        if (!(p > 0.0) || (map == ANYMAX_BUDGET && p >= 1.0)) return 0.0;
-        if (plain) return 1.0;
-        if (exponent == 1.0) return p;
-        if (root) return sqrt(p);
-        double s = ::exp(exponent * ::log(p));
-        return s < 1e230 ? s : 1e230;
+    template <class V>
+    ANYMAX_INLINE V operator()(V p) const {
+        typedef scalar<V> C;
+        auto in = ~(p <= V{});
+        if (map == ANYMAX_BUDGET) in &= ~(p >= C(1));
+        V w = p;
+        if (plain) {
+            w = all<V>(C(1)) + p * C(0);
+        } else if (root) {
+            w = root2(p);
+        } else if (roots) {
+            const V half = root2(p);
+            w = half * root2(half);
+        } else if (!own) {
+            w = exp(log(p) * C(exponent));
+            w = sizeof(C) == 8 && steep ? (w < C(1e230) ? w : all<V>(C(1e230))) : w;
+            w = p != p ? p : w;
+        }
+        return in ? w : V{};
     }
 };
 
-// J^T g over a support of `count` entries, in place of g: all in doubles.
-inline void vjp_support(const Sensitivity &s, double alpha, const double *p, double *g, double *weight, int64_t count) {
-    double rate = 0.0, most = -1.0, anchor = 0.0, dot = 0.0;
+// J^T g over a support of `count` entries, in place of g: all in doubles. The arrays have room for whole vectors.
+inline void vjp_support(const Sensitivity &s, double alpha, double *p, double *g, double *weight, int64_t count) {
+    constexpr int64_t W = width<double>;
+    const int64_t whole = (count + W - 1) / W * W;
+    for (int64_t i = count; i < whole; i++) p[i] = g[i] = 0.0;
+    vd a{}, b{};
     if (s.map == ANYMAX_NORMMAX) {  // diag(w) - w p^T - p w^T + <w, 1> p p^T
-        double norm = 0.0, mean = 0.0, all_w = 0.0;
-        for (int64_t i = 0; i < count; i++) {
-            norm += p[i] > 0.0 ? ::exp(alpha * ::log(p[i])) : 0.0 * p[i];
-            mean += p[i] * g[i];
+        for (int64_t i = 0; i < whole; i += W) {
+            const vd q = load(p + i);
+            a += q > vd{} ? (alpha == 2.0 ? q * q : exp(log(q) * alpha)) : q * 0.0;
+            b += q * load(g + i);
         }
-        norm = ::exp((alpha - 1.0) / alpha * ::log(norm)) / (alpha - 1.0);
-        for (int64_t i = 0; i < count; i++) {
-            g[i] = s(p[i]) * norm * (g[i] - mean);
-            all_w += g[i];
+        const double norm = ::exp((alpha - 1.0) / alpha * ::log(sum(a))) / (alpha - 1.0), mean = sum(b);
+        vd all_w{};
+        for (int64_t i = 0; i < whole; i += W) {
+            const vd q = load(p + i), h = q == vd{} ? vd{} : s(q) * norm * (load(g + i) - mean);
+            store(g + i, h);
+            all_w += h;
         }
-        for (int64_t i = 0; i < count; i++) g[i] -= p[i] * all_w;
+        const double total = sum(all_w);
+        for (int64_t i = 0; i < whole; i += W) store(g + i, load(g + i) - load(p + i) * total);
         return;
     }
-    for (int64_t i = 0; i < count; i++) {
-        weight[i] = s(p[i]);
-        rate += weight[i];
-        if (s.steep && weight[i] > most) most = weight[i], anchor = g[i];
+    for (int64_t i = 0; i < whole; i += W) {
+        const vd w = s(load(p + i));
+        store(weight + i, w);
+        a += w;
     }
-    for (int64_t i = 0; i < count; i++) {
-        g[i] -= anchor;
-        dot += weight[i] * g[i];
+    if (s.steep) {
+        double most = -1.0, anchor = 0.0;
+        for (int64_t i = 0; i < count; i++)
+            if (weight[i] > most) most = weight[i], anchor = g[i];
+        for (int64_t i = 0; i < count; i++) g[i] -= anchor;
     }
-    const double mean = s.exponent == 1.0 ? dot : rate > 0.0 ? dot / rate : rate;
-    for (int64_t i = 0; i < count; i++) g[i] = weight[i] * (g[i] - mean);
+    for (int64_t i = 0; i < whole; i += W) b += load(weight + i) * load(g + i);
+    const double rate = sum(a), dot = sum(b), mean = s.own ? dot : rate > 0.0 ? dot / rate : rate;
+    for (int64_t i = 0; i < whole; i += W) store(g + i, load(weight + i) * (load(g + i) - mean));
 }
 
 // A row of zeros but for `count` entries.
@@ -110,38 +132,33 @@ inline Candidates<C> nonzeros(const C *p, int64_t n, Scratch &scratch) {
     return c;
 }
 
-// The dense form: s p^exponent as a vector.
-template <class C>
-ANYMAX_INLINE vec<C> sensitivity(const Sensitivity &s, vec<C> p) {
-    ints<C> in = ~(p <= vec<C>{});
-    if (s.map == ANYMAX_BUDGET) in &= ~(p >= C(1));
-    vec<C> w = s.plain ? splat(C(1)) + p * C(0) : s.root ? root2(p) : p;
-    return in ? w : vec<C>{};
-}
-
+// The dense form. What is 0 takes no part: not even an infinite g there.
 template <class C>
 inline void vjp_dense(const Sensitivity &s, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
-    const bool own = s.exponent == 1.0;
+    C *weight = s.plain || s.own || s.root ? nullptr : scratch.take<C>(EXTRA, n + W);  // what is dear to compute twice
+    if (scratch.failed) return;
     vd rate{}, dot{};
     int64_t i = 0;
     for (; i + 4 * W <= n; i += 4 * W) {
         vec<C> a{}, b{};
         for (int j = 0; j < 4; j++) {
-            vec<C> w = own ? load(p + i + j * W) : sensitivity<C>(s, load(p + i + j * W)), h = load(g + i + j * W);
+            vec<C> w = s(load(p + i + j * W)), h = load(g + i + j * W);
+            if (weight) store(weight + i + j * W, w);
             a += w;
             b += w == vec<C>{} ? vec<C>{} : w * h;
         }
         rate = widen_add(rate, a), dot = widen_add(dot, b);
     }
     for (; i < n; i += W) {
-        vec<C> v = load_or(p, i, n, C(0)), w = own ? v : sensitivity<C>(s, v), h = load_or(g, i, n, C(0));
+        vec<C> w = s(load_or(p, i, n, C(0))), h = load_or(g, i, n, C(0));
+        if (weight) store(weight + i, w);
         rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * h);
     }
     const double total = sum(rate);
-    const vec<C> mean = splat((C)(own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+    const vec<C> mean = splat((C)(s.own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
     emit(out, scratch, team, [&](int64_t i) {
-        vec<C> v = load_or(p, i, n, C(0)), w = own ? v : sensitivity<C>(s, v), h = load_or(g, i, n, C(0));
+        vec<C> w = weight ? load(weight + i) : s(load_or(p, i, n, C(0))), h = load_or(g, i, n, C(0));
         return w == vec<C>{} ? vec<C>{} : w * (h - mean);
     });
 }
@@ -150,20 +167,18 @@ inline void vjp_dense(const Sensitivity &s, const C *p, const C *g, int64_t n, c
 template <class C>
 inline void vjp_row(const Sensitivity &s, double alpha, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out,
                     Scratch &scratch, const Team &team) {
-    const bool vector_form = s.plain || s.root || s.exponent == 1.0;
-    if (s.map == ANYMAX_SOFTMAX || n <= 16) {
-        if (vector_form && s.map != ANYMAX_NORMMAX) {
-            const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
-            return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
-        }
-    }
-    Candidates<C> c = nonzeros(p, n, scratch);
-    if (scratch.failed) return;
-    if (c.count > n / 8 + 8 && vector_form && s.map != ANYMAX_NORMMAX) {
+    const bool dense = !s.steep && s.map != ANYMAX_NORMMAX;
+    if (dense && (s.map == ANYMAX_SOFTMAX || n <= 16)) {
         const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
         return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
     }
-    double *w = scratch.take<double>(WIDE, c.count + 8), *h = scratch.take<double>(EXTRA, c.count + 8), *q = scratch.take<double>(SORTED, c.count + 8);
+    Candidates<C> c = nonzeros(p, n, scratch);
+    if (scratch.failed) return;
+    if (dense && c.count > n / 8 + 8) {
+        const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
+        return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
+    }
+    double *w = scratch.take<double>(WIDE, c.count + width<double>), *h = scratch.take<double>(EXTRA, c.count + width<double>), *q = scratch.take<double>(SORTED, c.count + width<double>);
     if (scratch.failed) return;
     for (int64_t i = 0; i < c.count; i++) {
         h[i] = (double)read<C>(g, g_step, dtype, c.index[i]);
@@ -177,7 +192,7 @@ inline void vjp_row(const Sensitivity &s, double alpha, const C *p, const void *
 template <class C>
 inline void vjp_saved(const Sensitivity &s, double alpha, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step,
                       int32_t dtype, const Sink<C> &out, Scratch &scratch, const Team &team) {
-    double *w = scratch.take<double>(WIDE, count + 8), *h = scratch.take<double>(EXTRA, count + 8), *q = scratch.take<double>(SORTED, count + 8);
+    double *w = scratch.take<double>(WIDE, count + width<double>), *h = scratch.take<double>(EXTRA, count + width<double>), *q = scratch.take<double>(SORTED, count + width<double>);
     if (scratch.failed) return;
     for (int64_t i = 0; i < count; i++) {
         h[i] = (double)read<C>(g, g_step, dtype, index[i]);

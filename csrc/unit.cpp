@@ -695,6 +695,15 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
 }
 
+static void save_nonzeros(const anymax_call &call, int64_t row, const Candidates<float> &found) {
+    const anymax_support &to = call.support;
+    const bool fits = found.count <= to.capacity;
+    to.count[row] = fits ? (int32_t)found.count : -1;
+    if (!fits) return;
+    memcpy(to.index + row * to.capacity, found.index, (size_t)found.count * sizeof(int32_t));
+    memcpy((float *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(float));
+}
+
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
 static void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     constexpr int64_t W = width<float>;
@@ -720,6 +729,8 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
         const uint32_t done = batch_map(b, call.map, call.param, count, n, past && direct_out);
+        for (int64_t j = 0; call.support.count && j < count; j++)
+            if (done >> j & 1) save_nonzeros(call, r + j, nonzeros(b.out[j], n, scratch));
         if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
             turn_out(results, count, n, out[0], call.out.cls, call.dtype);
             continue;
@@ -735,13 +746,13 @@ template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
     Scratch scratch;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
-    const bool forward = call.op == ANYMAX_FORWARD && !call.params && !call.support.count;
+    const bool forward = call.op == ANYMAX_FORWARD && !call.params;
     if (sizeof(C) == 4 && forward && batch_serves(call.map, call.param, n)) {
         run_batches(call, begin, end, past, team, scratch);
         if (past) fence();
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
-    if (forward && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
+    if (forward && !call.support.count && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
         const bool plain = !call.mask.data && inner == 1 && call.x.cls == 1 && call.out.cls == 1 &&
                            (sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32);
         Tile<C> t;

@@ -218,7 +218,9 @@ def logsumexp(
     out = None
     if plain and kernels.compiled("threshold", Softmax(), rows):
         out = kernels.native.threshold(Softmax(), rows)
-    if out is None or bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
+    if out is not None and bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
+        out = xp.where(xp.isnan(out), _array.top(s, xp), out)
+    if out is None:
         with quiet(rows):
             out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
     out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)

@@ -293,14 +293,18 @@ def masks(mapping: Mapping, x: Tensor) -> bool:
 
 def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     """log p(x) by a compiled engine; None: it is for the reference."""
-    if _transformed() or _learns(mapping) or not kernels.compiled("log_forward", mapping, x):
+    if _compiling() or _modes() or _transformed() or _learns(mapping):  # what traces wants plain operations
+        return None
+    if not kernels.compiled("log_forward", mapping, x):
         return None
     return _Log.apply(x, mapping) if torch.is_grad_enabled() and x.requires_grad else native.log_forward(mapping, x)
 
 
 def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-    if _transformed() or _learns(mapping) or not kernels.compiled("index_loss", mapping, x):
+    if _compiling() or _modes() or _transformed() or _learns(mapping):  # what traces wants plain operations
+        return None
+    if not kernels.compiled("index_loss", mapping, x):
         return None
     if torch.is_grad_enabled() and x.requires_grad:
         return _IndexLoss.apply(x, index, mapping)

@@ -539,7 +539,7 @@ def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tup
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
     world = _world(x)
-    capacity = min(n, max(64, n // 32))
+    capacity = min(n, max(128, n // 32))
     return Saved(
         world.empty((rows, capacity), "int32", x),
         world.empty((rows, capacity), _wide(x), x),
