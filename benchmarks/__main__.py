@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", metavar="PATTERN", help="cases whose group/name matches (regular expression)"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which table of cases (default cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads, for all libraries (default: theirs)")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="time for the rounds of one case")
     parser.add_argument("--wait", type=float, default=10.0, metavar="SECONDS",
@@ -59,8 +60,10 @@ def set_environment(threads: int | None) -> None:
 
 
 def select(args: argparse.Namespace) -> list[Case]:
-    from .cases import table
-
+    if args.device == "cuda":
+        from .gpu import table
+    else:
+        from .cases import table
     cases = table()
     if args.quick:
         cases = [c for c in cases if c.size <= _QUICK_SIZE]
@@ -78,7 +81,10 @@ def missing(case: Case) -> str | None:
 
 def run_case(case: Case, plan: Any) -> list[Reading]:
     """Set up, check, time. What goes wrong is a line of the table, not a crash."""
-    from .measure import measure
+    if case.group.startswith("gpu"):
+        from .gpu import measure
+    else:
+        from .measure import measure
     from .report import readings, without_time
 
     absent = missing(case)
@@ -122,6 +128,8 @@ def run(cases: list[Case], args: argparse.Namespace) -> Any:
     from .measure import Plan, others
 
     plan = Plan(budget=0.15, sample=0.001, least=3) if args.quick else Plan()
+    if args.device == "cuda":
+        plan = Plan(budget=0.3, sample=0.002, least=7)
     plan = dataclasses.replace(plan, budget=args.budget or plan.budget)
     if args.child:  # the threads of XLA wait for one another: waiting tells nothing
         plan = dataclasses.replace(plan, lost=None)
@@ -133,7 +141,7 @@ def run(cases: list[Case], args: argparse.Namespace) -> Any:
             continue
         rows = run_case(case, plan)
         yield from rows
-        if any(r.noisy or r.dropped > r.rounds for r in rows):
+        if args.device == "cpu" and any(r.noisy or r.dropped > r.rounds for r in rows):
             give_up = time.monotonic() + args.wait
             while time.monotonic() < give_up and others() > 0.2:
                 pass
@@ -198,7 +206,7 @@ def main() -> int:
         print(report.as_json(known, rows))
     whole = not (args.quick or args.only or args.budget) and complete
     if rows and (whole if args.save is None else args.save):
-        part = "-".join(["quick"] * args.quick + (args.only or []))
+        part = "-".join(["cuda"] * (args.device == "cuda") + ["quick"] * args.quick + (args.only or []))
         say(f"saved to {report.save(known, rows, part)}; `python -m benchmarks --render` writes the Markdown")
     failed = any(r.verdict in ("miss", "wrong", "error") for r in rows)
     return 1 if args.strict and failed else 0

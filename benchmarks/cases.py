@@ -42,6 +42,11 @@ GROUPS = {
     "width": "The same 4,000,000 scores in rows of 1,000 to 1,000,000",
     "dtype": "Other dtypes, into out=",
     "layout": "Other axes, tiny rows, one long row, masks",
+    "attention": "Attention, one head of 64 features",
+    "gpu forward": "GPU: forward into out=",
+    "gpu backward": "GPU: backward alone",
+    "gpu loss": "GPU: losses, forward and backward",
+    "gpu package": "GPU: against other packages",
 }
 
 
@@ -551,7 +556,9 @@ def _others() -> Iterator[Case]:
 
 
 def table() -> list[Case]:
-    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others)
+    from .attention import attention_cases  # late: it is written in terms of this file
+
+    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others, attention_cases)
     cases = [case for part in parts for case in part()]
     order = list(GROUPS)
     return sorted(cases, key=lambda case: order.index(case.group))  # stable

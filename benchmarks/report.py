@@ -20,7 +20,7 @@ from .cases import GROUPS, OURS, WIDEST, Bar, Case, Workload
 from .measure import Timing
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "numpy", "jax", "scipy", "entmax")
+_PACKAGES = ("torch", "triton", "numpy", "jax", "scipy", "entmax", "adasplash", "liger_kernel")
 _ENVIRONMENT = re.compile(
     r"(ANYMAX|OMP|GOMP|KMP|MKL|OPENBLAS|THP|MALLOC|TORCH|ATEN|XLA|JAX)_|GLIBC_TUNABLES|NUMPY_MADVISE|LD_PRELOAD"
 )

@@ -233,11 +233,11 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_solve", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping",),
+    ("_mapping", "_scores"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "samplers", "inspection"),
-    ("nn", "plot"),
+    ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
+    ("nn", "plot", "hf"),
     ("__init__",),
     ("cli",),
 )
@@ -323,10 +323,14 @@ def test_there_are_no_circles():
 
 def test_frameworks_only_in_leaves():
     allowed = {
-        "torch": {"autodiff.torch", "nn"},
+        "torch": {"autodiff.torch", "autodiff.blockwise", "hf", "nn", "kernels.triton.launch"},
         "jax": {"autodiff.jax", "kernels.xla"},
         "matplotlib": {"plot"},
-        "triton": set(),
+        "transformers": {"hf"},
+        "triton": {
+            f"kernels.triton.{part}"
+            for part in ("links", "tile", "search", "separable", "truncated", "dense", "perturb", "backward", "launch")
+        },
     }
     optional = {"click", "rich", "sklearn"}
     for name, path in modules().items():
@@ -341,7 +345,10 @@ def test_frameworks_only_in_leaves():
 
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
-    leaves = ("autodiff.torch", "autodiff.jax", "kernels.native", "kernels.xla", "nn", "plot", "cli")
+    leaves = (
+        "autodiff.torch", "autodiff.blockwise", "autodiff.jax", "kernels.native", "kernels.triton", "kernels.xla", "hf", "nn",
+        "plot", "cli",
+    )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
         if not name.startswith(leaves):
@@ -367,7 +374,7 @@ def test_a_planted_uphill_import_is_seen(tmp_path):
 def test_all_is_what_is_public():
     assert len(set(am.__all__)) == len(am.__all__)
     for name in am.__all__:
-        if name in ("nn", "plot"):
+        if name in ("nn", "plot", "hf"):
             pytest.importorskip("torch" if name == "nn" else "matplotlib")
         assert getattr(am, name) is not None
     tree = ast.parse((ROOT / "__init__.py").read_text())
@@ -375,7 +382,7 @@ def test_all_is_what_is_public():
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     } - {"annotations", "Any", "TYPE_CHECKING"}
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "nn", "plot"])
+    assert dir(am) == sorted([*am.__all__, "hf", "nn", "plot"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
 

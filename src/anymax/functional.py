@@ -75,8 +75,9 @@ def apply(
         _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
-    if out is not None and _writes_to(out, rows, axis, mapping):
-        kernels.native.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
+    engine = None if out is None else _writer(out, rows, axis, mapping)
+    if engine is not None:
+        engine.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
         return out
     p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
     return _store(_restore_axis(p, axis), out)
@@ -108,16 +109,16 @@ def _compiling() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
-def _writes_to(out: Any, rows: Array, axis: int, mapping: Mapping) -> bool:
-    """True where the compiled engine can write to `out` itself: no gradient, same kind, shape and dtype, no partial overlap."""
+def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
+    """The compiled engine that can write to `out` itself, if any: no gradient, same kind, shape and dtype, no partial overlap."""
     if type(out) is not type(rows) or out.dtype != rows.dtype or not isinstance(out, (np.ndarray, *_tensor())):
-        return False
+        return None
     xp = namespace(rows)
     if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
-        return False
+        return None
     if is_torch(out):
-        if _tracked(rows) or _tracked(out):
-            return False
+        if _tracked(rows) or _tracked(out) or out.device != rows.device:
+            return None
         start, end = out.data_ptr(), rows.data_ptr()
         apart = out.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
         same = start == end and to_last(out, axis, xp).stride() == rows.stride()
@@ -127,12 +128,10 @@ def _writes_to(out: Any, rows: Array, axis: int, mapping: Mapping) -> bool:
         apart = not np.may_share_memory(out, rows)
         same = start == end and to_last(out, axis, xp).strides == rows.strides
         dense = out.flags.writeable and 0 not in [s for s, n in zip(out.strides, out.shape) if n > 1]
-    return (
-        dense
-        and (apart or same)
-        and kernels.choose("forward", mapping, rows) is kernels.native
-        and (kernels.native.refuse("forward", mapping, out) is None)
-    )
+    if not dense or not (apart or same):
+        return None
+    engine = kernels.choose("forward", mapping, rows)
+    return engine if engine in kernels.COMPILED and engine.refuse("forward", mapping, out) is None else None
 
 
 def _tensor() -> tuple[type, ...]:
@@ -189,8 +188,9 @@ def threshold(
 
 
 def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
-    if kernels.compiled("threshold", mapping, rows):
-        return kernels.native.threshold(mapping, rows)
+    engine = kernels.compiled("threshold", mapping, rows)
+    if engine is not None:
+        return engine.threshold(mapping, rows)
     with quiet(rows):
         return mapping.threshold(upcast(rows, xp), xp)  # type: ignore[attr-defined]
 
@@ -216,10 +216,13 @@ def logsumexp(
     s = upcast(rows, xp)
     plain = not is_array(temperature) and temperature == 1 and not _tracked(rows)
     out = None
-    if plain and kernels.compiled("threshold", Softmax(), rows):
-        out = kernels.native.threshold(Softmax(), rows)
-    if out is not None and bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
-        out = xp.where(xp.isnan(out), _array.top(s, xp), out)
+    engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
+    if engine is not None and hasattr(engine, "logsumexp"):
+        out = engine.logsumexp(rows)
+    elif engine is not None:
+        out = engine.threshold(Softmax(), rows)
+        if bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
+            out = xp.where(xp.isnan(out), _array.top(s, xp), out)
     if out is None:
         with quiet(rows):
             out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)

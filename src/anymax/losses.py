@@ -18,11 +18,10 @@ from ._array import (
     Array,
     asarray,
     dot,
-    eager,
     is_array,
     is_integer,
-    is_jax,
     is_torch,
+    known,
     known_any,
     namespace,
     quiet,
@@ -293,7 +292,7 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
     ignored = index == options.get("ignore_index", -100)
-    traced = is_jax(rows) and not eager(index)
+    traced = not known(index)  # or on a GPU, which is not waited for
     if not traced and not known_any(ignored, xp):
         ignored = None
     stray = (index < 0) | (index >= n)

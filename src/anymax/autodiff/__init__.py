@@ -29,14 +29,14 @@ class plain:
     @staticmethod
     def log(mapping: Mapping, x: Array) -> Array | None:
         """log p(x) by a compiled engine; None: it is for the reference."""
-        return native.log_forward(mapping, x) if kernels.compiled("log_forward", mapping, x) else None
+        engine = kernels.compiled("log_forward", mapping, x)
+        return None if engine is None else engine.log_forward(mapping, x)
 
     @staticmethod
     def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
         """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-        if not kernels.compiled("index_loss", mapping, x):
-            return None
-        return native.index_loss(mapping, x, index, False)[0]
+        engine = kernels.compiled("index_loss", mapping, x)
+        return None if engine is None else engine.index_loss(mapping, x, index, False)[0]
 
     @staticmethod
     def loss(mapping: Mapping, x: Array, y: Array) -> Array:

@@ -60,14 +60,19 @@ def _restore(spec: str, params: list[Tensor]) -> Mapping:
     )
 
 
+def _apart(out: Tensor, *inputs: Tensor) -> Tensor:
+    """As an operation must return it: contiguous, and none of its inputs."""
+    return out.clone() if any(out is a for a in inputs) else out.contiguous()
+
+
 def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = _restore(spec, params)
-    return kernels.choose("forward", mapping, x).forward(mapping, x).clone(memory_format=torch.contiguous_format)
+    return _apart(kernels.choose("forward", mapping, x).forward(mapping, x), x)
 
 
 def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = _restore(spec, params)
-    return kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g).clone(memory_format=torch.contiguous_format)
+    return _apart(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
 def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
@@ -122,8 +127,8 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mapping: Mapping, mask: Tensor | None) -> Tensor:
         engine = kernels.choose("forward", mapping, x)
         ctx.mapping = mapping
-        if engine is native:
-            p, saved = native.forward_saving(mapping, x, mask)
+        if engine in kernels.COMPILED:
+            p, saved = engine.forward_saving(mapping, x, mask)
         else:
             p, saved = engine.forward(mapping, x), None
         ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved or ()))
@@ -145,11 +150,11 @@ def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: list[Tensor] 
 
 
 class _Log(torch.autograd.Function):
-    """log p(x), eager, by the compiled engine."""
+    """log p(x), eager, by a compiled engine."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mapping: Mapping) -> Tensor:
-        log_p = native.log_forward(mapping, x)
+    def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any) -> Tensor:
+        log_p = engine.log_forward(mapping, x)
         ctx.mapping = mapping
         ctx.save_for_backward(x, log_p)
         return log_p
@@ -158,21 +163,22 @@ class _Log(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, log_p = ctx.saved_tensors
         (g,) = grads
-        if torch.is_grad_enabled() or native.refuse("log_vjp", ctx.mapping, g) is not None:
+        engine = None if torch.is_grad_enabled() else kernels.compiled("log_vjp", ctx.mapping, g)
+        if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
                 out = reference.log_forward(ctx.mapping, free)
-            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], None
-        return native.log_vjp(ctx.mapping, x, log_p, g), None
+            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], None, None
+        return engine.log_vjp(ctx.mapping, x, log_p, g), None, None
 
 
 class _IndexLoss(torch.autograd.Function):
     """The loss of each row for its class index, eager: one pass forward, one backward, and only the non-zeros of p in between."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping) -> Tensor:
-        value, saved, tau = native.index_loss(mapping, x, index, True)
-        ctx.mapping, ctx.has_tau = mapping, tau is not None
+    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any) -> Tensor:
+        value, saved, tau = engine.index_loss(mapping, x, index, True)
+        ctx.mapping, ctx.engine, ctx.has_tau = mapping, engine, tau is not None
         ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved or ()))
         return value
 
@@ -180,14 +186,14 @@ class _IndexLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, index, *rest = ctx.saved_tensors
         (g,) = grads
-        if torch.is_grad_enabled() or native.refuse("vjp", ctx.mapping, g) is not None:
+        if torch.is_grad_enabled() or ctx.engine.refuse("vjp", ctx.mapping, g) is not None:
             y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
             counted = (index >= 0)[..., None]
             gradient = g[..., None] * torch.where(counted, apply(ctx.mapping, x) - y, torch.zeros_like(x))
-            return gradient.to(x.dtype), None, None
+            return gradient.to(x.dtype), None, None, None
         tau = rest.pop(0) if ctx.has_tau else None
         saved = native.Saved(*rest) if rest else None
-        return native.index_loss_grad(ctx.mapping, x, index, g, saved, tau), None, None
+        return ctx.engine.index_loss_grad(ctx.mapping, x, index, g, saved, tau), None, None, None
 
 
 class _Compiled(torch.autograd.Function):
@@ -288,27 +294,31 @@ def masks(mapping: Mapping, x: Tensor) -> bool:
     """True where the engine of this call takes a mask beside the scores."""
     if _transformed() or _learns(mapping) or mapping.needs_scores or torch.compiler.is_compiling() or _modes():
         return False
-    return kernels.choose("forward", mapping, x) is native
+    return kernels.choose("forward", mapping, x) in kernels.COMPILED
 
 
 def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     """log p(x) by a compiled engine; None: it is for the reference."""
-    if _compiling() or _modes() or _transformed() or _learns(mapping):  # what traces wants plain operations
+    if _compiling() or _modes() or _transformed() or _learns(mapping):
         return None
-    if not kernels.compiled("log_forward", mapping, x):
+    engine = kernels.compiled("log_forward", mapping, x)
+    if engine is None:
         return None
-    return _Log.apply(x, mapping) if torch.is_grad_enabled() and x.requires_grad else native.log_forward(mapping, x)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Log.apply(x, mapping, engine)
+    return engine.log_forward(mapping, x)
 
 
 def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
     if _compiling() or _modes() or _transformed() or _learns(mapping):  # what traces wants plain operations
         return None
-    if not kernels.compiled("index_loss", mapping, x):
+    engine = kernels.compiled("index_loss", mapping, x)
+    if engine is None:
         return None
     if torch.is_grad_enabled() and x.requires_grad:
-        return _IndexLoss.apply(x, index, mapping)
-    return native.index_loss(mapping, x, index, False)[0]
+        return _IndexLoss.apply(x, index, mapping, engine)
+    return engine.index_loss(mapping, x, index, False)[0]
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:

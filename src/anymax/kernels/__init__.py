@@ -18,9 +18,13 @@ from typing import Any
 
 from .._array import Array, asarray
 from .._mapping import Mapping
-from . import framework, native, reference, xla
+from . import framework, native, reference, triton, xla
 
-ENGINES: tuple[ModuleType, ...] = (native, framework, xla, reference)
+ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)
+COMPILED = (
+    native,
+    triton,
+)  # kernels of our own: they take a mask and `out`, and have the operations that others compose
 OPS = ("forward", "log_forward", "vjp", "loss", "index_loss")
 
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
@@ -70,9 +74,13 @@ def use(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-def compiled(op: str, mapping: Mapping, x: Array) -> bool:
-    """True where the native engine serves an operation that is composed of others elsewhere ("log_forward", "index_loss")."""
-    return asked() in (None, native.name) and native.refuse(op, mapping, x) is None
+def compiled(op: str, mapping: Mapping, x: Array) -> ModuleType | None:
+    """The compiled engine that serves an operation that is composed of others elsewhere ("log_forward", "index_loss"), if any."""
+    name = asked()
+    for engine in COMPILED:
+        if name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
+            return engine
+    return None
 
 
 def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:

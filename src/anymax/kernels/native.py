@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 from .._array import Array, is_array, is_jax, is_torch
 from .._mapping import Mapping
 from ._locate import library_path
+from ._rows import merged
 
 name = "native"
 
@@ -298,8 +300,8 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     if is_jax(x):
         return "it serves NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
     if is_torch(x):
-        return _refuse_tensor(x) or (
-            _refuse_tensor(link.params) if link.params is not None and is_torch(link.params) else None
+        return refuse_tensor(x) or (
+            refuse_tensor(link.params) if link.params is not None and is_torch(link.params) else None
         )
     if type(x) is not np.ndarray:
         return f"it serves arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
@@ -308,7 +310,8 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     return None
 
 
-def _refuse_tensor(x: Any) -> str | None:
+def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = _DTYPES) -> str | None:
+    """Why an engine for plain tensors on this kind of device doesn't serve x; None where it does."""
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return f"it serves plain tensors, not {type(x).__name__}"
@@ -319,12 +322,12 @@ def _refuse_tensor(x: Any) -> str | None:
         or torch._C._get_tracing_state() is not None
     ):
         return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
-    if x.device.type != "cpu":
-        return f"it serves tensors on the CPU, these are on {x.device}"
+    if x.device.type != device:
+        return f"it serves tensors on the {device.upper()}, these are on {x.device}"
     if x.layout is not torch.strided:
         return f"it serves dense tensors, these are {x.layout}"
-    if str(x.dtype)[6:] not in _DTYPES:
-        return f"it serves float32, float64, float16 and bfloat16, not {x.dtype}"
+    if str(x.dtype)[6:] not in dtypes:
+        return f"it serves {', '.join(dtypes)}, not {x.dtype}"
     try:
         lazy = x.is_neg() or (x.numel() and not x.data_ptr())
     except RuntimeError:  # a batch of torch.vmap, say
@@ -406,20 +409,6 @@ class _Operand(NamedTuple):
     strides: tuple[int, ...]  # of each axis, the classes last
 
 
-def _merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Axes of the rows as few as possible: (size, stride of each operand)."""
-    out: list[tuple[int, tuple[int, ...]]] = []
-    for i, size in enumerate(shape):
-        if size == 1:
-            continue
-        steps = tuple(s[i] for s in strides)
-        if out and all(before == step * size for before, step in zip(out[-1][1], steps)):
-            out[-1] = (out[-1][0] * size, steps)
-        else:
-            out.append((size, steps))
-    return out
-
-
 def _run(
     op: int,
     link: Link,
@@ -443,11 +432,11 @@ def _run(
         for key in [k for k, s in strides.items() if s is None]:
             held[key] = world.empty_like(held[key]) if key == "out" else held[key].copy()
             strides[key] = world.strides(held[key])
-        axes = _merged(batch, [s[:-1] for s in strides.values()])
+        axes = merged(batch, [s[:-1] for s in strides.values()])
         if len(axes) <= 2:
             break
         for key, a in held.items():  # more than two strides: rows one after another
-            if len(_merged(batch, [strides[key][:-1]])) > (1 if attempt else 2):
+            if len(merged(batch, [strides[key][:-1]])) > (1 if attempt else 2):
                 if key == "out":
                     held[key] = world.empty(tuple(a.shape), _dtype(a), a)
                 else:
@@ -527,14 +516,16 @@ def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array
     return p
 
 
-def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Saved | None]:
+def forward_saving(
+    mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+) -> tuple[Array, Saved | None]:
     """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
     n = x.shape[-1]
     rows = math.prod(x.shape[:-1])
     if _link(mapping).code not in range(1, 7) or n < 256 or rows * n < 16384:
-        return forward(mapping, x, mask), None
+        return forward(mapping, x, mask, out), None
     saved = _saved(x, rows, n)
-    return _forward(FORWARD, mapping, x, mask, None, saved), saved
+    return _forward(FORWARD, mapping, x, mask, out, saved), saved
 
 
 def _saved(x: Array, rows: int, n: int) -> Saved:

@@ -1,0 +1,215 @@
+"""The GPU engine: row kernels in Triton for torch tensors on CUDA and ROCm. Triton is imported with the first such tensor, never before.
+
+One kernel a family, the link a compile-time name: `separable` (sparsemax, entmax, budget, normmax), `truncated` (top-k, top-p), `dense`
+(softmax, sigsoftmax, Taylor), `perturb`; and `backward`. fp32 inside; fp32, bf16 and fp16 outside; any strides, masks without a copy.
+Under TRITON_INTERPRET=1 `anymax.use("triton")` serves tensors on the CPU as well, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import sys
+from typing import Any
+
+from ..._array import Array, is_jax, is_torch
+from ..._mapping import Mapping
+from .. import native
+
+name = "triton"
+
+_OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+_DTYPES = ("float32", "bfloat16", "float16")
+_NOISES = ("normal", "logistic")
+_WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
+_WITH_LOG = ("softmax", "topk", "topp", "sigsoftmax")
+_TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
+
+
+@functools.lru_cache(maxsize=1)
+def load() -> Any:
+    """The module that launches the kernels, or the sentence that says why there is none."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (pip install triton), so plain operations of torch serve on this device"
+    try:
+        return importlib.import_module(f"{__name__}.launch")
+    except Exception as error:  # whatever a half-installed triton raises
+        return f"triton can't be loaded ({type(error).__name__}: {error})".splitlines()[0]
+
+
+def _interpreted() -> bool:
+    """True where the interpreter of Triton is to serve the CPU, for tests: it was asked for by both names."""
+    from .. import asked  # late: this module is one of those that `kernels` walks
+
+    if asked() != name:
+        return False
+    launch = load()
+    return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
+
+
+def link_of(mapping: Mapping) -> native.Link | str:
+    """The mapping in the kernels' words, or the sentence that says why it has none."""
+    link = native.link_of(mapping)
+    if isinstance(link, str):
+        return link
+    if link.kind == "perturb_max":
+        noise = str(getattr(mapping, "noise", ""))
+        if noise == "gumbel" and link.param == 1.0:
+            return link._replace(kind="softmax", param=0.0)
+        if noise not in _NOISES:
+            return f"it has no kernel for the noise {noise!r} at scale {link.param:g}; it knows {', '.join(_NOISES)}"
+    if link.kind == "entmax" and link.params is None and link.param == 1.0:
+        return link._replace(kind="softmax")
+    if link.kind == "normmax" and link.params is not None:
+        return "it takes one alpha of normmax for all rows"
+    if link.kind == "taylor" and link.param > 16:
+        return f"it goes to order 16, not {link.param:g}"
+    return link
+
+
+def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
+    if not is_torch(x):
+        if is_jax(x):
+            return "it serves torch; on a GPU, JAX compiles the formula itself"
+        return f"it serves torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
+    if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
+        return f"it serves tensors on a GPU (CUDA, ROCm), these are on {x.device}"
+    if op not in _OPS:
+        return f"it has {', '.join(_OPS)}, not {op}"
+    link = link_of(mapping)
+    if isinstance(link, str):
+        return link
+    if op in ("log_forward", "log_vjp") and link.kind not in _WITH_LOG:
+        return f"it takes log p of {link.kind} from p"
+    if op == "log_vjp" and link.kind == "sigsoftmax":
+        return "it has no backward of log p for sigsoftmax"
+    if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
+        return f"{link.kind} has no such operation in one pass"
+    if op == "threshold" and link.kind == "entmax" and link.params is not None:
+        return "it gives thresholds of entmax for one alpha only"
+    reason = native.refuse_tensor(x, x.device.type, _DTYPES)
+    if reason is None and link.params is not None and is_torch(link.params):
+        reason = native.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
+    if reason is not None:
+        return reason
+    launch = load()
+    return launch if isinstance(launch, str) else None
+
+
+def _prepared(mapping: Mapping) -> tuple[Any, native.Link]:
+    launch, link = load(), link_of(mapping)
+    assert not isinstance(launch, str), launch
+    assert not isinstance(link, str), link
+    return launch, link
+
+
+def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result."""
+    launch, link = _prepared(mapping)
+    p = sys.modules["torch"].empty_like(x) if out is None else out
+    if x.numel():
+        if link.kind == "perturb_max":
+            launch.perturb(link, *_quadrature(mapping, x), x, None, p, mask)
+        else:
+            launch.run("p", link, x, mask=mask, out=p)
+    return p
+
+
+def _quadrature(mapping: Mapping, x: Array) -> tuple[str, tuple[float, ...], int]:
+    """(noise, ends, nodes) of perturb max on rows like x."""
+    noise, nodes = str(getattr(mapping, "noise", "")), getattr(mapping, "nodes", None) or 32
+    return noise, _ends(noise, x.shape[-1]), nodes
+
+
+@functools.lru_cache(maxsize=256)
+def _ends(noise: str, n: int) -> tuple[float, ...]:
+    """The levels where a class alone, and n equal ones, have G = _TAIL; the same for 1 - _TAIL; each with -log G."""
+    import numpy as np
+
+    from ..._noises import find
+
+    law = find(noise)
+    deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)
+    at = np.asarray([deep, deep / n, shallow, shallow / n])
+    low1, low_n, up1, up_n = (float(v) for v in law.level(at, np))
+    return low1, low_n, deep, up1, up_n, shallow
+
+
+def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, None]:
+    """p(x); the backward reads p alone, and g where p is not 0."""
+    return forward(mapping, x, mask), None
+
+
+def log_forward(mapping: Mapping, x: Array) -> Array:
+    launch, link = _prepared(mapping)
+    out = sys.modules["torch"].empty_like(x)
+    if x.numel():
+        launch.run("log", link, x, out=out)
+    return out
+
+
+def vjp(mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+    """J^T g."""
+    return _backward(mapping, False, x, p, g)
+
+
+def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+    """The same for log p: `g - p sum g` on the classes that have a probability."""
+    return _backward(mapping, True, x, log_p, g)
+
+
+def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array) -> Array:
+    launch, link = _prepared(mapping)
+    out = sys.modules["torch"].empty_like(p)
+    if p.numel():
+        if link.kind == "perturb_max":
+            launch.perturb(link, *_quadrature(mapping, x), x, g, out, None)
+        else:
+            launch.backward(link, logs, x, p, g, out)
+    return out
+
+
+def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, None, Array | None]:
+    """The loss of each row for a class index (below 0: 0), fp32; with the four numbers a row that `index_loss_grad` writes it from."""
+    launch, link = _prepared(mapping)
+    torch = sys.modules["torch"]
+    value = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float64, device=x.device) if save else None
+    if value.numel():
+        launch.run("loss", link, x, index=index.long(), value=value, state=state)
+    return value, None, state
+
+
+def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, state: Array | None) -> Array:
+    """`scale (p - y)`, scale one a row: one read, one write, no search."""
+    launch, link = _prepared(mapping)
+    torch = sys.modules["torch"]
+    out = torch.empty_like(x)
+    assert state is not None
+    if x.numel():
+        scale = scale.to(torch.float32).expand(x.shape[:-1])
+        launch.run("grad", link, x, out=out, index=index.long(), scale=scale, state=state)
+    return out
+
+
+def threshold(mapping: Mapping, x: Array) -> Array:
+    """tau of each row, [..., 1], fp32; NaN for a poisoned one."""
+    launch, link = _prepared(mapping)
+    return _number(launch, "tau", link, x)
+
+
+def logsumexp(x: Array) -> Array:
+    """The threshold of softmax, but +inf for a row with +inf."""
+    launch = load()
+    assert not isinstance(launch, str), launch
+    return _number(launch, "logsumexp", native.Link("softmax", 0, 0.0, None, 0, 0), x)
+
+
+def _number(launch: Any, mode: str, link: native.Link, x: Array) -> Array:
+    torch = sys.modules["torch"]
+    out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    if out.numel():
+        launch.run(mode, link, x, value=out)
+    return out

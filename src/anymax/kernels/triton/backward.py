@@ -1,0 +1,210 @@
+"""J^T g from p (and from the scores, for ratio maps): `s (g - <s, g> / <s, 1>)` with s = 1 / omega''(p).
+
+g is read only where p is not 0.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .links import sensitivity, taylor
+from .tile import fetch, lanes, largest, place, put, total
+
+
+@triton.jit
+def read(at, begin, live, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """As `fetch`, but 0 elsewhere."""
+    v = fetch(at, begin, live, False, FAR, K, L, True)
+    return tl.where(live & (lanes(begin, K, L) < at[6]), v, 0.0)
+
+
+@triton.jit
+def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr):
+    """(p, g), g where it can matter: off the support of a sparse map it is not read."""
+    p = read(pa, begin, True, FAR, K, L)
+    if SENSE == "log":
+        p = tl.where(lanes(begin, K, L) < pa[6], p, float("-inf"))
+        g = read(ga, begin, p != float("-inf"), FAR, K, L)
+    elif SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
+        g = read(ga, begin, True, FAR, K, L)
+    else:
+        g = read(ga, begin, (p <= 0.0) == 0, FAR, K, L)
+    return p, g
+
+
+@triton.jit
+def parts(p, g, anchor, e, SENSE: tl.constexpr):
+    """(s, g): the sensitivity, and g as measured from the anchor."""
+    if SENSE == "log":
+        s = tl.where(p > float("-inf"), tl.exp(tl.where(p > float("-inf"), p, 0.0)), 0.0)
+        s = tl.where(p == p, s, p)
+    elif SENSE == "norm":
+        s = sensitivity(p, e, "any")
+    elif SENSE == "taylor" or SENSE == "sigsoftmax":
+        s = p
+    else:
+        s = sensitivity(p, e, SENSE)
+    return s, tl.where((s == 0.0) & (SENSE != "taylor"), 0.0, g - anchor)
+
+
+@triton.jit
+def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
+    """u'(x) / Z of a ratio map."""
+    if SENSE == "taylor":
+        inside = x > float("-inf")
+        _, du = taylor(tl.where(inside, x, 0.0), scale, ORDER)
+        return tl.where(p == p, tl.where(inside, du * share, 0.0), p)
+    else:  # (log u)' = 1 + sigmoid(-x)
+        small = tl.exp(-tl.abs(x))
+        return p * (1.0 + tl.where(x < 0.0, 1.0, small) / (1.0 + small))
+
+
+@triton.jit
+def backward_rows(X, P, G, OUT, PARAMS, rows, n, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, param,
+                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
+                  R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """`param` is alpha - 1. STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g,
+    nothing cancels."""
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+    valid = row < rows
+    xa = (X, place(row, d1, d2, x0, x1, x2), xc, X, 0, xc, n, valid)
+    pa = (P, place(row, d1, d2, p0, p1, p2), pc, P, 0, pc, n, valid)
+    ga = (G, place(row, d1, d2, g0, g1, g2), gc, G, 0, gc, n, valid)
+    oo = place(row, d1, d2, o0, o1, o2)
+    if PER_ROW:
+        c = tl.load(PARAMS + row, mask=valid, other=1.0).to(tl.float32)
+    else:
+        c = (tl.zeros([R, 1, 1], tl.float64) + param).to(tl.float32)
+    e = 1.0 - c
+    anchor = tl.zeros([R, 1, 1], tl.float32)
+    scale = tl.full([R, 1, 1], 1.0, tl.float32)
+    share = tl.full([R, 1, 1], 1.0, tl.float32)
+    if WHOLE:
+        p, g = pair(pa, ga, 0, FAR, K, L, SENSE)
+        x = p
+        if SENSE == "taylor" or SENSE == "sigsoftmax":
+            x = fetch(xa, 0, True, False, FAR, K, L, False)
+        if SENSE == "taylor":
+            sound = tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
+            scale = 1.0 / tl.maximum(0.25 * largest(tl.abs(sound)), 1.0)
+            u, _ = taylor(sound, scale, ORDER)
+            z = total(tl.where(x > float("-inf"), u, 0.0).to(tl.float64))
+            share = tl.where(z > 0.0, 1.0 / tl.where(z > 0.0, z, 1.0), 0.0).to(tl.float32)
+        if STEEP:
+            s, _ = parts(p, g, anchor, e, SENSE)
+            most = largest(s)
+            first = tl.min(
+                tl.min(tl.where((s == most) & (lanes(0, K, L) < n), lanes(0, K, L), n), 1, keep_dims=True),
+                2,
+                keep_dims=True,
+            )
+            anchor = total(tl.where(lanes(0, K, L) == first, g, 0.0))
+        s, h = parts(p, g, anchor, e, SENSE)
+        rate = total(s.to(tl.float64))
+        dot = total((s * h).to(tl.float64))
+        if SENSE == "log":
+            dot = total(h.to(tl.float64))
+        if SENSE == "norm":
+            dot = total((p * h).to(tl.float64))
+            norm = total(tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64))
+            cross = total((s * (h - dot.to(tl.float32))).to(tl.float64))
+        else:
+            norm = rate
+            cross = rate
+        out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
+        put(OUT, oo, oc, 0, out, n, valid, FAR, K, L)
+    else:
+        rate_ = tl.zeros([R, 1, L], tl.float64)
+        dot_ = tl.zeros([R, 1, L], tl.float64)
+        norm_ = tl.zeros([R, 1, L], tl.float64)
+        size_ = tl.zeros([R, 1, L], tl.float32)
+        most_ = tl.full([R, 1, L], -1.0, tl.float32)
+        mine_ = tl.zeros([R, 1, L], tl.float32)
+        if SENSE == "taylor":
+            for begin in range(0, n, K * L):
+                x = fetch(xa, begin, True, False, FAR, K, L, True)
+                sound = tl.where((x > float("-inf")) & (x < float("inf")), tl.abs(x), 0.0)
+                size_ = tl.maximum(size_, tl.max(sound, 1, keep_dims=True))
+            scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
+        if STEEP:  # each lane its largest sensitivity, and the first g there
+            for begin in range(0, n, L):
+                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE)
+                s, _ = parts(p, g, anchor, e, SENSE)
+                mine_ = tl.where(s > most_, g, mine_)
+                most_ = tl.maximum(most_, s)
+            most = largest(most_)
+            lane = tl.arange(0, L)[None, None, :]
+            first = tl.min(tl.where(most_ == most, lane, L), 2, keep_dims=True)
+            anchor = tl.sum(tl.where(lane == first, mine_, 0.0), 2, keep_dims=True)
+        for begin in range(0, n, K * L):
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+            s, h = parts(p, g, anchor, e, SENSE)
+            rate_ += tl.sum(s.to(tl.float64), 1, keep_dims=True)
+            if SENSE == "log":
+                dot_ += tl.sum(h.to(tl.float64), 1, keep_dims=True)
+            elif SENSE == "norm":
+                dot_ += tl.sum((p * h).to(tl.float64), 1, keep_dims=True)
+                norm_ += tl.sum(
+                    tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64),
+                    1,
+                    keep_dims=True,
+                )
+            else:
+                dot_ += tl.sum((s * h).to(tl.float64), 1, keep_dims=True)
+            if SENSE == "taylor":
+                x = fetch(xa, begin, True, False, FAR, K, L, True)
+                inside = (x > float("-inf")) & (x < float("inf"))
+                u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
+                norm_ += tl.sum(tl.where(inside, u, 0.0).to(tl.float64), 1, keep_dims=True)
+        rate, dot, norm = total(rate_), total(dot_), total(norm_)
+        cross = rate
+        if SENSE == "taylor":
+            share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0).to(tl.float32)
+        if SENSE == "norm":
+            cross_ = tl.zeros([R, 1, L], tl.float64)
+            for begin in range(0, n, K * L):
+                p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+                s, h = parts(p, g, anchor, e, SENSE)
+                cross_ += tl.sum((s * (h - dot.to(tl.float32))).to(tl.float64), 1, keep_dims=True)
+            cross = total(cross_)
+        steps = tl.cdiv(n, K * L)
+        for i in range(steps):
+            begin = (steps - 1 - i) * (K * L)
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+            x = p
+            if SENSE == "taylor" or SENSE == "sigsoftmax":
+                x = fetch(xa, begin, True, False, FAR, K, L, False)
+            s, h = parts(p, g, anchor, e, SENSE)
+            put(
+                OUT,
+                oo,
+                oc,
+                begin,
+                product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER),
+                n,
+                valid,
+                FAR,
+                K,
+                L,
+            )
+
+
+@triton.jit
+def product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
+    if SENSE == "log":  # g - p sum g, on the classes that have a probability
+        return tl.where(p == float("-inf"), 0.0, h - s * dot.to(tl.float32))
+    elif SENSE == "norm":  # diag(w) - w p^T - p w^T + <w, 1> p p^T, w = s ||p||^(alpha-1) / (alpha-1)
+        wide = c.to(tl.float64)
+        factor = tl.exp(wide / (wide + 1.0) * tl.log(tl.maximum(norm, 1e-300))) / wide
+        out = factor.to(tl.float32) * (s * (h - dot.to(tl.float32)) - p * cross.to(tl.float32))
+        return tl.where(p == p, tl.where(p <= 0.0, 0.0, out), p)
+    elif SENSE == "taylor" or SENSE == "sigsoftmax":
+        du = slope_of(x, p, scale, share, SENSE, ORDER)
+        return tl.where(du == 0.0, 0.0, du * (h - dot.to(tl.float32)))
+    else:
+        mean = dot if SENSE == "own" else tl.where(rate == 0.0, dot, dot / tl.where(rate == 0.0, 1.0, rate))
+        return tl.where(s == 0.0, 0.0, s * (h - mean.to(tl.float32)))

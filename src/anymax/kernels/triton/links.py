@@ -1,0 +1,181 @@
+"""Links of the row kernels: scalar functions over tiles of fp32, chosen at compile time by name.
+
+A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; `z`, one number a row, is what a row is searched for.
+`terms` gives value = u^r and rate = u^(r-1), so that `z -= s0 (1 - s0^(-1/r)) / s1` is Newton's step on the r-norm of u, which is
+convex: from a z that is too high (a threshold too low) it never overshoots.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def log1p(w):
+    """Exact to a few ulp, w > -1: what rounding 1 + w has lost is in the ratio."""
+    u = 1.0 + w
+    near = u == 1.0
+    return tl.where(near, w, tl.log(u) * (w / tl.where(near, 1.0, u - 1.0)))
+
+
+@triton.jit
+def expm1(t):
+    """Exact to a few ulp, t <= 0: what rounding exp(t) has lost is in the ratio."""
+    u = tl.exp(t)
+    plain = (u == 1.0) | (u < 1e-3)
+    return tl.where(u == 1.0, t, tl.where(plain, u - 1.0, (u - 1.0) * (t / tl.log(tl.where(plain, 0.5, u)))))
+
+
+@triton.jit
+def power(u, r):
+    """u^r for u > 0, else 0."""
+    inside = u > 0.0
+    return tl.where(inside, tl.exp2(r * tl.log2(tl.where(inside, u, 1.0))), 0.0)
+
+
+@triton.jit
+def ground(top, z, SLOPE: tl.constexpr):
+    """The score at which u is 0: the fp32 number nearest to it, and the rest in u. Subtracted from a score, it costs u no digit."""
+    below = z / SLOPE
+    near = (top.to(tl.float64) - below).to(tl.float32)
+    return near, (SLOPE * ((near.to(tl.float64) - top.to(tl.float64)) + below)).to(tl.float32)
+
+
+@triton.jit
+def bend(top, z, c, r):
+    """What `terms` wants of a row for any slope c and exponent r: `u = z (1 + w)`, `w = (c / z) (x - top)`, and u^r as
+    `exp(r log1p(w) + r log z)`."""
+    return (c / z).to(tl.float32), r.to(tl.float32), (r * tl.log(z)).to(tl.float32), z.to(tl.float32)
+
+
+@triton.jit
+def terms(x, top, a, b, c, d, LINK: tl.constexpr, R: tl.constexpr):
+    """(value, rate) of a tile; a, b, c, d are those of `ground` or `bend`."""
+    if LINK == "power":
+        u = tl.maximum((x - a) * (1.0 / R) + b, 0.0)
+        if R == 1:
+            rate = tl.where(u > 0.0, 1.0, 0.0)
+            value = u
+        elif R == 2:
+            rate = u
+            value = u * u
+        elif R == 3:
+            rate = u * u
+            value = rate * u
+        else:
+            rate = u * u * u
+            value = rate * u
+    elif LINK == "budget":
+        u = (x - a) + b
+        value = tl.minimum(tl.maximum(u, 0.0), 1.0)
+        rate = tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
+    elif LINK == "edge":
+        u = (x - a) + b
+        value = power(u, c)
+        rate = power(u, c - 1.0)
+    else:  # any
+        w = (x - top) * a
+        inside = (w > -1.0) & (x > float("-inf"))
+        w = tl.where(inside, w, 0.0)
+        value = tl.where(inside, tl.exp(b * log1p(w) + c), 0.0)
+        rate = value / (d * (1.0 + w))
+    return value, rate
+
+
+@triton.jit
+def steep(x, anchor, base, q, c, r):
+    """Above alpha = 2 the link is infinitely steep at the edge of the support, so a row is anchored at its smallest supported score:
+    p = (q^c + c (x - anchor))^(1/c), base = q^c; with dp/dq = (q/p)^(c-1)."""
+    gap = x - anchor
+    inside = gap >= 0.0
+    u = base + c * tl.where(inside, gap, 1.0)
+    whole = u > 1e-37
+    p = tl.where(whole, power(u, r), q)
+    rate = tl.where(
+        p > 0.0, tl.exp2((c - 1.0) * (tl.log2(tl.maximum(q, 1e-38)) - tl.log2(tl.where(p > 0.0, p, 1.0)))), 0.0
+    )
+    return tl.where(inside, p, 0.0), tl.where(inside, rate, 0.0)
+
+
+@triton.jit
+def sensitivity(p, e, SENSE: tl.constexpr):
+    """s = 1 / omega''(p) on the support, 0 off it; NaN where p is. e is the exponent, 2 - alpha."""
+    if SENSE == "own":
+        return p
+    else:
+        off = p <= 0.0
+        if SENSE == "one":
+            s = 1.0 + 0.0 * p
+        elif SENSE == "budget":
+            off = off | (p >= 1.0)
+            s = 1.0 + 0.0 * p
+        elif SENSE == "root":
+            s = tl.sqrt(tl.where(off, 1.0, p))
+        else:
+            s = tl.exp2(tl.minimum(e * tl.log2(tl.where(off, 1.0, p)), 95.0))
+            s = tl.where(p == p, s, p)
+        return tl.where(off, 0.0, s)
+
+
+# -- ratio maps: p = u(x) / sum u, with u as exp(weight) where it would overflow ---------------------------------------------
+
+
+@triton.jit
+def exponent(x, LINK: tl.constexpr):
+    """log u: x for softmax, x - log(1 + exp(-x)) for sigsoftmax."""
+    if LINK == "sigsoftmax":
+        small = tl.exp(-tl.abs(x))
+        return tl.where(x > float("-inf"), tl.maximum(tl.minimum(x, 2.0 * x) - log1p(small), -3.4e38), float("-inf"))
+    else:
+        return x
+
+
+@triton.jit
+def taylor(x, scale, ORDER: tl.constexpr):
+    """`f(x) s^order` and `f'(x) s^(order-1) s`, by Horner's rule in v = x s and s: finite for any x with |x| s <= 4."""
+    v = x * scale
+    value = tl.zeros_like(v)
+    slope = tl.zeros_like(v)
+    factor = 1.0  # order! / j!
+    whole = 1.0
+    for i in tl.static_range(ORDER):
+        whole = whole * (i + 1)
+    # the terms are s^(order-j) v^j / j!
+    high = tl.zeros_like(scale) + 1.0
+    for i in tl.static_range(ORDER + 1):
+        slope = slope * v + value
+        value = value * v + high * (factor / whole)
+        factor = factor * (ORDER - i)
+        high = high * scale
+    return tl.maximum(value, 0.0), slope * scale
+
+
+# -- noises of perturb max: log F and h = f / F ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def law(v, NOISE: tl.constexpr):
+    """(log F(v), h(v)); for the normal law 1 - F(x) = exp(-x^2/2) num / den, a rational minimax fit good to 2e-9, x >= 0."""
+    if NOISE == "normal":
+        x = tl.minimum(tl.abs(v), 1e15)
+        num = ((((0.3989568028 * x + 4.1245367238) * x + 19.247281345) * x + 47.359328683) * x) + 56.066324972
+        den = (((((x + 10.340226902) * x + 49.216306876) * x + 129.38846309) * x) + 184.18758372) * x + 112.13264973
+        # exp(-x^2/2) with x^2 in two parts, the first of them exact
+        whole = tl.floor(x * 256.0) * 0.00390625
+        rest = x - whole
+        e = tl.exp(-0.5 * whole * whole) * tl.exp(-rest * (whole + 0.5 * rest))
+        far = x > 1e4  # num / den is 0.4 / x there
+        mills = tl.where(far, 0.3989422804 / x, num / den)
+        upper = e * mills
+        below = v < 0.0
+        log_f = tl.where(below, -0.5 * x * x + tl.log(mills), log1p(-tl.minimum(upper, 0.75)))
+        h = tl.where(below, 0.3989422804 / mills, 0.3989422804 * e / (1.0 - tl.minimum(upper, 0.75)))
+    else:  # logistic
+        small = tl.exp(-tl.abs(v))
+        log_f = tl.minimum(v, 0.0) - log1p(small)
+        h = tl.where(v < 0.0, 1.0, small) / (1.0 + small)
+    return log_f, h

@@ -1,0 +1,134 @@
+"""Perturb max: `p_i = INT G(u) h(u - z_i) du`, z = (x - max x) / scale, G(u) = prod_j F(u - z_j), by the trapezoid rule.
+
+The nodes are those of mappings/perturb_max.py, but for where they end. One sum over the row for each node, then one for each class.
+Bound by arithmetic, not by memory: a row goes by in steps, whatever its length.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .links import law
+from .tile import fetch, largest, place, put, total
+
+FAR_BELOW = tl.constexpr(-1e15)
+
+
+@triton.jit
+def centred(at, begin, top, scale, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """(z, kept): masked scores are so far below that they are certain to be beaten."""
+    x = fetch(at, begin, True, MASKED, FAR, K, L, True)
+    kept = (x > float("-inf")) & (x < float("inf"))
+    return tl.maximum(tl.where(kept, (tl.where(kept, x, top) - top) / scale, FAR_BELOW), FAR_BELOW), kept
+
+
+@triton.jit
+def log_g(at, u, top, scale, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+          L: tl.constexpr):  # fmt: skip
+    acc = tl.zeros([R, 1, L], tl.float64)
+    for begin in range(0, at[6], K * L):
+        z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
+        log_f, _ = law(u - z, NOISE)
+        acc += tl.sum(tl.where(kept, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
+    return total(acc)
+
+
+@triton.jit
+def end(at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+        L: tl.constexpr, LOWER: tl.constexpr):  # fmt: skip
+    """A node with log G <= -goal (LOWER), or >=, which `near` has in any row: moved towards `away` by halving."""
+    good = tl.zeros([R, 1, 1], tl.float32) + near
+    other = tl.zeros([R, 1, 1], tl.float32) + away
+    for _ in range(9):
+        u = 0.5 * (good + other)
+        excess = log_g(at, u, top, scale, NOISE, MASKED, FAR, R, K, L) + goal
+        holds = excess <= 0.0 if LOWER else excess >= 0.0
+        good, other = tl.where(holds, u, good), tl.where(holds, other, u)
+    return good
+
+
+@triton.jit
+def pick(v, q, Q: tl.constexpr):
+    """v[..., q] of [R, 1, Q]"""
+    return tl.sum(tl.where(tl.arange(0, Q)[None, None, :] == q, v, 0.0), 2, keep_dims=True)
+
+
+@triton.jit
+def perturb_rows(X, M, G, OUT,
+                 rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
+                 low1, low_n, deep, up1, up_n, shallow,
+                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, Q: tl.constexpr,
+                 R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """p, or (BACK) J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`.
+
+    low1, low_n: the lower end for a class alone and for n equal ones; up1, up_n: the upper end.
+    """
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+    valid = row < rows
+    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
+    ga = (G, place(row, d1, d2, g0, g1, g2), gc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
+    oo = place(row, d1, d2, o0, o1, o2)
+    high = tl.full([R, 1, L], float("-inf"), tl.float32)
+    wrong = tl.zeros([R, 1, L], tl.int32)
+    for begin in range(0, n, K * L):
+        x = fetch(at, begin, True, MASKED, FAR, K, L, True)
+        sound = x < float("inf")
+        wrong = wrong | tl.max((sound == 0).to(tl.int32), 1, keep_dims=True)
+        high = tl.maximum(high, tl.max(tl.where(sound, x, float("-inf")), 1, keep_dims=True))
+    bad = largest(wrong) > 0
+    top = largest(high)
+    empty = top == float("-inf")
+    top = tl.where(empty, 0.0, top)
+    low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)
+    up = end(at, top, scale, up_n, up1, shallow, NOISE, MASKED, FAR, R, K, L, False)
+    # one sum over the row for each node; those of h and of h g for the product with J
+    q = tl.arange(0, Q)[None, None, :]
+    mass = tl.zeros([R, 1, Q], tl.float64)
+    sum_h = tl.zeros([R, 1, Q], tl.float64)
+    sum_hg = tl.zeros([R, 1, Q], tl.float64)
+    for i in range(nodes):
+        s = i / (nodes - 1.0)
+        u = (low * (1.0 - s) + up * s).to(tl.float32)
+        w = tl.where((i == 0) | (i == nodes - 1), 0.5, 1.0)
+        a0 = tl.zeros([R, 1, L], tl.float64)
+        a1 = tl.zeros([R, 1, L], tl.float64)
+        a2 = tl.zeros([R, 1, L], tl.float64)
+        for begin in range(0, n, K * L):
+            z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
+            log_f, h = law(u - z, NOISE)
+            h = tl.where(kept, h, 0.0)
+            a0 += tl.sum(tl.where(kept, log_f, 0.0), 1, keep_dims=True).to(tl.float64)
+            a1 += tl.sum(h, 1, keep_dims=True).to(tl.float64)
+            if BACK:
+                g = tl.where(kept, fetch(ga, begin, True, False, FAR, K, L, True), 0.0)
+                a2 += tl.sum(h * g, 1, keep_dims=True).to(tl.float64)
+        here = q == i
+        mass = tl.where(here, w * tl.exp(total(a0)), mass)
+        sum_h = tl.where(here, total(a1), sum_h)
+        if BACK:
+            sum_hg = tl.where(here, total(a2), sum_hg)
+    norm = tl.sum(mass * sum_h, 2, keep_dims=True)  # of p: the weights of the rule cancel
+    share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
+    for begin in range(0, n, K * L):
+        z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)
+        out = tl.zeros([R, K, L], tl.float32)
+        if BACK:
+            g = tl.where(kept, fetch(ga, begin, True, False, FAR, K, L, True), 0.0)
+        for i in range(nodes):
+            s = i / (nodes - 1.0)
+            _, h = law((low * (1.0 - s) + up * s).to(tl.float32) - z, NOISE)
+            if BACK:
+                out += h * (
+                    g * pick(mass * sum_h * share, i, Q).to(tl.float32)
+                    - pick(mass * sum_hg * share, i, Q).to(tl.float32)
+                )
+            else:
+                out += h * pick(mass * share, i, Q).to(tl.float32)
+        if BACK:
+            out = out / scale
+        out = tl.where(bad, float("nan"), tl.where(kept, out, 0.0))
+        put(OUT, oo, oc, begin, out, n, valid, FAR, K, L)

@@ -1,0 +1,62 @@
+"""How a row is cut: rows a program, classes a tile, warps. Data, tuned on a GPU by tools/gpu.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A tile is [R, K, L]; WHOLE: it holds the row."""
+
+    R: int
+    K: int
+    L: int
+    whole: bool
+    warps: int
+
+
+WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
+STEP = {
+    "separable": (4, 4096, 16),
+    "truncated": (4, 4096, 16),
+    "dense": (4, 4096, 16),
+    "backward": (2, 4096, 16),
+}  # K, L, warps
+FEW = 128  # live lanes that are gathered to one tile
+SHORT = 2048  # classes of a tile of several short rows
+forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
+
+
+def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32) -> Plan:
+    """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp."""
+    if kernel in forced:
+        return forced[kernel]
+    most = 1024 // wave
+    block = _power_of_two(n)
+    if kernel == "perturb":  # bound by arithmetic
+        width = min(block, 1024)
+        return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
+    if block > WHOLE[kernel]:
+        k, lanes, warps = STEP[kernel]
+        return Plan(1, k, lanes, False, min(warps, most))
+    if sideways and not one_row and rows > 1:
+        side = max(1, min(32, 16384 // block, _power_of_two(rows)))
+        return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
+    if block <= SHORT:
+        side = 1 if one_row else max(1, min(SHORT // block, _power_of_two(rows)))
+        return Plan(side, 1, block, True, max(1, min(4, side * block // 128)))
+    warps = min(max(4, block // 512), 32, most)
+    lanes = min(block, warps * wave * 4)
+    return Plan(1, block // lanes, lanes, True, warps)
+
+
+def few_lanes(p: Plan, n: int) -> tuple[int, int]:
+    """(FEW, DEPTH): so many live lanes of a row in steps are gathered to one tile, of as many classes each; (0, 1): none."""
+    depth = _power_of_two(-(-n // p.L))
+    few = min(FEW, p.L, 32768 // depth)
+    return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,149 @@
+"""Tiles: rows of any strides as [R, K, L] of fp32: R rows, and class k * L + l in lane l.
+
+The maximum of each lane is then a reduction within a thread.
+
+A row that fits on chip is one tile, read once (WHOLE). A longer one goes by in steps of K * L classes; once the maximum of each lane is
+known, only lanes that reach above a bound are read again: where they are few, as one tile (`gather`), from which the row is solved.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def total(v):
+    return tl.sum(tl.sum(v, 1, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def largest(v):
+    return tl.max(tl.max(v, 1, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def smallest(v):
+    return tl.min(tl.min(v, 1, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def some(condition):
+    """True where it holds for any row of the program."""
+    return tl.max(condition.to(tl.int32)) > 0
+
+
+@triton.jit
+def place(row, D1, D2, s0, s1, s2):
+    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2."""
+    inner = row % D2
+    outer = row // D2
+    return (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
+
+
+@triton.jit
+def step(cols, stride, FAR: tl.constexpr):
+    """The offset of each class within its row; FAR: past 2^31."""
+    if FAR:
+        return cols.to(tl.int64) * stride
+    else:
+        return cols * stride
+
+
+@triton.jit
+def lanes(begin, K: tl.constexpr, L: tl.constexpr):
+    """The classes of a tile, [1, K, L]."""
+    return begin + tl.arange(0, K)[None, :, None] * L + tl.arange(0, L)[None, None, :]
+
+
+@triton.jit
+def fetch(
+    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr
+):
+    """Scores of the live lanes (-inf elsewhere) as fp32; AGAIN: they will be wanted again."""
+    X, xo, xc, M, mo, mc, n, valid = at
+    cols = lanes(begin, K, L)
+    ok = live & (cols < n) & valid
+    if AGAIN:
+        x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf"), eviction_policy="evict_last").to(
+            tl.float32
+        )
+    else:
+        x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
+    if MASKED:
+        keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
+        x = tl.where(keep != 0, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def put(OUT, oo, oc, begin, v, n, valid, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    cols = lanes(begin, K, L)
+    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=(cols < n) & valid)
+
+
+@triton.jit
+def survey(
+    at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr
+):
+    """(tile, maximum of each lane, maximum, poisoned): one read of the row. Scores that are NaN or +inf poison it, and count as -inf."""
+    if WHOLE:
+        x = fetch(at, 0, True, MASKED, FAR, K, L, False)
+        sound = x < float("inf")
+        bad = largest((sound == 0).to(tl.int32))
+        x = tl.where(sound, x, float("-inf"))
+        tops = tl.max(x, 1, keep_dims=True)
+    else:
+        n = at[6]
+        tops = tl.full([R, 1, L], float("-inf"), tl.float32)
+        wrong = tl.zeros([R, 1, L], tl.int32)
+        for begin in range(0, n, K * L):
+            x = fetch(at, begin, True, MASKED, FAR, K, L, True)
+            sound = x < float("inf")
+            wrong = wrong | tl.max((sound == 0).to(tl.int32), 1, keep_dims=True)
+            tops = tl.maximum(tops, tl.max(tl.where(sound, x, float("-inf")), 1, keep_dims=True))
+        bad = largest(wrong)
+        x = tops
+    return x, tops, largest(tops), bad > 0
+
+
+@triton.jit
+def one(v):
+    """The number of a single row as a scalar, which has no layout. Beside a number in the layout of another tile, a gathered tile would be
+    converted to that one, down to its loads, and computed many times over."""
+    return tl.sum(v)
+
+
+@triton.jit
+def gather(
+    at, live, LIST, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr
+):
+    """(tile, classes, number of live lanes): the scores of up to FEW live lanes as a tile [1, DEPTH, FEW], of a row that goes by in steps.
+
+    The lanes are listed in LIST, memory of this program; what is beyond FEW is not, and the tile is then of no use.
+    """
+    X, xo, xc, M, mo, mc, n, valid = at
+    mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+    slot = tl.cumsum(live.to(tl.int32), 2) - 1
+    tl.store(mine + slot, tl.arange(0, L)[None, None, :], mask=live & (slot < FEW))
+    tl.debug_barrier()
+    count = tl.sum(live.to(tl.int32))
+    slots = tl.arange(0, FEW)[None, None, :]
+    lane = tl.load(mine + slots, mask=slots < count, other=0)
+    cols = tl.arange(0, DEPTH)[None, :, None] * L + lane
+    ok = (slots < count) & (cols < n) & valid
+    x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
+    if MASKED:
+        keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
+        x = tl.where(keep != 0, x, float("-inf"))
+    return x, cols, count
+
+
+@triton.jit
+def scatter(OUT, oo, oc, cols, v, keep, n, valid, FAR: tl.constexpr):
+    """What `keep` says of a gathered tile, after the rest of the row has been written by all threads."""
+    tl.debug_barrier()
+    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=keep & (cols < n) & valid)

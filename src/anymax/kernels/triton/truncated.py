@@ -1,0 +1,167 @@
+"""Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p; equal scores by position."""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .search import cut, of_lanes, select, tally, weigh
+from .separable import finish
+from .tile import fetch, gather, lanes, place, scatter, survey, total
+
+
+@triton.jit
+def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+         WHOLE: tl.constexpr):  # fmt: skip
+    """sum exp(x - top)"""
+    if WHOLE:
+        return total(weigh(x, top, "exp").to(tl.float64))
+    else:
+        acc = tl.zeros([R, 1, L], tl.float64)
+        for begin in range(0, at[6], K * L):
+            acc += tl.sum(
+                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top, "exp").to(tl.float64), 1, keep_dims=True
+            )
+        return total(acc)
+
+
+@triton.jit
+def emit(x, cols, top, edge, last, share, log_z, MODE: tl.constexpr):
+    kept = (x > edge) | ((x == edge) & (cols <= last))
+    if MODE == "log":
+        return tl.where(kept, (x - top) - log_z, float("-inf"))
+    else:
+        return tl.where(kept, tl.exp(tl.where(kept, x - top, 0.0)) * share, 0.0)
+
+
+@triton.jit
+def find(x, cols, tops, top, high, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+         K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(edge, last, Z): kept are the scores above the edge, and those at it up to the class `last`."""
+    edge, few = select(x, tops, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+    above, weight, equal = tally(x, tops, top, edge, at, BY, MASKED, FAR, R, K, L, WHOLE)
+    one = weigh(edge, top, "exp").to(tl.float64)
+    if BY == "count":
+        room = target - above
+    else:
+        room = tl.ceil((target - weight) / tl.where(one > 0.0, one, 1.0))
+    room = tl.where(few, equal, tl.minimum(tl.maximum(room, 1.0), equal))
+    last = cut(x, cols, tops, edge, room, equal, at, MASKED, FAR, R, K, L, WHOLE)
+    z = weight + room * one
+    return edge, last, tl.where(z > 0.0, z, 1.0)
+
+
+@triton.jit
+def in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE: tl.constexpr, MASKED: tl.constexpr,
+             FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """Writes a longer row; a lane without a kept score is not read again."""
+    n, valid = at[6], at[7]
+    for begin in range(0, n, K * L):
+        v = fetch(at, begin, live, MASKED, FAR, K, L, False)
+        p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, MODE)
+        finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+
+
+@triton.jit
+def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
+                   rows, n, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
+                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
+                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                   WHOLE: tl.constexpr):  # fmt: skip
+    """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; BY "count": `param` scores, BY "exp": that mass."""
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+    valid = row < rows
+    xo = place(row, d1, d2, x0, x1, x2)
+    mo = place(row, d1, d2, m0, m1, m2)
+    at = (X, xo, xc, M, mo, mc, n, valid)
+    if PER_ROW:
+        par = tl.load(PARAMS + row, mask=valid, other=1.0)
+    else:
+        par = tl.zeros([R, 1, 1], tl.float64) + param
+    if MODE == "grad":
+        x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
+        tops = x
+        s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
+        bad = s0 != s0
+        top = s0.to(tl.float32)
+        edge = tl.load(STATE + row * 4 + 1, mask=valid, other=0.0).to(tl.float32)
+        last = tl.load(STATE + row * 4 + 2, mask=valid, other=0.0).to(tl.int32)
+        z = tl.load(STATE + row * 4 + 3, mask=valid, other=1.0)
+        empty = bad
+        small = False
+    else:
+        x, tops, high, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+        bad = bad | (par != par)
+        empty = high == float("-inf")
+        top = tl.where(empty, 0.0, high)
+        if BY == "count":
+            target = par
+            bound = high
+        else:
+            whole = tl.maximum(mass(x, tops, top, at, MASKED, FAR, R, K, L, WHOLE), 1e-300)
+            target = tl.where(par >= 1.0, float("inf"), par * whole)
+            # lower scores have less than the mass that is left out, all together
+            rest = tl.log(tl.maximum(1.0 - par, 1e-300) * whole / n) - 1e-3
+            bound = (top.to(tl.float64) + rest).to(tl.float32)
+        if FEW > 0:
+            if BY == "count":
+                reach = of_lanes(tops, high, target, R, L)
+            else:
+                reach = bound
+            tile, cols, count = gather(at, (tops >= reach) & (tops > float("-inf")), LIST, FEW, DEPTH, MASKED, FAR, L)
+            small = count <= FEW
+            if small:
+                best = tl.max(tile, 1, keep_dims=True)
+                edge, last, z = find(
+                    tile, cols, best, top, high, bound, target, at, BY, MASKED, FAR, R, DEPTH, FEW, True
+                )
+            else:
+                edge, last, z = find(x, x, tops, top, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+        else:
+            edge, last, z = find(x, lanes(0, K, L), tops, top, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+    share, log_z = (1.0 / z).to(tl.float32), tl.log(z).to(tl.float32)
+    if MODE == "p" or MODE == "log" or MODE == "grad":
+        oo = place(row, d1, d2, o0, o1, o2)
+        t = tl.full([R, 1, 1], -1, tl.int64)
+        scale = tl.full([R, 1, 1], 1.0, tl.float32)
+        if MODE == "grad":
+            t = tl.load(INDEX + row, mask=valid, other=-1)
+            scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        live = tops >= edge if MODE != "grad" else tops == tops
+        if WHOLE:
+            p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, MODE)
+            finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+        elif FEW > 0 and MODE != "grad":
+            if small:  # what is not kept, and over it what is
+                nothing = tl.full([R, K, L], float("-inf") if MODE == "log" else 0.0, tl.float32)
+                for begin in range(0, n, K * L):
+                    finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
+                p = emit(tile, cols, top, edge, last, share, log_z, MODE)
+                kept = (tile > edge) | ((tile == edge) & (cols <= last))
+                scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
+            else:
+                in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE, MASKED, FAR, K, L)
+        else:
+            in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE, MASKED, FAR, K, L)
+    if MODE == "loss":
+        t = tl.load(INDEX + row, mask=valid, other=-1)
+        inside = (t >= 0) & (t < n) & valid
+        aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
+        if MASKED:
+            aim = tl.where(tl.load(M + mo + t * mc, mask=inside, other=1) != 0, aim, float("-inf"))
+        value = tl.log(z) + (top.to(tl.float64) - aim.to(tl.float64))
+        value = tl.where(aim == float("-inf"), float("inf"), value)
+        value = tl.where(bad | (t >= n), float("nan"), value)
+        value = tl.where(t < 0, 0.0, value)
+        tl.store(VALUE + row, value.to(tl.float32), mask=valid)
+        if SAVE:
+            tl.store(STATE + row * 4, tl.where(bad, float("nan"), top.to(tl.float64)), mask=valid)
+            tl.store(STATE + row * 4 + 1, edge.to(tl.float64), mask=valid)
+            tl.store(STATE + row * 4 + 2, last.to(tl.float64), mask=valid)
+            tl.store(STATE + row * 4 + 3, z, mask=valid)
+    if MODE == "tau":
+        tau = tl.where(empty, float("-inf"), top.to(tl.float64) + tl.log(z))
+        tl.store(VALUE + row, tl.where(bad, float("nan"), tau).to(tl.float32), mask=valid)

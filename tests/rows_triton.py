@@ -1,0 +1,457 @@
+"""The GPU engine against the reference: every kernel, dtype, form and layout. On a GPU it runs for real: `pytest tests/rows_triton.py`.
+
+Without one, test_triton.py runs this file in Triton's interpreter, in a process of its own: TRITON_INTERPRET=1 is read when triton
+is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+from cases import CASES, each, on
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import anymax as am
+from anymax import kernels
+from anymax.kernels import reference
+from anymax.kernels import triton as engine
+from anymax.kernels.triton import plans
+
+REAL = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = "cuda" if REAL else "cpu"
+if not REAL and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
+    pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
+]
+
+STEPS = plans.Plan(1, 2, 64, False, 4)  # a long row, on a small scale
+FORMS = {"whole": None, "few": 16, "steps": 0}  # lanes that are gathered: some rows have as few, others not
+each_form = pytest.mark.parametrize("form", ["whole", "few"])
+SIZES = (1, 5, 63, 507) + ((4096, 40_001, 131_072) if REAL else ())
+LONG = 40_001 if REAL else 507
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.fixture(autouse=True)
+def _asked():
+    with am.use("triton") if not REAL else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def planned(form):
+    if FORMS[form] is None:
+        yield
+        return
+    before, plans.FEW = plans.FEW, FORMS[form]
+    plans.forced.update(dict.fromkeys(("separable", "truncated", "dense", "backward"), STEPS))
+    try:
+        yield
+    finally:
+        plans.forced.clear()
+        plans.FEW = before
+
+
+def served(case):
+    return not isinstance(engine.link_of(case.mapping), str)
+
+
+SERVED = tuple(c for c in CASES if served(c))
+QUICK = tuple(
+    c for c in SERVED if c.row != "PerturbMax" or c.id == "perturb_max-gumbel"
+)  # perturb max loops over everything anyhow
+FEW = tuple(
+    c for c in SERVED
+    if c.id in ("softmax", "sparsemax", "entmax-1.5", "entmax-1.1", "entmax-3", "entmax-array-1.75", "budget-2.5", "normmax-2",
+                "taylor-2", "sparse_softmax-k2", "sparse_softmax-p0.9")
+)  # fmt: skip
+
+
+def mapped(case):
+    mapping = on(case.mapping, lambda a: torch.as_tensor(a, device=DEVICE))
+    return mapping.replace(nodes=32) if case.row == "PerturbMax" else mapping
+
+
+def rows(n, dtype="float32", batch=(5,), sigma=2.0, seed=0):
+    """Scores on a grid of 1/8, so that every dtype holds the same ones, ties among them."""
+    x = np.random.default_rng([seed, n]).normal(size=(*batch, n)) * sigma
+    return torch.as_tensor(np.round(x * 8) / 8, device=DEVICE).to(getattr(torch, dtype))
+
+
+def wide(f, *tensors):
+    """The same call by the reference in fp64."""
+    with am.use("reference"):
+        return f(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors))
+
+
+def bound(case, want, dtype="float32"):
+    """What the reference itself is allowed, and one ulp more."""
+    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-8 if REAL else 2.0**-7, "float16": 2.0**-10}[
+        dtype
+    ]  # the interpreter cuts bf16 off
+    top = float(want.abs().max()) if want.numel() else 1.0
+    if case.tv is not None:
+        return 5e-6 + eps * top
+    return (1 + case.ulps) * eps * top if dtype == "float32" else eps * top + 4e-7
+
+
+def poisoned(x):
+    return torch.full_like(x, torch.nan)
+
+
+def forward(case, x, mask=None):
+    """Written to memory full of NaN: what is not written shows."""
+    out = poisoned(x)
+    assert engine.forward(mapped(case), x, mask, out) is out
+    return out
+
+
+def close(got, want, atol):
+    assert float((got.double() - want.double()).abs().max()) <= atol
+
+
+# -- forward -----------------------------------------------------------------------------------------------------------------
+
+
+@each(SERVED)
+@pytest.mark.parametrize("n", SIZES)
+def test_forward_is_the_references(case, n):
+    if case.mass > n or (case not in QUICK and n == 507):
+        pytest.skip("fewer classes than the budget, or a slow one: 129 serve as well")
+    x = rows(n)
+    want = wide(lambda t: am.apply(mapped(case), t), x)
+    close(forward(case, x), want, bound(case, want))
+    assert torch.equal(forward(case, x), forward(case, x))
+
+
+@each(QUICK)
+@pytest.mark.parametrize(("n", "form"), [(LONG, "few"), (LONG, "steps")])
+def test_forward_of_a_row_in_steps(case, n, form):
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    x = rows(n, batch=(2,))
+    want = wide(lambda t: am.apply(mapped(case), t), x)
+    with planned(form):
+        close(forward(case, x), want, bound(case, want))
+
+
+@each(FEW)
+@pytest.mark.parametrize(("dtype", "form"), [("bfloat16", "whole"), ("float16", "few")])
+def test_halves(case, dtype, form):
+    x = rows(97, dtype, batch=(3,))
+    with planned(form):
+        got = forward(case, x)
+        want = wide(lambda t: am.apply(mapped(case), t), x)
+        close(got, want, bound(case, want, dtype))
+        g = rows(97, dtype, batch=(3,), seed=4)
+        want = wide(lambda *t: reference.vjp(mapped(case), *t), x, got, g)
+        close(engine.vjp(mapped(case), x, got, g), want, 2e-2 * max(1.0, float(want.abs().max())))
+
+
+@each(FEW)
+@pytest.mark.parametrize(("sigma", "form"), [(0.02, "whole"), (0.02, "few"), (8.0, "few")])
+def test_flat_and_peaked_rows(case, sigma, form):
+    x = torch.as_tensor(np.random.default_rng(1).normal(size=(2, LONG)) * sigma, device=DEVICE).float()
+    want = wide(lambda t: am.apply(mapped(case), t), x)
+    with planned(form):
+        close(forward(case, x), want, bound(case, want))
+
+
+LAYOUTS = {
+    "padded": lambda x: torch.nn.functional.pad(x, (3, 4))[..., 3:-4],
+    "every other class": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "classes first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "classes in the middle": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "outer axes swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "one row for all": lambda x: x[:1].expand_as(x),
+    "four axes apart": lambda x: (
+        x.reshape(3, 2, 2, 1, -1).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(3, 2)[::2, ::2, ::3]
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each(tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "taylor-2", "sparse_softmax-k2")))
+def test_layouts(case, layout):
+    plain, g = rows(20, batch=(3, 4)), rows(20, batch=(3, 4), seed=5)
+    x, gx = LAYOUTS[layout](plain), LAYOUTS[layout](g)
+    before = x.clone()
+    want = forward(case, x.contiguous())
+    close(engine.forward(mapped(case), x), want, 1e-7)
+    assert torch.equal(x, before)
+    p = LAYOUTS[layout](want) if layout != "four axes apart" else want
+    want = engine.vjp(mapped(case), x.contiguous(), p.contiguous(), gx.contiguous())
+    close(engine.vjp(mapped(case), x, p, gx), want, 1e-6)
+
+
+@each_form
+@each(FEW)
+def test_masks_without_a_copy(case, form):
+    x = rows(70, batch=(2, 3))
+    keep = torch.rand(3, 70, generator=torch.Generator().manual_seed(0)).to(DEVICE) > 0.4
+    keep[1] = False
+    with planned(form):
+        got = am.apply(mapped(case), x, mask=keep)
+        want = wide(lambda t: am.apply(mapped(case), t, mask=keep), x)
+        close(got, want, bound(case, want))
+        assert not bool(got[:, 1].any())
+        assert not bool(got[~keep.expand_as(got)].any())
+        if case.mass == 1.0 and case.mapping.facts.has_potential:
+            t = torch.tensor([[0, -100, 5], [60, 1, -100]], device=DEVICE)
+            got = am.fenchel_young(mapped(case), x.movedim(-1, 1), t, reduction="none", mask=keep.T)
+            want = wide(
+                lambda t_: am.fenchel_young(mapped(case), t_.movedim(-1, 1), t, reduction="none", mask=keep.T), x
+            )
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@each_form
+@each(FEW)
+def test_strange_rows_touch_no_other(case, form):
+    x = rows(90, batch=(6,))
+    with planned(form):
+        want = forward(case, x)
+        y = x.clone()
+        y[1, 5], y[3, 89], y[4] = torch.nan, torch.inf, -torch.inf
+        got = forward(case, y)
+        assert bool(got[[1, 3]].isnan().all())
+        assert not bool(got[4].any())
+        assert torch.equal(got[[0, 2, 5]], want[[0, 2, 5]])
+        back = engine.vjp(mapped(case), y, got, torch.ones_like(y))
+        assert bool(back[[1, 3]].isnan().all())
+        assert not bool(back[4].any())
+
+
+@each(QUICK)
+def test_huge_tiny_and_equal_scores(case):
+    big, tiny = torch.finfo(torch.float32).max, 1e-45
+    for row in (
+        [big, -big, 0.0],
+        [2.9e33],
+        [big, big, big],
+        [tiny, -tiny, 0.0],
+        [-big, -big, -big],
+        [1e4, 1e4 - 1, 1e4 - 2],
+    ):
+        if case.mass <= len(row):
+            p = forward(case, torch.tensor([row], device=DEVICE))
+            assert bool(p.isfinite().all()), row
+            assert abs(float(p.double().sum()) - case.mass) < 1e-6, row
+
+
+@each_form
+@pytest.mark.parametrize(
+    "mapping", [am.SparseSoftmax(k=3), am.SparseSoftmax(k=40), am.SparseSoftmax(p=0.5), am.Budget(40)], ids=repr
+)
+def test_ties_are_broken_by_position(mapping, form):
+    x = torch.zeros(3, 200, device=DEVICE)
+    x[0, ::7], x[1, 150:], x[2, 3] = 1.0, 0.5, 9.0
+    want = wide(lambda t: am.apply(mapping, t), x)
+    with planned(form):
+        got = engine.forward(mapping, x)
+    close(got, want, 3e-7)
+    assert torch.equal(got > 0, want > 0)
+
+
+def test_offsets_beyond_32_bits():
+    store = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)
+    x, plain = store.as_strided((2, 3), (1, 2**30)), rows(3, "float16", batch=(2,))
+    x.copy_(plain)
+    out = store.as_strided((2, 3), (1, 2**30), 8)
+    for mapping in (am.Softmax(), am.Entmax(1.5)):
+        assert torch.equal(engine.forward(mapping, x, None, out), engine.forward(mapping, plain))
+
+
+@each(tuple(c for c in SERVED if c.row == "PerturbMax" and c.id != "perturb_max-gumbel"))
+def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
+    x, g = rows(129, batch=(3,)), rows(129, batch=(3,), seed=9)
+    truth = case.mapping.replace(nodes=96)
+    p = forward(case, x)
+    want, same = (wide(lambda t, m=m: am.apply(m, t), x) for m in (truth, mapped(case)))
+    assert float((p.double() - want).abs().sum(-1).max()) <= 2 * float((same - want).abs().sum(-1).max()) + 1e-6
+    want, same = (wide(lambda *t, m=m: reference.vjp(m, *t), x, want, g) for m in (truth, mapped(case)))
+    close(engine.vjp(mapped(case), x, p, g), want, 3 * float((same - want).abs().max()) + 1e-6)
+
+
+# -- backward ----------------------------------------------------------------------------------------------------------------
+
+
+@each(QUICK)
+@pytest.mark.parametrize(("n", "form"), [(3, "whole"), (129, "whole"), (LONG, "steps")])
+def test_backward_is_the_references(case, n, form):
+    x, g = rows(n, sigma=1.0, batch=(3,)), rows(n, seed=9, batch=(3,))
+    p = wide(lambda t: am.apply(mapped(case), t), x).float()
+    with planned(form):
+        got = engine.vjp(mapped(case), x, p, g)
+    want = wide(lambda *t: reference.vjp(mapped(case), *t), x, p, g)
+    close(got, want, 3e-6 * max(1.0, float(want.abs().max())))
+
+
+def test_one_alpha_a_row_on_both_sides_of_two():
+    alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0], [2.5], [4.0], [0.7], [-1.0]], device=DEVICE)
+    x, g = rows(200, batch=(8,)), rows(200, batch=(8,), seed=2)
+    got = engine.forward(am.Entmax(alpha), x)
+    want = wide(lambda t: am.apply(am.Entmax(alpha.double()), t), x)
+    close(got[:7], want[:7], 1e-6)
+    assert bool(got[7].isnan().all())
+    close(
+        engine.vjp(am.Entmax(alpha), x, got, g)[:7],
+        wide(lambda *t: reference.vjp(am.Entmax(alpha.double()), *t), x, got, g)[:7],
+        1e-5,
+    )
+
+
+def test_the_gradient_in_alpha():
+    x = rows(40, batch=(3,)).requires_grad_()
+    alpha = torch.full((3, 1), 1.4, device=DEVICE, requires_grad=True)
+    got = torch.autograd.grad((am.entmax(x, alpha) ** 2).sum(), (x, alpha))
+    y, beta = x.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
+    with am.use("reference"):
+        want = torch.autograd.grad((am.entmax(y, beta) ** 2).sum(), (y, beta))
+    for a, b in zip(got, want):
+        close(a, b, 1e-5)
+
+
+# -- losses and logarithms ------------------------------------------------------------------------------------------------------
+
+LOSSES = tuple(c for c in QUICK if c.mapping.facts.has_potential and c.mass == 1.0)
+
+
+@each(LOSSES)
+@pytest.mark.parametrize(("n", "form"), [(2, "whole"), (129, "whole"), (LONG, "few")])
+def test_index_losses(case, n, form):
+    x = rows(n, batch=(6,)).requires_grad_()
+    t = torch.arange(6, device=DEVICE) % n
+    t[4] = -100
+    assert kernels.choose("index_loss", mapped(case), x) is engine
+    with planned(form):
+        got = am.fenchel_young(mapped(case), x, t, reduction="none")
+        (got * torch.arange(1.0, 7.0, device=DEVICE)).sum().backward()
+        mean = am.fenchel_young(mapped(case), x.detach(), t)
+    y = x.detach().double().requires_grad_()
+    with am.use("reference"):
+        want = am.fenchel_young(mapped(case), y, t, reduction="none")
+        (want * torch.arange(1.0, 7.0, device=DEVICE)).sum().backward()
+    got, want = got.detach(), want.detach()
+    close(got, want, 2e-6 * max(1.0, float(want.max())))
+    close(x.grad, y.grad, 5e-6)
+    close(mean, want.sum().detach() / 5, 2e-6 * max(1.0, float(want.max())))
+    assert float(got[4]) == 0.0
+    assert not bool(x.grad[4].any())
+
+
+def test_losses_of_sure_rows_keep_their_digits():
+    x = torch.tensor([[20.0, 0.0, -1.0], [0.4, 0.0, -3.0], [5.0, 0.0, 0.0]], device=DEVICE)
+    for mapping in (am.Softmax(), am.Entmax(1.5), am.Entmax(1.1), am.Sparsemax(), am.NormMax(2.0)):
+        got = am.fenchel_young(mapping, x, torch.zeros(3, dtype=torch.long, device=DEVICE), reduction="none")
+        want = wide(
+            lambda t, m=mapping: am.fenchel_young(
+                m, t, torch.zeros(3, dtype=torch.long, device=DEVICE), reduction="none"
+            ),
+            x,
+        )
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=5e-8)
+
+
+def test_a_masked_target_a_stray_one_and_a_poisoned_row():
+    x = rows(9, batch=(4,))
+    x[0, 2], x[1, 3] = -torch.inf, torch.nan
+    t = torch.tensor([2, 0, 9, 1], device=DEVICE)
+    for mapping in (am.Softmax(), am.Entmax(1.5), am.SparseSoftmax(k=2)):
+        value, _, state = engine.index_loss(mapping, x, t, True)
+        assert float(value[0]) == torch.inf
+        assert bool(value[1:3].isnan().all())
+        grad = engine.index_loss_grad(mapping, x, t, torch.ones(4, device=DEVICE), None, state)
+        assert bool(grad[1].isnan().all())
+        assert bool(grad[[0, 3]].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in SERVED if c.row in ("Softmax", "Sigsoftmax", "SparseSoftmax")], ids=lambda c: c.id
+)
+@each_form
+def test_logarithms_and_their_backward(case, form):
+    x, g = rows(150, batch=(3,)), rows(150, batch=(3,), seed=3)
+    x[0, 0] = -torch.inf
+    free, y = x.clone().requires_grad_(), x.double().requires_grad_()
+    with planned(form):
+        got = am.log_apply(case.mapping, free)
+        back = torch.autograd.grad(torch.where(got.isfinite(), got * g, 0.0).sum(), free)[0]
+    with am.use("reference"):
+        want = am.log_apply(case.mapping, y)
+        wide_back = torch.autograd.grad(torch.where(want.isfinite(), want * g, 0.0).sum(), y)[0]
+    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=2e-6)
+    close(back, wide_back.nan_to_num(), 1e-4)
+
+
+@each(
+    tuple(c for c in QUICK if hasattr(c.mapping, "threshold") and c.id not in ("entmax-array-1.75", "entmax-array-3.5"))
+)
+@each_form
+def test_thresholds(case, form):
+    x = rows(130, batch=(3,))
+    x[1] = -torch.inf
+    with planned(form):
+        got = engine.threshold(mapped(case), x)
+    with am.use("reference"):
+        want = am.threshold(mapped(case), x.double(), keepdims=True).tau
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5)
+
+
+@each_form
+def test_logsumexp(form):
+    x = rows(130, "bfloat16", batch=(4,))
+    x[1], x[2, 7], x[3, 9] = -torch.inf, torch.inf, torch.nan
+    with planned(form):
+        torch.testing.assert_close(am.logsumexp(x), torch.logsumexp(x, -1), equal_nan=True)
+
+
+# -- through the front door -------------------------------------------------------------------------------------------------------
+
+
+def test_the_public_functions():
+    x = rows(33, batch=(4, 3))
+    for f in (
+        am.softmax,
+        am.sparsemax,
+        am.entmax15,
+        lambda t, **o: am.sparse_softmax(t, k=3, **o),
+        lambda t, **o: am.budget(t, 2, **o),
+    ):
+        want = wide(f, x)
+        close(f(x), want, 5e-7)
+        free = x.clone().requires_grad_()
+        (f(free) ** 2).sum().backward()
+        y = x.double().requires_grad_()
+        with am.use("reference"):
+            (f(y) ** 2).sum().backward()
+        close(free.grad, y.grad, 2e-6)
+    out = poisoned(x)
+    assert am.sparsemax(x, out=out) is out
+    close(out, wide(am.sparsemax, x), 5e-7)
+    close(am.softmax(x, axis=1), wide(lambda t: am.softmax(t, axis=1), x), 5e-7)
+    assert am.sparsemax(x[:0]).shape == (0, 3, 33)
+
+
+def test_double_backward_and_transforms_take_plain_operations():
+    x = rows(7, batch=(2,)).requires_grad_()
+    first = torch.autograd.grad((am.entmax15(x) ** 3).sum(), x, create_graph=True)[0]
+    second = torch.autograd.grad(first.sum(), x)[0]
+    y = x.detach().double().requires_grad_()
+    with am.use("reference"):
+        first = torch.autograd.grad((am.entmax15(y) ** 3).sum(), y, create_graph=True)[0]
+        want = torch.autograd.grad(first.sum(), y)[0]
+    close(second, want, 1e-4)
+
+
+def test_it_is_chosen():
+    for op in ("forward", "vjp", "index_loss"):
+        assert am.choose(op, am.Entmax(1.5), rows(5)).name == "triton"

@@ -1,0 +1,131 @@
+"""On a real GPU: graphs, streams, torch.compile, autocast, no waiting, long rows. The values are the business of rows_triton.py."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+pytest.importorskip("triton")
+
+import anymax as am
+from anymax import kernels
+
+MAPS = {
+    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
+    "entmax-1.7": am.Entmax(1.7),
+    "entmax-3": am.Entmax(3.0), "budget": am.Budget(3), "normmax": am.NormMax(2.0), "top-k": am.SparseSoftmax(k=50),
+    "top-p": am.SparseSoftmax(p=0.9),
+    "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(), "perturb_max": am.PerturbMax("normal"),
+}  # fmt: skip
+each_map = pytest.mark.parametrize("name", MAPS)
+
+
+def scores(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+
+
+def step(mapping, x, t):
+    """Forward, backward, and the loss where there is one."""
+    free = x.detach().requires_grad_()
+    p = am.apply(mapping, free)
+    (dx,) = torch.autograd.grad((p * p).sum(), free)
+    if not mapping.facts.has_potential or getattr(mapping, "mass", 1.0) != 1.0:
+        return p.detach(), dx
+    value = am.fenchel_young(mapping, free, t, reduction="none")
+    return p.detach(), dx, value.detach(), torch.autograd.grad(value.sum(), free)[0]
+
+
+@each_map
+def test_nothing_waits_for_the_device(name):
+    mapping, x, t = MAPS[name], scores(64, 1000), torch.arange(64, device="cuda")
+    t[3] = -100
+    assert kernels.choose("forward", mapping, x).name == "triton"
+    want = step(mapping, x, t)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = step(mapping, x, t)
+        am.apply(mapping, x, mask=x > -1)
+        am.logsumexp(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))  # and the same bits each time
+
+
+@each_map
+def test_graphs(name):
+    mapping, x, t = MAPS[name], scores(32, 3000), torch.arange(32, device="cuda")
+    step(mapping, x, t)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(mapping, x, t)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(mapping, x, t)
+    x.copy_(scores(32, 3000, seed=1))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(got, step(mapping, x.clone(), t)))
+
+
+def test_streams():
+    x, side = scores(256, 8192), torch.cuda.Stream()
+    want = am.entmax15(x)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = torch.empty_like(x)
+        torch.cuda._sleep(10_000_000)
+        y.copy_(x)
+        got = am.entmax15(y)  # not before the copy of this stream
+    side.synchronize()
+    assert torch.equal(got, want)
+
+
+@each_map
+def test_compile(name):
+    mapping, x = MAPS[name], scores(16, 500)
+    free, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    f = torch.compile(lambda a: (am.apply(mapping, a) ** 2).sum(-1), fullgraph=True)
+    got, want = f(free), (am.apply(mapping, plain) ** 2).sum(-1)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    got.sum().backward()
+    want.sum().backward()
+    torch.testing.assert_close(free.grad, plain.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_autocast():
+    x, t = scores(8, 100, dtype=torch.bfloat16), torch.arange(8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert am.sparsemax(x).dtype == torch.bfloat16
+        assert am.sparsemax_loss(x, t).dtype == torch.float32
+
+
+@pytest.mark.parametrize("n", [100_000, 1_000_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_rows(n, dtype):
+    x = scores(3, n, dtype=dtype)
+    for f in (
+        am.softmax,
+        am.sparsemax,
+        am.entmax15,
+        lambda t: am.sparse_softmax(t, k=100),
+        lambda t: am.entmax(t, 1.3),
+    ):
+        with am.use("reference"):
+            want = f(x.double())
+        error = float((f(x).double() - want).abs().sum(-1).max())
+        assert error < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_more_elements_than_32_bits_count():
+    x = scores(20_000, 120_000, dtype=torch.bfloat16)
+    p = am.sparsemax(x)
+    torch.testing.assert_close(p[-1], am.sparsemax(x[-1].clone()), rtol=0, atol=0)
+
+
+def test_what_it_refuses_is_served_by_plain_operations():
+    x = scores(4, 50).double()
+    assert "not torch.float64" in str(am.explain(am.Sparsemax(), x))
+    assert float((am.sparsemax(x).sum(-1) - 1).abs().max()) < 1e-12

@@ -1,0 +1,230 @@
+"""The GPU engine without a GPU: every kernel in Triton's interpreter, and compiled ahead of time for NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import anymax as am
+from anymax import kernels
+from anymax.kernels import triton as engine
+from anymax.kernels.triton import plans
+
+needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
+
+# -- in the interpreter ---------------------------------------------------------------------------------------------------------
+
+WORDS = {  # of the names in rows_triton.py: one process each
+    "forward": "forward or halves",
+    "rows": "flat or layouts or masks",
+    "strange": "strange or huge or ties or offsets or perturb_max or alpha",
+    "backward": "backward and not logarithms",
+    "losses": "index_losses",
+}
+GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
+
+
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    here = Path(__file__).parent
+    out = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(here / "rows_triton.py"),
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-k",
+            GROUPS[group],
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=here.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-1000:]
+    assert " passed" in out.stdout
+
+
+# -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
+
+TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+POINTERS = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+}
+
+
+class Recorder:
+    """In the place of a kernel: remembers with what it was launched."""
+
+    def __init__(self, kernel, calls):
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid):
+        assert all(isinstance(side, int) and side > 0 for side in grid)
+        return lambda *args, **options: self.calls.append((self.kernel, args, options))
+
+
+def compiled(target, kernel, args, options):
+    """What the runtime would compile for this launch on that device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = dict(options)
+    warps = options.pop("num_warps")
+    names = list(inspect.signature(kernel.fn).parameters)
+    assert set(names) == {*names[: len(args)], *options}
+    signature, constants, hints = {}, {}, {}
+    for i, name in enumerate(names):
+        value = args[i] if i < len(args) else options[name]
+        if i >= len(args) or (isinstance(value, int) and value == 1):
+            signature[name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], hints[(i,)] = "*" + POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                hints[(i,)] = [["tt.divisibility", 16]]
+        else:
+            assert isinstance(value, float), (name, value)
+            signature[name] = "fp32"
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": warps})
+
+
+MAPS = {
+    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
+    "entmax-1.7": am.Entmax(1.7),
+    "entmax-3": am.Entmax(3.0), "entmax-rows": am.Entmax(torch.full((4, 1), 1.4)), "budget": am.Budget(3), "normmax-2": am.NormMax(2.0),
+    "normmax-3": am.NormMax(3.0), "top-k": am.SparseSoftmax(k=5), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(4),
+    "sigsoftmax": am.Sigsoftmax(), "perturb-normal": am.PerturbMax("normal"), "perturb-logistic": am.PerturbMax("logistic"),
+}  # fmt: skip
+
+
+def launches(monkeypatch, mapping, n, dtype):
+    """Every launch that this map has, of rows like these."""
+    launch = engine.load()
+    calls = []
+    for name in ("separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows"):
+        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), calls))
+    x = torch.zeros(4, n, dtype=dtype)
+    keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
+    link = engine.link_of(mapping)
+    engine.forward(mapping, x, keep)
+    engine.vjp(mapping, x, x, x)
+    if link.kind in engine._WITH_LOG:
+        engine.log_forward(mapping, x)
+        if link.kind != "sigsoftmax":
+            engine.log_vjp(mapping, x, x, x)
+    if link.kind not in engine._WITHOUT_LOSS:
+        _, _, state = engine.index_loss(mapping, x, t, True)
+        engine.index_loss_grad(mapping, x, t, torch.ones(4), None, state)
+        if link.params is None:
+            engine.threshold(mapping, x)
+    return calls
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", MAPS)
+def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for family in plans.STEP:  # a fourth of the registers, in a fourth of the time
+        monkeypatch.setitem(plans.STEP, family, (2, 2048, 16))
+    wave = TARGETS[target][2]
+    monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
+    # one target the rows that fit on chip, another the long ones, the third rows of few classes
+    n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
+        target
+    ]
+    calls = launches(monkeypatch, MAPS[name], n, dtype)
+    assert len(calls) >= 2
+    for kernel, args, options in calls:
+        made = compiled(target, kernel.kernel if isinstance(kernel, Recorder) else kernel, args, options)
+        binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
+        assert len(binary) > 1000
+        # a tile in the layout of another is computed many times over: such a kernel is ten times as long
+        assert len(made.asm.get("ptx", "")) < 900_000, options
+        assert made.metadata.shared <= 64 * 1024
+
+
+# -- chosen or not ------------------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(dtype=torch.float32, **facts):
+    """As a tensor on a GPU looks to `refuse`."""
+    device = types.SimpleNamespace(type="cuda", __str__=lambda: "cuda:0")
+    return types.SimpleNamespace(device=device, dtype=dtype, **facts)
+
+
+def test_it_costs_nothing_where_it_does_not_serve():
+    code = "import sys, anymax, torch; anymax.explain(anymax.Softmax(), torch.zeros(2)); print('triton' in sys.modules)"
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_refusals():
+    x = torch.zeros(2, 3)
+    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.refuse("forward", am.Sparsemax(), x)
+    assert "of numpy" in engine.refuse("forward", am.Sparsemax(), x.numpy())
+    with am.use("triton"), pytest.raises(RuntimeError, match="engine 'triton' was asked for"):
+        am.sparsemax(x)
+
+
+def test_refusals_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(engine, "is_torch", lambda x: True)
+    for op, mapping, words in (
+        ("loss", am.Sparsemax(), "not loss"),
+        ("forward", am.Ratio.square(), "no kernel for ratio"),
+        ("forward", am.PerturbMax("uniform"), "no kernel for the noise 'uniform'"),
+        ("forward", am.PerturbMax("gumbel", scale=2.0), "at scale 2"),
+        ("forward", am.NormMax(torch.tensor([2.0])), "one alpha of normmax"),
+        ("forward", am.Taylor(30), "order 16"),
+        ("log_forward", am.Sparsemax(), "from p"),
+        ("log_vjp", am.Sigsoftmax(), "no backward of log p"),
+        ("index_loss", am.Taylor(2), "no such operation"),
+        ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
+    ):
+        assert words in engine.refuse(op, mapping, on_gpu()), (op, mapping)
+    assert "plain tensors" in engine.refuse("forward", am.Sparsemax(), on_gpu())
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    engine.load.cache_clear()
+    try:
+        assert "triton is not installed" in engine.load()
+    finally:
+        engine.load.cache_clear()
+    with contextlib.suppress(RuntimeError), am.use("triton"):
+        assert kernels.forced() is engine

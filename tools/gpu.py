@@ -1,0 +1,180 @@
+"""Everything that wants a GPU, in one call of ten minutes: tests, tuning, measurements. `python tools/gpu.py [folder for the results]`
+
+The steps have a time limit each, write their whole output to the folder, and leave one line for the table that is printed last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START = time.monotonic()
+TOTAL = 570  # seconds
+
+SHAPES = ((4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+
+
+def left() -> float:
+    return max(5.0, TOTAL - (time.monotonic() - START))
+
+
+def step(folder: Path, name: str, words: list[str], limit: float) -> str:
+    """The last line that a command printed; its output goes to a file."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    log = folder / f"{name}.log"
+    begin = time.monotonic()
+    with log.open("w") as file:
+        try:
+            code = subprocess.run(
+                words,
+                cwd=ROOT,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=min(limit, left()),
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = "out of time"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{name:8} {time.monotonic() - begin:4.0f} s  [{code}] {lines[-1][:150] if lines else ''}"
+
+
+def tune() -> None:
+    """The fastest plan of each kernel at each shape: lines of JSON, the plan that is in force first."""
+    import torch
+
+    import anymax
+    from anymax.kernels import triton as engine
+    from anymax.kernels.triton import plans
+
+    def seconds(call, repeat: int = 5) -> float:
+        for _ in range(2):
+            call()
+        times = []
+        for _ in range(repeat):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1e-3)
+        return sorted(times)[repeat // 2]
+
+    def candidates(n: int):
+        block = 1 << (n - 1).bit_length()
+        for warps in (4, 8, 16, 32):
+            for vector in (2, 4, 8):
+                lanes = warps * 32 * vector
+                if block <= 65536 and lanes <= block and block // (warps * 32) <= 64:
+                    yield plans.Plan(1, block // lanes, lanes, True, warps)
+                if n > 4096 and warps > 4:
+                    for k in (2, 4, 8):
+                        if k * vector <= 32:
+                            yield plans.Plan(1, k, lanes, False, warps)
+        if block <= 2048:
+            for rows in (2, 4, 8):
+                yield plans.Plan(rows, 1, block, True, max(1, min(8, rows * block // 256)))
+
+    jobs = {
+        "dense": ("forward", anymax.Softmax()), "separable": ("forward", anymax.Entmax(1.5)),
+        "truncated": ("forward", anymax.SparseSoftmax(k=50)), "backward": ("vjp", anymax.Sparsemax()),
+    }  # fmt: skip
+    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(shape, device="cuda", dtype=dtype)
+            out, g = torch.empty_like(x), torch.randn_like(x)
+            p = engine.forward(anymax.Sparsemax(), x)
+            copy = seconds(lambda x=x, out=out: out.copy_(x))
+            for kernel, (op, mapping) in jobs.items():
+                if time.monotonic() > stop:
+                    print("out of time: the last lines are missing")
+                    return
+                if op == "forward":
+                    call = lambda m=mapping, x=x, out=out: engine.forward(m, x, None, out)  # noqa: E731
+                else:
+                    call = lambda m=mapping, x=x, p=p, g=g: engine.vjp(m, x, p, g)  # noqa: E731
+                now = seconds(call)
+                tried = {}
+                for plan in candidates(shape[-1]):
+                    plans.forced[kernel] = plan
+                    try:
+                        tried[plan] = seconds(call, 3)
+                    except Exception as error:  # out of registers or shared memory: not a plan
+                        print(f"# {kernel} {plan}: {type(error).__name__}")
+                    finally:
+                        plans.forced.clear()
+                    if time.monotonic() > stop:
+                        break
+                best = min(tried, key=tried.__getitem__) if tried else None
+                print(
+                    json.dumps(
+                        {
+                            "kernel": kernel, "shape": shape, "dtype": str(dtype)[6:], "copy_ms": copy * 1e3,
+                            "now_of_copy": round(copy / now, 3),
+                            "best_of_copy": round(copy / tried[best], 3) if best else None, "best": str(best),
+                        }
+                    ),
+                    flush=True,
+                )  # fmt: skip
+
+
+def table(folder: Path) -> list[str]:
+    """One line a case of the benchmark: our time, its share of a copy, each bar."""
+    lines = []
+    try:
+        text = (folder / "bench.log").read_text()
+        rows = json.JSONDecoder().raw_decode(text[text.index("\n{\n") + 1 :])[0]["readings"]
+    except (ValueError, KeyError, OSError):
+        return ["no measurements: see bench.log"]
+    for r in rows:
+        share = f"{r['of_copy']:.0%} of copy" if r.get("of_copy") else ""
+        ratio = f"{1 / r['ratio']:.2f}x {r['peer']}" if r.get("ratio") else r.get("message", "")
+        lines.append(f"{r['verdict']:7} {r['group'][4:]:9} {r['name']:44} {share:12} {ratio}")
+    return lines
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--tune"]:
+        tune()
+        return
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", ROOT / "benchmarks" / "results" / "gpu"))
+    folder.mkdir(parents=True, exist_ok=True)
+    python = sys.executable
+    said = [
+        step(
+            folder,
+            "parity",
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/rows_triton.py", "--maxfail=20"],
+            200,
+        ),
+        step(
+            folder,
+            "cuda",
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py", "--maxfail=20"],
+            100,
+        ),
+        step(folder, "bench", [python, "-m", "benchmarks", "--device", "cuda", "--json", "--no-save"], 200),
+    ]
+    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 40))
+    said.append(step(folder, "tune", [python, __file__, "--tune"], left()))
+    print("\n".join(table(folder)))
+    tuned = [line for line in (folder / "tune.log").read_text().splitlines() if line.startswith("{")]
+    for line in tuned:
+        r = json.loads(line)
+        shape, best = "x".join(map(str, r["shape"])), f"{r['best_of_copy'] or 0:.0%}"
+        print(f"plan {r['kernel']:9} {shape:12} {r['dtype']:8} now {r['now_of_copy']:.0%} best {best} {r['best']}")
+    print("\n".join(said))
+
+
+if __name__ == "__main__":
+    main()
