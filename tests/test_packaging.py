@@ -23,12 +23,12 @@ PUBLIC = """
     perturb_max normmax budget threshold
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
-    transforms margins temperature mask prior normalize topk topp minp topnsigma cosine compose mix
-    sample gumbel_max gumbel_softmax perturb_argmax attention
+    transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
+    sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
     jacobian jacobian_norm entropy support facts logit_gap
     choose explain use __version__
 """.split()
-TRANSFORMS = "temperature mask prior normalize topk topp minp cosine compose mix".split()
+TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
 
 
 def run(code: str, **environment: str) -> str:
@@ -48,7 +48,7 @@ def test_public_names_are_these():
 def test_public_names_exist():
     for name in anymax.__all__:
         assert hasattr(anymax, name), name
-    assert {"nn", "plot"} <= set(dir(anymax)) - set(anymax.__all__), "a star import must not load a framework"
+    assert {"hf", "nn", "plot"} <= set(dir(anymax)) - set(anymax.__all__), "a star import must not load a framework"
 
 
 def test_dir_shows_only_public_names_that_exist():

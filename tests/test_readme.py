@@ -27,6 +27,18 @@ def test_example_runs(title, code, capsys):
     assert "nan" not in printed
 
 
+def test_the_examples_of_attention_run(capsys):
+    pytest.importorskip("torch")
+    first, second = re.findall(r"^```python\n(.*?)^```", README[README.index("## Attention") :], flags=re.M | re.S)[:2]
+    scope: dict = {"__name__": "readme"}
+    exec(compile(first, "README.md, Attention", "exec"), scope)
+    assert "nan" not in capsys.readouterr().out
+    assert (scope["last"] - scope["out"][:, :, 99:]).abs().max() < 1e-4
+    pytest.importorskip("transformers")
+    exec(compile(second, "README.md, transformers", "exec"), scope)
+    assert scope["model"](scope["torch"].tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
 def test_every_map_is_in_the_table():
     from anymax.mappings import CATALOGUE
 

@@ -19,6 +19,7 @@ from anymax.transforms import (
     noise,
     normalize,
     prior,
+    scalable,
     temperature,
     topk,
     topnsigma,
@@ -207,6 +208,23 @@ def test_normalize_keeps_the_order(which):
 
 
 @every_kind
+def test_scalable_follows_the_number_of_kept_entries(kind):
+    c = KINDS[kind]
+    x = scores(n=5)
+    n = (x > -INF).sum(-1, keepdims=True).clip(1)
+    beta = np.linspace(0.5, 2, len(x), dtype=np.float32)[:, None]
+    np.testing.assert_allclose(
+        back(scalable()(c(x))), np.where(x == -INF, -INF, np.log(n) * np.where(x == -INF, 0, x)), rtol=1e-6
+    )
+    want = np.where(x == -INF, -INF, (0.3 + beta * np.log(n) ** 1.5) * np.where(x == -INF, 0, x))
+    np.testing.assert_allclose(back(scalable(c(beta), 1.5, 0.3)(c(x))), want, rtol=1e-5)
+    for given in (64, c(np.full((len(x), 1), 64.0, np.float32))):
+        want = np.where(x == -INF, -INF, np.log(64.0) * np.where(x == -INF, 0, x))
+        np.testing.assert_allclose(back(scalable(n=given)(c(x))), want, rtol=1e-5)
+    assert back(scalable(gamma=-1.0, n=1)(c(x[1:2])))[0, 0] == 0.0
+
+
+@every_kind
 def test_temperature_mask_prior(kind):
     c = KINDS[kind]
     x = scores(n=4)
@@ -321,6 +339,7 @@ ALL = {
     "topp": topp(0.8),
     "minp": minp(0.1),
     "topnsigma": topnsigma(1.5),
+    "scalable": scalable(0.7, 1.2, 0.1),
     "cosine": cosine(np.random.default_rng(0).normal(size=(5, 5))),
     "noise": noise("gumbel", 0.5, generator=7),
     "compose": compose(temperature(0.7), topk(4), normalize("l2")),
@@ -444,6 +463,8 @@ def test_halves_are_computed_in_fp32(name, half):
         (lambda: topp(1.1), ValueError, "above 0 and at most 1"),
         (lambda: minp(0.0), ValueError, "above 0 and at most 1"),
         (lambda: topnsigma(-1), ValueError, "at least 0"),
+        (lambda: scalable(n=0), ValueError, "n must be at least 1"),
+        (lambda: scalable(beta="1"), TypeError, "beta must be a number or an array"),
         (lambda: cosine(np.ones(3)), ValueError, r"\[classes, features\]"),
         (lambda: cosine(np.ones((2, 3)), eps=0), ValueError, "eps"),
         (lambda: cosine(np.ones((2, 3)))(np.ones(4)), ValueError, "4 features and weight has 3"),
@@ -536,6 +557,8 @@ def test_parameters_are_differentiable():
     clean = lambda y: y.masked_fill(y == -INF, 0)  # noqa: E731
     assert torch.autograd.gradcheck(lambda t: clean(temperature(t)(holes)), t)
     assert torch.autograd.gradcheck(lambda b: clean(prior(b, b)(holes)), b)
+    g = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *a: clean(scalable(*a)(holes)), (t, g, b[:1].detach().requires_grad_()))
     assert torch.autograd.gradcheck(lambda w: cosine(w)(x), w)
     assert torch.autograd.gradcheck(lambda t: mix(x.softmax(-1), [0.2, 0.3, 0.5], t / 4), t)
 

@@ -32,6 +32,7 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use
+from .linear_attention import LinearState, linear_attention
 from .losses import (
     accuracy_loss,
     cross_entropy,
@@ -63,22 +64,23 @@ from .mappings import (
     Taylor,
 )
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
-from .transforms import compose, cosine, mask, minp, mix, normalize, prior, temperature, topk, topnsigma, topp
+from .transforms import compose, cosine, mask, minp, mix, normalize, prior, scalable, temperature, topk, topnsigma, topp
 
 if TYPE_CHECKING:
+    from . import hf as hf
     from . import nn as nn
     from . import plot as plot
 
-_LATE = ("nn", "plot")  # modules that need a framework or matplotlib
+_LATE = ("hf", "nn", "plot")  # modules that need a framework or matplotlib
 
 __all__ = [
-    "Budget", "Entmax", "Facts", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
+    "Budget", "Entmax", "Facts", "LinearState", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
     "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__", "accuracy_loss",
     "apply", "attention", "budget", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
     "entmax15_loss", "entmax_loss", "entropy", "explain", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax",
-    "jacobian", "jacobian_norm", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins",
+    "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins",
     "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss",
-    "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "sigsoftmax", "smoothed_nll",
+    "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable", "sigsoftmax", "smoothed_nll",
     "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss",
     "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topnsigma", "topp",
     "transforms", "use",

@@ -37,17 +37,9 @@ def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
 
 def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
     """Each framework's own uniform [0, 1) and normal numbers."""
-    seeded = isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
+    seeded = _is_seed(generator)
     if is_torch(like):
-        torch = sys.modules["torch"]
-        source: Any = torch.Generator(device=like.device).manual_seed(int(generator)) if seeded else generator
-        if not isinstance(source, torch.Generator):
-            raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
-        if source.device.type != like.device.type:
-            raise TypeError(
-                f"generator: it is on {source.device} and the scores are on {like.device}; "
-                f"use torch.Generator(device={str(like.device)!r})"
-            )
+        torch, source = sys.modules["torch"], torch_source(like, generator)
         draw = torch.rand if what == "uniform" else torch.randn
         return draw(shape, generator=source, dtype=like.dtype, device=like.device)
     if is_jax(like):
@@ -66,6 +58,24 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
     draw = generator.random if what == "uniform" else generator.standard_normal
     out = draw(shape, dtype=np.float32 if like.dtype == xp.float32 else np.float64)
     return out if isinstance(like, np.ndarray) else xp.asarray(out, device=device(like))
+
+
+def _is_seed(generator: Any) -> bool:
+    return isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
+
+
+def torch_source(like: Array, generator: Any) -> Any:
+    """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
+    torch = sys.modules["torch"]
+    source: Any = torch.Generator(device=like.device).manual_seed(int(generator)) if _is_seed(generator) else generator
+    if not isinstance(source, torch.Generator):
+        raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
+    if source.device.type != like.device.type:
+        raise TypeError(
+            f"generator: it is on {source.device} and the scores are on {like.device}; "
+            f"use torch.Generator(device={str(like.device)!r})"
+        )
+    return source
 
 
 def _wrong(kind: str, allowed: str, given: Any) -> str:

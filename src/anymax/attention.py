@@ -1,15 +1,46 @@
-"""Attention with any map; the reference, which keeps the whole attention matrix."""
+"""Attention with any map: what a caller may ask for, and who serves it.
+
+`IMPLEMENTATIONS` is walked from the left: the first that does not refuse and that pays serves the call. The reference keeps the
+whole matrix and never refuses. Each refusal is a sentence, and asking for an implementation that refuses is an error with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ._array import Array, beside, is_array, is_jax, is_torch, like, namespace, number, upcast
+from . import _scores, kernels
+from ._array import Array, Namespace, beside, eager, is_array, is_floating, is_jax, is_torch, like, namespace, upcast
 from ._mapping import Mapping
-from ._random import uniform
+from ._random import torch_source, uniform
 from .functional import apply
+from .linear_attention import linear_attention
+from .linear_attention import refuse as refuse_linear
 from .mappings import Softmax
+
+_MATRIX = 1 << 24  # scores, 64 MB: more go in blocks in any case
+_FEW = 1 << 19  # scores; fewer never do
+_KEYS, _TRACKED_KEYS = (
+    512,
+    1024,
+)  # keys from which blocks are faster than the matrix, forward and with a gradient: as measured
+
+
+class Call(NamedTuple):
+    """One call of `attention`, checked."""
+
+    q: Array
+    k: Array
+    v: Array
+    scores: _scores.Scores
+    groups: int  # queries' heads that share one of the keys
+    dropout_p: float
+    generator: Any
+    need_weights: bool
 
 
 def attention(
@@ -24,49 +55,328 @@ def attention(
     bias: Array | None = None,
     dropout_p: float = 0.0,
     generator: Any = None,
-) -> Array:
+    *,
+    window: int | tuple[int | None, int | None] | None = None,
+    alibi: Any = None,
+    softcap: float | None = None,
+    lengths: Array | None = None,
+    q_lengths: Array | None = None,
+    offset: Any = 0,
+    sink: Array | None = None,
+    transform: Callable[[Array], Array] | None = None,
+    mix: tuple[Array, Any] | None = None,
+    need_weights: bool = False,
+    implementation: str | None = None,
+) -> Any:
     """`p(scale q k^T + bias) v` with any map p, in the shapes of `torch.nn.functional.scaled_dot_product_attention`.
 
-    q: [..., H, L, D]; k, v: [..., H, S, D]; the map acts on the S scores of each query. mask: boolean, True = keep, or additive;
-    `is_causal` keeps key j for query i where j <= i; `bias` is added to the scores (a prior in logarithms, ALiBi). A query with
-    nothing to attend to gives zeros. `enable_gqa` lets several heads of q share one of k and v. Dropout takes its
-    randomness from `generator` (an integer seed, or the framework's own).
+    q: [..., H, L, D]; k, v: [..., H, S, D]; the map acts on the S scores of each query. A query with nothing to attend to gives
+    zeros. `enable_gqa` lets several heads of q share one of k and v. An alpha for each head has shape [H, 1, 1]; it may be learned.
+
+    mask: boolean, True = keep, or real and added to the scores. bias: added to the scores (a prior in logarithms, say).
+    is_causal: query i attends to keys up to offset + i. offset: where the first query stands among the keys, S - L for new queries
+    at the end of a cache; one for all or one for each batch. window: keys up to so many places to the (left, right) of the query.
+    lengths, q_lengths: how many keys and queries of each batch are real; the others are masked, and give zeros.
+    alibi: True, or a slope for each head, times the distance of query and key, taken from the scores.
+    softcap: c tanh(scores / c), before bias and mask. sink: one more score for each head, of a key without a value.
+    transform: of the masked scores, such as `transforms.scalable()`, `temperature(T)`, `prior(scale=...)` or `topk(8)`.
+    mix: (prior, weight), mixed into p after the map where a query may attend: `(1 - weight) p + weight prior`.
+    dropout_p: of the probabilities, from `generator`: an integer seed or the framework's own (torch: its global one by default).
+    need_weights: return (output, p), with p [..., H, L, S] as the map and `mix` gave it, before dropout, without the sink.
+    implementation: "sdpa" (torch's own), "blockwise" (never the whole matrix), "linear" (Taylor(2) in linear time, see
+    `linear_attention`) or "reference"; by default the first that serves the call.
+
+    Second derivatives of a softmax that torch's own attention served do not exist; ask for "blockwise" or "reference".
+
+    The order is: scale, softcap, bias, alibi, mask, transform, sink, map, mix, dropout.
+
+    >>> import numpy as np
+    >>> from anymax import Sparsemax, attention
+    >>> q, k, v = np.eye(2), np.array([[3.0, 0.0], [0.0, 1.0]]), np.array([[1.0], [5.0]])
+    >>> attention(q, k, v, Sparsemax(), scale=1.0)
+    array([[1.],
+           [5.]])
     """
-    if mapping is not None and not isinstance(mapping, Mapping):
+    mapping = Softmax() if mapping is None else mapping
+    if not isinstance(mapping, Mapping):
         raise TypeError(f"attention: mapping must be a mapping such as anymax.Sparsemax(), got {mapping!r}")
-    _check_shapes(q, k, v, enable_gqa)
+    serve = _named(implementation)
+    q, k, v, plain = _autocast(q, k, v)
+    groups = _check(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"attention: dropout_p must be at least 0 and below 1, got {dropout_p!r}")
     xp = namespace(q)
-    dtype = q.dtype
-    q, k, v = (upcast(a, xp) for a in (q, k, v))  # scores in half precision overflow, and round before the map
-    if enable_gqa:
-        k, v = (xp.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
-    scores = q @ xp.matrix_transpose(k) * (1.0 / math.sqrt(q.shape[-1]) if scale is None else number(scale))
-    keep = _causal(scores, xp) if is_causal else None
-    if bias is not None:
-        scores = scores + like(beside(bias, scores, "bias", xp), scores, xp)
-    if mask is not None:
-        given: Array = beside(mask, scores, "mask", xp)
-        if str(given.dtype).rsplit(".", 1)[-1].startswith("bool"):
-            keep = given if keep is None else keep & given
-        else:
-            scores = scores + like(given, scores, xp)
-    p = apply(Softmax() if mapping is None else mapping, scores, mask=keep)
-    if dropout_p:
-        kept = uniform(tuple(p.shape), p, generator) >= dropout_p
-        p = xp.where(kept, p / (1.0 - dropout_p), xp.zeros_like(p))
-    out = p @ v
-    return out if out.dtype == dtype else xp.astype(out, dtype)
+    shape = _shape(q, k, groups)
+    if shape[-1] == 0:
+        raise ValueError(f"attention: k of shape {tuple(k.shape)} has no keys; at least one is needed")
+    _check_values(v, shape, groups)
+    scores = _scores.prepare(
+        q, shape, mapping, mask=mask, is_causal=is_causal, scale=scale, bias=bias, window=window, alibi=alibi,
+        softcap=softcap, lengths=lengths, q_lengths=q_lengths, offset=offset, sink=sink, transform=transform, xp=xp,
+    )  # fmt: skip
+    mapping.check(shape[-1] + (sink is not None))
+    call = Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights)
+    with plain:
+        chosen = _choose(call) if serve is None else serve
+        reason = chosen.refuse(call)
+        if reason is not None:
+            raise ValueError(f"attention: implementation {chosen.name!r} can't serve this call: {reason}")
+        out, p = chosen.run(call)
+        if mix is not None:
+            out, p = _mixed(call, out, p, mix, xp)
+    out = out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+    if not need_weights:
+        return out
+    return out, p if p.dtype == q.dtype else xp.astype(p, q.dtype)
 
 
-def _causal(scores: Array, xp: Any) -> Array:
-    rows, columns = scores.shape[-2:]
-    place = {"device": scores.device} if is_torch(scores) else {}
-    return xp.arange(columns, **place)[None, :] <= xp.arange(rows, **place)[:, None]
+def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
+    """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
+    if not isinstance(mix, (tuple, list)) or len(mix) != 2:
+        raise TypeError(f"attention: mix must be a pair (prior, weight), got {mix!r}")
+    prior = _scores.lie(beside(mix[0], call.q, "mix", xp), call.scores.shape, "the prior of mix")
+    v = upcast(call.v, xp)
+    prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
+    keep = call.scores.kept(prior, xp)
+    prior = prior if keep is None else xp.where(keep, prior, xp.zeros_like(prior))
+    weight = like(beside(mix[1], v, "mix", xp), v, xp) if is_array(mix[1]) else mix[1]
+    out = (1.0 - weight) * upcast(out, xp) + weight * _values(prior, v, call.groups)
+    return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior
 
 
-def _check_shapes(q: Array, k: Array, v: Array, enable_gqa: bool) -> None:
+# -- the implementations -------------------------------------------------------------------------------------------------------
+
+
+class Implementation(NamedTuple):
+    """`run(call)` gives the output and, where the call needs it, the matrix."""
+
+    name: str
+    refuse: Callable[[Call], str | None]
+    pays: Callable[[Call], bool]
+    run: Callable[[Call], tuple[Array, Any]]
+
+
+def _reference(call: Call) -> tuple[Array, Any]:
+    xp = namespace(call.q)
+    q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow, and round
+    p = apply(call.scores.mapping, call.scores.of(_products(q, k, call.groups), xp))
+    p = p[..., :-1] if "sink" in call.scores.arrays else p
+    return _values(_dropped(p, call, xp), v, call.groups), p
+
+
+def _products(q: Array, k: Array, groups: int) -> Array:
+    """q k^T; the heads that share keys lie one below the other, so that the keys need not be repeated."""
+    xp = namespace(q)
+    if groups == 1:
+        return q @ xp.matrix_transpose(k)
+    heads, rows = q.shape[-3:-1]
+    s = xp.reshape(q, (*q.shape[:-3], heads // groups, groups * rows, q.shape[-1])) @ xp.matrix_transpose(k)
+    return xp.reshape(s, (*s.shape[:-3], heads, rows, s.shape[-1]))
+
+
+def _values(p: Array, v: Array, groups: int) -> Array:
+    xp = namespace(p)
+    if groups == 1:
+        return p @ v
+    heads, rows = p.shape[-3:-1]
+    out = xp.reshape(p, (*p.shape[:-3], heads // groups, groups * rows, p.shape[-1])) @ v
+    return xp.reshape(out, (*out.shape[:-3], heads, rows, out.shape[-1]))
+
+
+def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
+    if not call.dropout_p:
+        return p
+    kept = uniform(tuple(p.shape), p, _source(call)) >= call.dropout_p
+    return xp.where(kept, p / (1.0 - call.dropout_p), xp.zeros_like(p))
+
+
+def _source(call: Call) -> Any:
+    """The generator; torch's global one where a torch caller gave none, as its own functions have it."""
+    if call.generator is not None or not is_torch(call.q):
+        return call.generator
+    torch = sys.modules["torch"]
+    device = call.q.device
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
+
+
+def _refuse_sdpa(call: Call) -> str | None:
+    s = call.scores
+    if s.mapping.name != "softmax":
+        return f"torch has attention with softmax, not with {s.mapping.name}"
+    if not is_torch(call.q):
+        return "it serves torch tensors"
+    for what, there in (
+        ("soft-capped scores", s.softcap is not None), ("a transform", s.transform is not None), ("a sink", "sink" in s.arrays),
+        ("the weights", call.need_weights), ("a generator", call.dropout_p and call.generator is not None),
+        ("offsets for each batch", "offset" in s.arrays), ("an array as scale", "scale" in s.arrays),
+        ("ALiBi without the whole matrix", "slopes" in s.arrays), ("lengths of queries", "q_lengths" in s.arrays),
+    ):  # fmt: skip
+        if there:
+            return f"torch's attention has not {what}"
+    if call.q.ndim < 3 or not math.prod(call.q.shape):
+        return "torch's attention wants heads, and some numbers"
+    if _transformed(call.q):
+        return "torch's fused attention has no forward-mode derivative"
+    if _window_of(s) and s.shape[-1] * s.shape[-2] > 4 * _MATRIX:
+        return "torch's attention would want the window as a matrix"
+    return None
+
+
+def _window_of(s: _scores.Scores) -> bool:
+    """True where positions mask more than torch's own causal mask and lengths do."""
+    return s.left is not None or s.right is not None or (s.causal and (s.offset != 0 or len(s.arrays) > 0))
+
+
+def _sdpa(call: Call) -> tuple[Array, Any]:
+    torch = sys.modules["torch"]
+    s, q = call.scores, call.q
+    xp = namespace(q)
+    causal = s.causal and not _window_of(s)
+    rest = dataclasses.replace(s, causal=s.causal and not causal)
+    added = [a for a in (s.arrays.get("bias"), s.arrays.get("additive")) if a is not None]
+    keep = rest.kept(q, xp)
+    mask = keep
+    if added:
+        mask = added[0] if len(added) == 1 else added[0] + added[1]
+        if keep is not None:
+            mask = torch.where(keep, mask, _scores.MASKED)
+        mask = mask.to(q.dtype)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, call.k, call.v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=s.scale,
+        enable_gqa=call.groups > 1,
+    )  # fmt: skip
+    return out, None
+
+
+def _refuse_blocks(call: Call) -> str | None:
+    if not is_torch(call.q):
+        return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
+    if call.need_weights:
+        return "the weights are the matrix that it never has"
+    if _transformed(call.q) or not eager(call.q):
+        return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
+    return _scores.refuse_tiles(call.scores)
+
+
+def _blocks(call: Call) -> tuple[Array, Any]:
+    from .autodiff import blockwise  # late: only where torch is loaded already
+
+    return blockwise.attend(call, torch_source(call.q, _source(call)) if call.dropout_p else None), None
+
+
+def _refuse_linear(call: Call) -> str | None:
+    s = call.scores
+    extra = sorted(set(s.arrays) - {"lengths"})
+    if extra or s.softcap is not None or s.transform is not None or s.left is not None or s.right is not None:
+        return "linear attention has scores q k^T alone, with a scale, a causal mask and lengths"
+    if call.dropout_p or call.need_weights:
+        return "linear attention has no matrix of probabilities to drop from or to return"
+    if s.causal and s.offset:
+        return "linear attention begins at the first key; carry on with the state of anymax.linear_attention"
+    return refuse_linear(s.mapping)
+
+
+def _linear(call: Call) -> tuple[Array, Any]:
+    s, lengths = call.scores, call.scores.arrays.get("lengths")
+    if lengths is not None:
+        lengths = namespace(lengths).reshape(lengths, lengths.shape[:-3])
+    gqa = call.groups > 1
+    out = linear_attention(
+        call.q, call.k, call.v, s.mapping, is_causal=s.causal, scale=s.scale, enable_gqa=gqa, lengths=lengths
+    )
+    return out, None
+
+
+def _always(call: Call) -> bool:
+    return True
+
+
+def _never(call: Call) -> bool:
+    return False
+
+
+def _large(call: Call) -> bool:
+    count = math.prod(call.scores.shape)
+    tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
+    return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if tracked else _KEYS))
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
+    Implementation("blockwise", _refuse_blocks, _large, _blocks),
+    Implementation("linear", _refuse_linear, _never, _linear),  # rounds otherwise: only where it is asked for
+    Implementation("reference", lambda call: None, _always, _reference),
+)
+
+
+def _named(name: str | None) -> Implementation | None:
+    if name is None:
+        return None
+    for one in IMPLEMENTATIONS:
+        if one.name == name:
+            return one
+    raise ValueError(
+        f"attention: there is no implementation {name!r}; there are {', '.join(i.name for i in IMPLEMENTATIONS)}"
+    )
+
+
+def _choose(call: Call) -> Implementation:
+    """The first that pays and does not refuse; the reference alone where `anymax.use` asks for it."""
+    if eager(call.q) and kernels.asked() == "reference":
+        return IMPLEMENTATIONS[-1]
+    return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------------------
+
+
+def _transformed(q: Array) -> bool:
+    """True under torch.func's transforms and in forward mode."""
+    torch = sys.modules["torch"]
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def _autocast(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
+    """torch's autocast as its own attention has it: q, k and v in the lower dtype, and none of it inside."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(is_torch(a) for a in (q, k, v)):
+        return q, k, v, contextlib.nullcontext()
+    kind = q.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return q, k, v, contextlib.nullcontext()
+    dtype = torch.get_autocast_dtype(kind)
+    q, k, v = (a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in (q, k, v))
+    return q, k, v, torch.autocast(kind, enabled=False)
+
+
+def _shape(q: Array, k: Array, groups: int) -> tuple[int, ...]:
+    """The shape of the scores."""
+    a, b = list(q.shape[:-2]), list(k.shape[:-2])
+    if groups > 1:
+        b[-1] = a[-1]
+    rank = max(len(a), len(b))
+    a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
+    if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
+        hint = "; with fewer heads of k and v, say enable_gqa=True" if a[:-1] == b[:-1] else ""
+        raise ValueError(
+            f"attention: q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} do not broadcast{hint}"
+        )
+    return (*(n if m == 1 else m for m, n in zip(a, b)), q.shape[-2], k.shape[-2])
+
+
+def _check_values(v: Array, shape: tuple[int, ...], groups: int) -> None:
+    lead = list(shape[:-2])
+    if groups > 1:
+        lead[-1] //= groups
+    given = [1] * (len(lead) - v.ndim + 2) + list(v.shape[:-2])
+    if len(given) > len(lead) or any(n not in (1, m) for n, m in zip(given, lead)):
+        raise ValueError(f"attention: v of shape {tuple(v.shape)} does not broadcast to the scores of shape {shape}")
+
+
+def _check(q: Array, k: Array, v: Array, enable_gqa: bool) -> int:
+    """How many heads of q share one of k and v; an error where the shapes do not fit."""
     for name, a in (("q", q), ("k", k), ("v", v)):
         if not is_array(a):
             raise TypeError(f"attention: {name} must be an array, got {type(a).__name__}")
@@ -78,12 +388,20 @@ def _check_shapes(q: Array, k: Array, v: Array, enable_gqa: bool) -> None:
         raise TypeError("attention: q, k and v must be of one framework")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
+    if not is_floating(q):
+        raise TypeError(f"attention: q, k and v must be real floating-point arrays, got {q.dtype}; convert them first")
+    if is_torch(q) and not q.device == k.device == v.device:
+        raise ValueError(f"attention: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"attention: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
-    if enable_gqa and (q.ndim < 3 or q.shape[-3] % k.shape[-3] or k.shape[-3] != v.shape[-3]):
+    if not enable_gqa:
+        return 1
+    heads = [a.shape[-3] if a.ndim > 2 else 0 for a in (q, k, v)]
+    if 0 in heads or heads[0] % heads[1] or heads[1] != heads[2]:
         raise ValueError(
             f"attention: with enable_gqa the heads of q must be a multiple of those of k and v, got "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
+    return heads[0] // heads[1]

@@ -1,4 +1,4 @@
-"""torch modules, generic over maps: `Activation`, `Loss`, `MarginHead`.
+"""torch modules, generic over maps: `Activation`, `Loss`, `Attention`, `MarginHead`.
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import functional, losses, margins, transforms
+from . import _scores, functional, losses, margins, transforms
 from ._mapping import Mapping
+from .attention import attention
 from .mappings import Softmax as _Softmax
 
-__all__ = ["Activation", "Loss", "MarginHead"]
+__all__ = ["Activation", "Attention", "Loss", "MarginHead"]
 
 
 def __dir__() -> list[str]:
@@ -130,6 +131,161 @@ class Loss(_OfMapping):
         mapping = self.mapping
         loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
         return loss(mapping, scores, target, self.weight, mask=mask, **self.options)
+
+
+class Attention(_OfMapping):
+    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, and its weights load as they are.
+
+    Masks are those of `nn.MultiheadAttention`, where True hides; alone `is_causal=True` hides later keys without a mask. The other
+    options are those of `anymax.attention`: window, softcap, alibi (True), sink (True: one learned score a head) and transform,
+    whose parameters (`scalable(beta=nn.Parameter(...))`) the module owns. kv_heads: fewer heads of keys and values than of queries.
+    An alpha for each head has shape (heads, 1, 1). Its `add_bias_kv` and `add_zero_attn` are not here; a sink is the latter, learned.
+    """
+
+    prefix = "map_"
+    in_proj_bias: Tensor | None
+    sink: Tensor | None
+    in_proj_weight: nn.Parameter
+    q_proj_weight: nn.Parameter
+    k_proj_weight: nn.Parameter
+    v_proj_weight: nn.Parameter
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mapping: Mapping | None = None,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        kv_heads: int | None = None,
+        window: int | tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        alibi: bool = False,
+        sink: bool = False,
+        transform: Any = None,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        implementation: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
+        shared = num_heads if kv_heads is None else kv_heads
+        if num_heads < 1 or embed_dim % num_heads or shared < 1 or num_heads % shared:
+            raise ValueError(
+                f"Attention: embed_dim must be a multiple of num_heads and that of kv_heads, got {embed_dim}, {num_heads} and {shared}"
+            )
+        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, shared
+        self.head_dim = embed_dim // num_heads
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.dropout, self.batch_first, self.implementation = dropout, batch_first, implementation
+        self.options: dict[str, Any] = {
+            "window": window, "softcap": softcap, "alibi": True if alibi else None, "transform": transform,
+        }  # fmt: skip
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        inner = shared * self.head_dim
+        self._packed = self.kdim == self.vdim == embed_dim
+        if self._packed:
+            self.in_proj_weight = nn.Parameter(torch.empty(embed_dim + 2 * inner, embed_dim, **made))
+        else:
+            self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim, **made))
+            self.k_proj_weight = nn.Parameter(torch.empty(inner, self.kdim, **made))
+            self.v_proj_weight = nn.Parameter(torch.empty(inner, self.vdim, **made))
+        self.register_parameter(
+            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
+        )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+        self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
+        for n, part in enumerate(_scores.transforms_of(transform) or ()):
+            for name, value in part.params:
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(f"transform_{n}_{name}", value)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The start of `nn.MultiheadAttention`."""
+        for weight in self._weights():
+            nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def _weights(self) -> list[nn.Parameter]:
+        if self._packed:
+            return [self.in_proj_weight]
+        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        sizes = [self.embed_dim, *[self.kv_heads * self.head_dim] * 2]
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        if self._packed and query is key is value:
+            parts = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias).split(sizes, -1)
+        else:
+            weights = self.in_proj_weight.split(sizes) if self._packed else self._weights()
+            parts = [nn.functional.linear(*one) for one in zip((query, key, value), weights, biases)]
+        return [p.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for p in parts]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention.forward`; `need_weights=False` spares the matrix of weights."""
+        same = query is key is value
+        if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
+            raise ValueError(
+                f"Attention: query, key and value must all have two dimensions, or all three with a batch, got {tuple(query.shape)}, "
+                f"{tuple(key.shape)} and {tuple(value.shape)}"
+            )
+        if query.ndim == 3 and not self.batch_first:
+            query, key, value = (a.transpose(0, 1) for a in (query, key, value))
+        q, k, v = self._project(query, query if same else key, query if same else value)
+        keep, added = self._masks(q, k, attn_mask, key_padding_mask)
+        found = attention(
+            q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal and attn_mask is None,
+            enable_gqa=self.kv_heads != self.num_heads, dropout_p=self.dropout if self.training else 0.0, sink=self.sink,
+            need_weights=need_weights, implementation=self.implementation, **self.options,
+        )  # fmt: skip
+        out, weights = found if need_weights else (found, None)
+        out = self.out_proj(out.transpose(-3, -2).flatten(-2))
+        if query.ndim == 3 and not self.batch_first:
+            out = out.transpose(0, 1)
+        return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
+
+    def _masks(self, q: Tensor, k: Tensor, *masks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """(True = keep, added) from torch's masks, in which True hides."""
+        keep = added = None
+        shapes = ((q.shape[-2], k.shape[-2]), (*q.shape[:-3], k.shape[-2]))
+        for name, mask, shape in zip(("attn_mask", "key_padding_mask"), masks, shapes):
+            if mask is None:
+                continue
+            each = (q.shape[0] * self.num_heads, *shape) if name == "attn_mask" and q.ndim == 4 else shape
+            if tuple(mask.shape) not in (shape, each):
+                raise ValueError(f"Attention: {name} must have the shape {shape}, got {tuple(mask.shape)}")
+            if name == "key_padding_mask":
+                mask = mask[..., None, None, :]
+            elif mask.ndim == 3:
+                mask = mask.unflatten(0, (-1, self.num_heads))
+            if mask.dtype == torch.bool:
+                keep = ~mask if keep is None else keep & ~mask
+            elif mask.is_floating_point():
+                added = mask if added is None else added + mask
+            else:
+                raise TypeError(f"Attention: {name} must be boolean or real, got {mask.dtype}")
+        return keep, added
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, {super().extra_repr()}"
 
 
 class MarginHead(_OfMapping):

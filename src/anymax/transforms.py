@@ -36,6 +36,7 @@ from ._array import (
     namespace,
     number,
     pick_axis,
+    power,
     quiet,
     safe,
     stop_gradient,
@@ -47,7 +48,9 @@ from ._array import (
 from ._noises import draw, find
 from ._truncate import topk_keep, topp_keep
 
-_BROADCAST = ("T", "keep", "log_p", "scale", "p", "n")  # the parameters that line up with the scores
+_BROADCAST = (
+    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta",
+)  # the parameters that line up with the scores  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -75,6 +78,11 @@ class Transform:
         given = [f"{k}={_brief(v)}" for k, v in self.params if v is not None]
         given += [f"axis={self.axis}"] if self.axis != -1 else []
         return f"{self.rows.__name__.strip('_')}({', '.join(given)})"
+
+    @property
+    def by_rows(self) -> bool:
+        """True where a part of the rows can be had on its own, from its part of the parameters."""
+        return self.rows is not _add_noise and all(k in _BROADCAST or not is_array(v) for k, v in self.params)
 
     def _key(self) -> tuple:
         return self.rows, self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
@@ -131,6 +139,43 @@ def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> T
 
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
     return _on_kept(x, lambda y: y / T, xp)
+
+
+def scalable(
+    beta: Any = 1.0,
+    gamma: Any = 1.0,
+    delta: Any = 0.0,
+    n: Any = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
+    """`(delta + beta log(n)^gamma) x`: a temperature that follows the length n of the row, so that long rows do not flatten.
+
+    n is the number of entries that are not masked (under a causal mask: the keys that the query sees), or what is given. The default
+    is scalable softmax, with beta to be learned, one a head: [heads, 1, 1] (Nakanishi 2025); delta and gamma make it
+    the adaptive form of Vasylenko et al. 2025.
+
+    >>> scalable(beta=0.5)([1.0, 2.0, 4.0, 8.0]).round(4)
+    array([0.6931, 1.3863, 2.7726, 5.5452])
+    """
+    for name, value in (("beta", beta), ("gamma", gamma), ("delta", delta)):
+        _number("scalable", name, value, lambda v: v == v, "a number, not NaN")
+    if n is not None:
+        _number("scalable", "n", n, lambda v: v >= 1, "at least 1")
+    params = (("beta", beta), ("gamma", gamma), ("delta", delta), ("n", n))
+    return Transform(_scalable, params, pick_axis(axis, dim))
+
+
+def _scalable(x: Array, xp: Namespace, beta: Any, gamma: Any, delta: Any, n: Any) -> Array:
+    if n is None:
+        n = total(xp.astype(x != -math.inf, x.dtype), xp)
+    grown = power(xp.log(xp.where(n > 1, n, xp.ones_like(n))), gamma, xp) if is_array(n) else _grown(n, gamma)
+    return _on_kept(x, lambda y: y * (delta + beta * grown), xp)
+
+
+def _grown(n: float, gamma: Any) -> Any:
+    return math.log(n) ** gamma if n > 1 else 0.0
 
 
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:

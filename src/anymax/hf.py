@@ -1,0 +1,131 @@
+"""Hugging Face transformers: attention with any map in every model that goes through transformers' attention interface.
+
+>>> import anymax.hf  # doctest: +SKIP
+>>> anymax.hf.register()  # doctest: +SKIP
+>>> AutoModel.from_pretrained(name, attn_implementation="anymax_entmax15")  # doctest: +SKIP
+
+The parameters of the map come from the model's config, as `config.anymax`, a dict that is saved with it: `{"alpha": 1.3}` for all heads,
+a list for one number a head; `"temperature": T` and `"scalable": {"beta": ..., "gamma": ..., "delta": ...}` transform the scores.
+A layer whose attention module has an attribute `anymax`, such as `anymax.nn.Activation(Entmax(1.5), learn="alpha")`, uses the map
+of that, learned.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import transforms
+from ._mapping import Mapping
+from .attention import attention
+from .mappings import CATALOGUE, Entmax
+from .nn import _OfMapping
+
+try:
+    import transformers
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+except ImportError as error:
+    raise ImportError("anymax.hf needs transformers 5 or later; install it with: pip install 'anymax[hf]'") from error
+
+__all__ = ["NAMES", "attend", "register"]
+
+_PREFIX = "anymax_"
+_TRANSFORMS = ("temperature", "scalable")
+_KINDS: dict[str, Any] = {kind.name: kind for kind in CATALOGUE if kind.name != "ratio"}
+_KINDS["entmax15"] = functools.partial(Entmax, alpha=1.5)
+NAMES = tuple(_PREFIX + name for name in sorted(_KINDS))  # what `attn_implementation` may be
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def register() -> tuple[str, ...]:
+    """Make the names in `NAMES` known to transformers, as attention and as masks; the names. Doing it twice does no harm."""
+    for name in NAMES:
+        transformers.AttentionInterface.register(name, functools.partial(attend, name))
+        # without a mask function of the same name, transformers would pass no mask at all
+        AttentionMaskInterface.register(name, sdpa_mask)
+    return NAMES
+
+
+def attend(
+    name: str,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cache: Any = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention function of transformers: query [B, H, L, D], key and value [B, heads of keys, S, D] to [B, L, H, D] and weights.
+
+    The mask comes from transformers and holds a sliding window, if any; `others` is what other models need, positions for one.
+    """
+    if cache is not None:
+        raise ValueError(f"{name}: the paged cache of continuous batching is not served; use generate() or 'sdpa'")
+    config = getattr(module, "config", None)
+    mapping, transform = _of(name, module, config, query)
+    length = query.shape[-2]
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    keep, bias = _masks(attention_mask, position_bias)
+    weights = bool(getattr(config, "output_attentions", False) if output_attentions is None else output_attentions)
+    found = attention(
+        query, key, value, mapping, mask=keep, bias=bias, is_causal=bool(causal) and attention_mask is None and length > 1,
+        scale=scaling, enable_gqa=query.shape[1] != key.shape[1], dropout_p=dropout, softcap=softcap, sink=s_aux,
+        transform=transform, need_weights=weights,
+    )  # fmt: skip
+    out, p = found if weights else (found, None)
+    return out.transpose(1, 2).contiguous(), p
+
+
+def _masks(mask: Tensor | None, position_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """(True = keep, added): a mask in numbers, of a user's own, has the lowest number of its dtype where it hides."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, position_bias
+    keep = mask > 0.5 * torch.finfo(mask.dtype).min
+    added = mask.masked_fill(~keep, 0.0)
+    return keep, added if position_bias is None else added + position_bias
+
+
+def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple[Mapping, Any]:
+    """The map and the transform of a layer."""
+    given = dict(getattr(config, "anymax", None) or {})
+    parts = []
+    for key in _TRANSFORMS:
+        if key in given:
+            value = given.pop(key)
+            options = value if isinstance(value, dict) else {"T": value} if key == "temperature" else {}
+            options = {k: _number(v, query) for k, v in options.items()}
+            parts.append(getattr(transforms, key)(**options))
+    transform = transforms.compose(*parts) if parts else None
+    owned = getattr(module, "anymax", None)
+    if isinstance(owned, _OfMapping):
+        return owned.mapping, transform
+    kind = name.removeprefix(_PREFIX)
+    if kind == "sparse_softmax" and not given:
+        raise ValueError(f"{name}: say how many keys to keep in the model's config, as in anymax={{'k': 8}}")
+    try:
+        return _KINDS[kind](**{k: _number(v, query) for k, v in given.items()}), transform
+    except TypeError as error:
+        raise TypeError(f"{name}: the model's config has anymax={config.anymax!r}, and {error}") from None
+
+
+def _number(value: Any, query: Tensor) -> Any:
+    """A number, or one for each head."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    if len(value) != query.shape[1]:
+        raise ValueError(f"the model's config has {len(value)} numbers in anymax for {query.shape[1]} heads")
+    return torch.tensor(value, dtype=torch.float32, device=query.device).reshape(-1, 1, 1)

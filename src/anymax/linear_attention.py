@@ -1,0 +1,356 @@
+"""Attention with Taylor softmax of order 2 in linear time: `1 + s + s^2/2` of a product s = <q, k> is itself a product of features.
+
+`1 + <q,k> + <q,k>^2/2 = <phi(q), phi(k)>`, so that the sum over keys can be taken first: a matrix of 1 + d + d(d+1)/2 rows (each pair of
+features once) and one column a value, whatever the length (Katharopoulos et al. 2020; order 2: Arora et al. 2024, "Based").
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._array import Array, Namespace, beside, eager, is_array, is_integer, is_jax, is_torch, namespace, number, upcast
+from ._mapping import Mapping
+from .mappings import Taylor
+
+_CHUNK, _LEAST = 256, 32  # queries or keys at a time
+_FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
+
+
+def taylor_features(x: Array) -> Array:
+    """phi(x) [..., 1 + d + d(d+1)/2] with `<phi(q), phi(k)> = 1 + <q,k> + <q,k>^2 / 2`, for x [..., d].
+
+    >>> taylor_features(np.array([2.0, 3.0])).round(4)
+    array([1.    , 2.    , 3.    , 2.8284, 6.364 , 6.    ])
+    """
+    xp = namespace(x)
+    if x.ndim == 1:
+        return _features(x[:, None], xp)[:, 0]
+    return xp.matrix_transpose(_features(xp.matrix_transpose(x), xp))
+
+
+def _features(x: Array, xp: Namespace, room: list[Array] | None = None) -> Array:
+    """phi of the columns of x, [..., d, n] -> [..., F, n], as products of rows of (1, x / sqrt 2, x): rows are fast to gather.
+
+    room: where the features of the chunk before may be overwritten, torch only; fresh memory costs more than the arithmetic.
+    """
+    first, second = (_pairs if eager(x) else _pairs.__wrapped__)(x.shape[-2])  # torch.compile warns of caches
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        first, second = (torch.as_tensor(i, device=x.device) for i in (first, second))
+    else:
+        first, second = xp.asarray(first), xp.asarray(second)
+    rows = xp.concat([xp.ones_like(x[..., :1, :]), x * math.sqrt(0.5), x], axis=-2)
+    if room is None:
+        return xp.take(rows, first, axis=-2) * xp.take(rows, second, axis=-2)
+    torch = sys.modules["torch"]
+    if not room or room[0].shape != (*x.shape[:-2], len(first), x.shape[-1]):
+        room[:] = [x.new_empty((*x.shape[:-2], len(first), x.shape[-1])) for _ in range(2)]
+    for part, index in zip(room, (first, second)):
+        torch.index_select(rows, -2, index, out=part)
+    return room[0].mul_(room[1])
+
+
+def _room(*arrays: Array) -> list[Array] | None:
+    """Room to work in, where no derivative and no tracer looks on."""
+    if not is_torch(arrays[0]) or not eager(arrays[0]) or _modes() or _forward_mode():
+        return None
+    tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
+    return None if tracked else []
+
+
+def _modes() -> int:
+    return sys.modules["torch"]._C._len_torch_dispatch_stack()
+
+
+def _forward_mode() -> bool:
+    return sys.modules["torch"].autograd.forward_ad._current_level >= 0
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of (1, x / sqrt 2, x) whose products are 1, x, and each pair once: the squares with a half, then i < j."""
+    i, j = np.triu_indices(d, 1)
+    one, own = np.zeros(1, np.int64), np.arange(d)
+    return (
+        np.concatenate([one, 0 * own, 1 + d + own, 1 + d + i]),
+        np.concatenate([one, 1 + d + own, 1 + own, 1 + d + j]),
+    )
+
+
+class LinearState(NamedTuple):
+    """All that Taylor attention of order 2 remembers of its keys and values: of constant size, for decoding.
+
+    `out, state = state.step(q, k, v)` attends to all keys so far and to the new ones, each query up to its own key. A state is
+    a tuple of arrays (for JAX a pytree) and is never changed.
+
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 5, 4))
+    >>> state, rows = LinearState.of(k[:2], v[:2]), []
+    >>> for t in range(2, 5):
+    ...     out, state = state.step(q[t : t + 1], k[t : t + 1], v[t : t + 1])
+    ...     rows.append(out)
+    >>> bool(np.allclose(np.concatenate(rows), linear_attention(q, k, v, is_causal=True)[2:]))
+    True
+    """
+
+    memory: Array  # [..., Dv + 1, F]: the sum over keys of (v, 1) phi(k)
+    scale: Any  # of the scores
+
+    @classmethod
+    def of(cls, k: Array, v: Array, scale: Any = None, lengths: Array | None = None) -> LinearState:
+        """The state after these keys [..., S, D] and values; of none where S = 0. `lengths`: how many of each batch are real."""
+        xp = namespace(k)
+        k, values = _keys(k, v, lengths, xp)
+        memory = _nothing(k, values, xp)
+        scale = (1.0 / math.sqrt(k.shape[-1]) if k.shape[-1] else 1.0) if scale is None else number(scale)
+        return cls(_remember(memory, k, values, xp), scale)
+
+    def extend(self, k: Array, v: Array) -> LinearState:
+        """The state after these keys and values too."""
+        xp = namespace(k)
+        k, values = _keys(k, v, None, xp)
+        return LinearState(_remember(self.memory, k, values, xp), self.scale)
+
+    def attend(self, q: Array) -> Array:
+        """The output for queries [..., L, D] that see every key of the state; a multiple of its heads may share it."""
+        xp = namespace(q)
+        rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
+        room = _room(self.memory, rows)
+        body = lambda memory, q: (memory, _recall(memory, q, xp, room))  # noqa: E731
+        _, out = _fold(body, self.memory, (rows,), _chunk(self.memory), xp)
+        return _finished(out, q, shape, xp)
+
+    def step(self, q: Array, k: Array, v: Array) -> tuple[Array, LinearState]:
+        """The output of new queries, causal among themselves, and the state after their keys and values."""
+        xp = namespace(q)
+        _agree(q, k)
+        keys, values = _keys(k, v, None, xp)
+        out, memory = _causal(self.memory, upcast(q, xp) * self.scale, keys, values, xp)
+        return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
+
+
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mapping: Mapping | None = None,
+    *,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+    lengths: Array | None = None,
+) -> Array:
+    """`attention(q, k, v, Taylor(2))`, the same numbers but for rounding, at a cost that grows with the length and not its square.
+
+    A key costs about 2 Dv d^2 operations, so that it pays from some 2,000 keys on at d = 64 and from some 200 at d = 16. Scores s far
+    from what |q| |k| would allow are differences of large features: their relative error is about |q|^2 |k|^2 scale^2 / s^2 times
+    that of the dtype. `LinearState` is the same for decoding. Options as in `attention`; lengths: real keys of each batch.
+    """
+    reason = refuse(Taylor(2) if mapping is None else mapping)
+    if reason is not None:
+        raise ValueError(f"linear_attention: {reason}")
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if not is_array(a) or a.ndim < 2:
+            raise TypeError(
+                f"linear_attention: {name} must be an array [..., length, features], got {type(a).__name__}"
+            )
+    xp = namespace(q)
+    if not enable_gqa and q.ndim > 2 and q.shape[-3] != k.shape[-3] and 1 not in (q.shape[-3], k.shape[-3]):
+        raise ValueError(
+            f"linear_attention: q has {q.shape[-3]} heads and k has {k.shape[-3]}; say enable_gqa=True where they are to be shared"
+        )
+    _agree(q, k)
+    if lengths is None and q.ndim > 2 and all(math.prod(a.shape[:-2]) == 1 for a in (q, k, v)):
+        one = (
+            xp.reshape(a, a.shape[-2:]) for a in (q, k, v)
+        )  # a product of two matrices is faster than a batch of one
+        out = linear_attention(*one, is_causal=is_causal, scale=scale)
+        return xp.reshape(out, (*q.shape[:-1], v.shape[-1]))
+    if not is_causal:
+        return LinearState.of(k, v, scale, lengths).attend(q)
+    keys, values = _keys(k, v, lengths, xp)
+    scale = (1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if scale is None else number(scale)
+    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp)
+    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+
+
+def refuse(mapping: Mapping) -> str | None:
+    """Why a map has no linear attention; None where it has."""
+    if mapping.name != "taylor":
+        return f"only Taylor softmax of order 2 has features of finite size, not {mapping!r}"
+    if mapping.order != 2:  # type: ignore[attr-defined]
+        return f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"  # type: ignore[attr-defined]
+    return None
+
+
+# -- chunks ----------------------------------------------------------------------------------------------------------------------
+
+
+def _agree(q: Array, k: Array) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"linear_attention: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
+
+
+def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array]:
+    """Keys and (v, 1), whose last column sums to the denominator; both 0 for keys that are not there."""
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"linear_attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    k, v = upcast(k, xp), upcast(v, xp)
+    values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    if lengths is None:
+        return k, values
+    lengths = beside(lengths, k, "lengths", xp)
+    if not is_integer(lengths):
+        raise TypeError(f"linear_attention: lengths must be integers, got {lengths.dtype}")
+    place = {"device": k.device} if is_torch(k) else {}
+    there = xp.arange(k.shape[-2], **place)[:, None] < xp.reshape(lengths, (*lengths.shape, *(1,) * min(3, k.ndim)))
+    return xp.where(there, k, xp.zeros_like(k)), xp.where(there, values, xp.zeros_like(values))
+
+
+def _nothing(k: Array, values: Array, xp: Namespace) -> Array:
+    """The memory before the first key."""
+    d = k.shape[-1]
+    place = {"device": k.device} if is_torch(k) else {}
+    return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **place)
+
+
+def _chunk(memory: Array) -> int:
+    heads = math.prod(memory.shape[:-2])
+    return max(_LEAST, min(_CHUNK, _FEATURES // max(1, heads * memory.shape[-1])))
+
+
+def _grouped(q: Array, memory: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
+    """Queries whose heads share a memory, one below the other: [..., heads of the memory, groups * L, D]; and their own shape."""
+    shape = tuple(q.shape)
+    if q.ndim < 3 or memory.ndim < 3 or q.shape[-3] == memory.shape[-3] or memory.shape[-3] == 1:
+        return q, shape
+    heads, own = q.shape[-3], memory.shape[-3]
+    if heads % own:
+        raise ValueError(f"linear_attention: {heads} heads of queries can't share {own} heads of keys")
+    return xp.reshape(q, (*q.shape[:-3], own, heads // own * q.shape[-2], q.shape[-1])), shape
+
+
+def _finished(out: Array, q: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
+    out = _divided(out, xp)
+    if out.shape[-2] != shape[-2]:
+        out = xp.reshape(out, (*shape[:-1], out.shape[-1]))
+    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+
+
+def _divided(sums: Array, xp: Namespace) -> Array:
+    """Numerator over denominator, zeros where there was no key."""
+    below = sums[..., -1:]
+    return sums[..., :-1] / xp.where(below > 0, below, xp.ones_like(below))
+
+
+def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
+    room = _room(memory, k, values)
+    body = lambda memory, k, values: (_added(memory, k, values, xp, room), None)  # noqa: E731
+    return _fold(body, memory, (k, values), _chunk(memory), xp)[0]
+
+
+def _added(memory: Array, k: Array, values: Array, xp: Namespace, room: list[Array] | None) -> Array:
+    features = _features(xp.matrix_transpose(k), xp, room)
+    return memory + xp.matrix_transpose(values) @ xp.matrix_transpose(features)
+
+
+def _recall(memory: Array, q: Array, xp: Namespace, room: list[Array] | None = None) -> Array:
+    return xp.matrix_transpose(memory @ _features(xp.matrix_transpose(q), xp, room))
+
+
+def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(output, memory): within a chunk the matrix, before it the memory."""
+    room = _room(memory, q, k, values)
+    rows, count = q.shape[-2], k.shape[-2]
+    both = min(rows, count)
+    groups = 1
+    if q.ndim > 2 and memory.ndim > 2 and memory.shape[-3] not in (1, q.shape[-3]):
+        groups = q.shape[-3] // memory.shape[-3]
+        _grouped(q[..., :0, :], memory, xp)  # an error where they don't fit
+        q = xp.reshape(q, (*q.shape[:-3], q.shape[-3] // groups, groups, rows, q.shape[-1]))
+
+    def body(memory: Array, q: Array, k: Array, values: Array) -> tuple[Array, Array]:
+        n = k.shape[-2]
+        flat = q if groups == 1 else xp.reshape(q, (*q.shape[:-3], groups * n, q.shape[-1]))
+        s = flat @ xp.matrix_transpose(k)
+        place = {"device": k.device} if is_torch(k) else {}
+        at = xp.arange(n, **place)
+        seen = at[None, :] <= at[:, None]
+        if groups > 1:
+            seen = xp.reshape(xp.broadcast_to(seen, (groups, n, n)), (groups * n, n))
+        near = xp.where(seen, 1.0 + s * (1.0 + 0.5 * s), xp.zeros_like(s)) @ values
+        sums = near + _recall(memory, flat, xp, room)
+        memory = _added(memory, k, values, xp, room)
+        return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
+
+    inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
+    memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
+    parts = [] if sums is None else [sums]
+    if rows > both:  # queries after the last key see them all
+        late = q[..., both:, :]
+        flat = late if groups == 1 else xp.reshape(late, (*late.shape[:-3], groups * (rows - both), late.shape[-1]))
+        out = _recall(memory, flat, xp)
+        parts.append(out if groups == 1 else xp.reshape(out, (*late.shape[:-1], out.shape[-1])))
+    if not parts:
+        parts.append(xp.zeros_like(_recall(memory, q[..., :0, :], xp)))
+    out = _divided(parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2), xp)
+    if groups > 1:
+        out = xp.reshape(out, (*out.shape[:-4], out.shape[-4] * groups, rows, out.shape[-1]))
+    return out, memory
+
+
+def _fold(
+    body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
+) -> tuple[Array, Any]:
+    """`memory, out = body(memory, *chunks)` along the second last axis; the outs one after another, None where there are none.
+
+    A chunk's features are computed again for the gradient: kept, they would be of F numbers a position.
+    """
+    n = arrays[0].shape[-2]
+    if is_jax(arrays[0]):
+        return _scan(body, memory, arrays, chunk, xp)
+    outs = []
+    for start in range(0, n, chunk):
+        memory, out = _again(body, memory, *(a[..., start : min(n, start + chunk), :] for a in arrays))
+        outs.append(out)
+    if not outs or outs[0] is None:
+        return memory, None if outs else xp.zeros_like(_recall(memory, arrays[0], xp))
+    return memory, outs[0] if len(outs) == 1 else xp.concat(outs, axis=-2)
+
+
+def _again(body: Callable[..., Any], *arrays: Array) -> Any:
+    """body(...), which autograd runs again instead of keeping what is inside."""
+    if is_torch(arrays[0]):
+        torch = sys.modules["torch"]
+        tracked = torch.is_grad_enabled() and any(a.requires_grad for a in arrays)
+        if tracked and eager(arrays[0]) and not _forward_mode():
+            return torch.utils.checkpoint.checkpoint(body, *arrays, use_reentrant=False, preserve_rng_state=False)
+    return body(*arrays)
+
+
+def _scan(
+    body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
+) -> tuple[Array, Any]:
+    """The same in JAX: one traced chunk; zeros fill the last one, and add nothing to a memory since their (v, 1) is 0."""
+    jax = sys.modules["jax"]
+    n = arrays[0].shape[-2]
+    if n <= chunk:
+        return body(memory, *arrays)
+    count = -(-n // chunk)
+
+    def split(a: Array) -> Array:
+        pad = [(0, 0)] * (a.ndim - 2) + [(0, count * chunk - n), (0, 0)]
+        a = xp.reshape(xp.pad(a, pad), (*a.shape[:-2], count, chunk, a.shape[-1]))
+        return xp.moveaxis(a, -3, 0)
+
+    again = jax.checkpoint(lambda memory, parts: body(memory, *parts))
+    memory, outs = jax.lax.scan(again, memory, tuple(split(a) for a in arrays))
+    if outs is None:
+        return memory, None
+    outs = xp.moveaxis(outs, 0, -3)
+    return memory, xp.reshape(outs, (*outs.shape[:-3], count * chunk, outs.shape[-1]))[..., :n, :]

@@ -1,0 +1,282 @@
+"""Transformers with any map in their attention, token for token beside the models' own eager code with the map in softmax's place."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import anymax as A
+from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, hf
+
+hf.register()
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch"
+)
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+MAPS = {
+    "sparsemax": (Sparsemax(), {}), "entmax15": (Entmax(1.5), {}), "entmax": (Entmax(1.2), {"alpha": 1.2}), "taylor": (Taylor(2), {}),
+    "softmax": (Softmax(), {}), "sparse_softmax": (SparseSoftmax(k=3), {"k": 3}),
+}  # fmt: skip
+
+
+def llama(**more):
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**SMALL, num_key_value_heads=2, **more)
+
+
+def gpt2(**more):
+    options = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return transformers.GPT2LMHeadModel, transformers.GPT2Config(**options, bos_token_id=1, eos_token_id=2, **more)
+
+
+def bert(**more):
+    return transformers.BertForMaskedLM, transformers.BertConfig(**SMALL, max_position_embeddings=64, **more)
+
+
+def t5(**more):
+    options = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    return transformers.T5ForConditionalGeneration, transformers.T5Config(**options, decoder_start_token_id=0, **more)
+
+
+def bart(**more):
+    options = {
+        "vocab_size": 50, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return transformers.BartForConditionalGeneration, transformers.BartConfig(**options, **more)
+
+
+def gemma2(**more):
+    """Soft-capped scores, and a sliding window in every second layer."""
+    options = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 1.5}
+    return transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**SMALL, **options, **more)
+
+
+def gpt_oss(**more):
+    """A sink for each head."""
+    options = {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "sliding_window": 4,
+    }
+    return transformers.GptOssForCausalLM, transformers.GptOssConfig(**SMALL, **options, **more)
+
+
+DECODERS = {"llama": llama, "gpt2": gpt2, "gemma2": gemma2, "gpt_oss": gpt_oss}
+PAIRS = {"t5": t5, "bart": bart}
+MODELS = {**DECODERS, **PAIRS, "bert": bert}
+
+
+def build(model, implementation, seed=0, **more):
+    kind, config = MODELS[model](**more)
+    torch.manual_seed(seed)
+    made = kind._from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():  # scores large enough for the maps to differ
+            if any(word in name for word in ("q_proj", "k_proj", "query", "key", "c_attn", ".q.", ".k.")):
+                parameter.mul_(8.0)
+            if "sinks" in name:
+                parameter.normal_()
+    return made.eval().double()  # so that what differs is a mistake, not rounding
+
+
+@contextlib.contextmanager
+def in_softmax(mapping):
+    """The models' eager code with another map."""
+
+    def plain(x, dim=-1, dtype=None, **_):
+        hidden = x <= 0.5 * torch.finfo(x.dtype).min
+        x = x.masked_fill(hidden, -math.inf)
+        return A.apply(mapping, x if dtype is None else x.to(dtype), dim=dim)
+
+    kept = torch.nn.functional.softmax
+    torch.nn.functional.softmax = plain
+    try:
+        yield
+    finally:
+        torch.nn.functional.softmax = kept
+
+
+def tokens(rows=2, n=9, seed=1):
+    return torch.randint(3, 50, (rows, n), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(n=9):
+    mask = torch.ones(2, n, dtype=torch.long)
+    mask[0, :3] = 0
+    return mask
+
+
+def inputs(model):
+    out = {"input_ids": tokens(), "attention_mask": padded() if model in DECODERS else padded().flip(-1)}
+    if model in PAIRS:
+        out["decoder_input_ids"] = tokens(n=6, seed=2)
+    return out
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("model", [m for m in MODELS if m != "gpt_oss"])  # whose router calls softmax too
+def test_logits_are_those_of_the_plain_model(model, name):
+    mapping, parameters = MAPS[name]
+    ours = build(model, f"anymax_{name}", anymax=parameters)
+    plain = build(model, "eager")
+    given = inputs(model)
+    real = given["attention_mask"].bool() if model not in PAIRS else slice(None)
+    with torch.no_grad():
+        got = ours(**given).logits
+        with in_softmax(mapping):
+            want = plain(**given).logits
+        with in_softmax(Softmax()):
+            other = plain(**given).logits
+    torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=1e-4)
+    assert name == "softmax" or (got[real] - other[real]).abs().max() > 1e-4
+
+
+def test_sinks_are_those_of_the_model():
+    ours, plain = (build("gpt_oss", name).float() for name in ("anymax_softmax", "eager"))
+    given = inputs("gpt_oss")
+    real = given["attention_mask"].bool()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**given).logits[real], plain(**given).logits[real], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "taylor"])
+@pytest.mark.parametrize("model", [m for m in MODELS if m not in ("bert", "gpt_oss")])
+def test_generation_with_a_cache_token_for_token(model, name):
+    ours, plain = build(model, f"anymax_{name}"), build(model, "eager")
+    given = {"input_ids": tokens(n=7), "attention_mask": padded(7) if model in DECODERS else padded(7).flip(-1)}
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    cached = ours.generate(**given, use_cache=True, **options)
+    torch.testing.assert_close(cached, ours.generate(**given, use_cache=False, **options))
+    with in_softmax(MAPS[name][0]):
+        torch.testing.assert_close(cached, plain.generate(**given, use_cache=True, **options))
+
+
+def test_generation_with_a_static_cache_and_beams():
+    model = build("llama", "anymax_entmax15")
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    given = {"input_ids": tokens(n=7), "attention_mask": padded(7)}
+    want = model.generate(**given, do_sample=False, **options)
+    torch.testing.assert_close(
+        model.generate(**given, do_sample=False, cache_implementation="static", disable_compile=True, **options), want
+    )
+    assert model.generate(**given, num_beams=3, **options).shape == (2, 13)
+
+
+@pytest.mark.parametrize("model", ["llama", "bert", "gpt2", "t5"])
+def test_training_with_and_without_checkpointing(model):
+    given = inputs(model)
+    labels = given["decoder_input_ids"] if model in PAIRS else given["input_ids"]
+    results = []
+    for implementation, checkpointing in (("anymax_sparsemax", False), ("anymax_sparsemax", True), ("eager", False)):
+        made = build(model, implementation)
+        made.train()
+        for part in made.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+            elif isinstance(getattr(part, "dropout", None), float):
+                part.dropout = 0.0
+        if checkpointing:
+            made.gradient_checkpointing_enable()
+        with in_softmax(Sparsemax()) if implementation == "eager" else contextlib.nullcontext():
+            made(**given, labels=labels).loss.backward()
+        results.append({n: p.grad for n, p in made.named_parameters() if p.grad is not None})
+    for other in results[1:]:
+        assert other.keys() == results[0].keys()
+        for n, g in results[0].items():
+            torch.testing.assert_close(other[n], g, atol=2e-5, rtol=1e-3, msg=n)
+
+
+def test_dropout_trains():
+    made = build("bert", "anymax_entmax15", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0)
+    made.train()
+    torch.manual_seed(0)
+    a = made(**inputs("bert")).logits
+    b = made(**inputs("bert")).logits
+    assert (a != b).any()
+    torch.manual_seed(0)
+    torch.testing.assert_close(made(**inputs("bert")).logits, a)
+
+
+def test_weights_are_given_where_asked_for():
+    made = build("bert", "anymax_sparsemax")
+    with torch.no_grad():
+        out = made(**inputs("bert"), output_attentions=True)
+    assert len(out.attentions) == 2
+    for p in out.attentions:
+        assert p.shape == (2, 4, 9, 9)
+        torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]))
+        assert (p == 0).float().mean() > 0.2
+
+
+def test_the_map_comes_from_the_config(tmp_path):
+    given = inputs("llama")
+    real = given["attention_mask"].bool()
+
+    def logits(implementation, **more):
+        with torch.no_grad():
+            return build("llama", implementation, **more)(**given).logits[real]
+
+    torch.testing.assert_close(logits("anymax_entmax", anymax={"alpha": 1.5}), logits("anymax_entmax15"))
+    torch.testing.assert_close(
+        logits("anymax_entmax", anymax={"alpha": [2.0] * 4}), logits("anymax_sparsemax"), atol=1e-4, rtol=1e-3
+    )
+    assert (
+        logits("anymax_entmax", anymax={"alpha": [2.0, 1.2, 1.5, 3.0]}) - logits("anymax_entmax15")
+    ).abs().max() > 1e-3
+    cold = logits("anymax_softmax", anymax={"temperature": 0.5})
+    assert (cold - logits("anymax_softmax")).abs().max() > 1e-3
+    longer = logits("anymax_softmax", anymax={"scalable": {"beta": [0.5, 1.0, 1.5, 2.0]}})
+    assert (longer - logits("anymax_softmax")).abs().max() > 1e-3
+    model = build("llama", "anymax_entmax", anymax={"alpha": [2.0, 1.2, 1.5, 3.0]})
+    model.save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="anymax_entmax").eval().double()
+    with torch.no_grad():
+        torch.testing.assert_close(again(**given).logits, model(**given).logits)
+
+
+def test_a_layer_may_learn_its_alpha():
+    model = build("llama", "anymax_entmax")
+    for layer in model.model.layers:
+        layer.self_attn.anymax = A.nn.Activation(Entmax(torch.full((4, 1, 1), 1.4)), learn="alpha")
+    given = inputs("llama")
+    model(**given, labels=given["input_ids"]).loss.backward()
+    for layer in model.model.layers:
+        assert layer.self_attn.anymax.raw_alpha.grad.any()
+
+
+def test_a_mask_of_the_users_own():
+    """[B, 1, L, S] in numbers, with the lowest number where it hides, as eager models take it."""
+    ours, plain = build("llama", "anymax_taylor"), build("llama", "eager")
+    mask = torch.zeros(2, 1, 9, 9, dtype=torch.float64)
+    mask.masked_fill_(torch.ones(9, 9, dtype=torch.bool).triu(1), torch.finfo(torch.float64).min)
+    mask[1, :, :, 0] = -0.5
+    with torch.no_grad():
+        got = ours(tokens(), attention_mask=mask).logits
+        with in_softmax(Taylor(2)):
+            want = plain(tokens(), attention_mask=mask).logits
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
+def test_names_and_errors():
+    assert {"anymax_sparsemax", "anymax_entmax15", "anymax_entmax", "anymax_taylor", "anymax_normmax"} <= set(
+        hf.register()
+    )
+    with pytest.raises(ValueError, match="anymax_sparsemaxx"):
+        build("llama", "anymax_sparsemaxx")
+    with pytest.raises(TypeError, match=r"anymax_sparsemax: the model's config has anymax=.*alpha"):
+        build("llama", "anymax_sparsemax", anymax={"alpha": 1.5})(**inputs("llama"))
+    with pytest.raises(ValueError, match="3 numbers in anymax for 4 heads"):
+        build("llama", "anymax_entmax", anymax={"alpha": [1.0, 1.5, 2.0]})(**inputs("llama"))
+    with pytest.raises(ValueError, match="how many keys to keep"):
+        build("llama", "anymax_sparse_softmax")(**inputs("llama"))
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="paged cache"):
+        hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, cache=object())

@@ -1,0 +1,164 @@
+"""`anymax.nn.Attention` beside `torch.nn.MultiheadAttention`: the same weights, masks and results; and what only it has."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import anymax as A
+from anymax import Entmax, Softmax, Sparsemax, nn
+
+E, H, N, L, S = 12, 3, 2, 5, 7
+
+
+def pair(**options):
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(E, H, **options)
+    ours = nn.Attention(E, H, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def inputs(batch_first, kdim=E, vdim=E, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    out = [torch.randn(N, n, d, generator=g) for n, d in ((L, E), (S, kdim), (S, vdim))]
+    return [a if batch_first else a.transpose(0, 1) for a in out]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"batch_first": True}, {"kdim": 4, "vdim": 6}], ids=lambda o: str(sorted(o))
+)
+@pytest.mark.parametrize("weights", [True, False])
+def test_softmax_is_torchs_module(options, weights):
+    theirs, ours = pair(**options)
+    args = inputs(options.get("batch_first", False), options.get("kdim", E), options.get("vdim", E))
+    padding = torch.zeros(N, S, dtype=torch.bool)
+    padding[1, 4:] = True
+    hidden = torch.zeros(L, S, dtype=torch.bool)
+    hidden[:, 2] = True
+    each = torch.randn(N * H, L, S, generator=torch.Generator().manual_seed(1))
+    for pad, mask in itertools.product((None, padding), (None, hidden, each)):
+        if pad is not None and mask is each:
+            pad = torch.zeros(N, S).masked_fill(padding, -torch.inf)
+        call = {"key_padding_mask": pad, "attn_mask": mask, "need_weights": weights}
+        want, got = theirs(*args, **call), ours(*args, **call)
+        torch.testing.assert_close(got[0], want[0])
+        torch.testing.assert_close(got[1], want[1])
+    for average in (True, False):
+        call = {"average_attn_weights": average}
+        torch.testing.assert_close(ours(*args, **call)[1], theirs(*args, **call)[1])
+
+
+def test_self_attention_causal_and_unbatched():
+    theirs, ours = pair()
+    x = torch.randn(L, N, E, requires_grad=True)
+    hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
+    want = theirs(x, x, x, attn_mask=hidden, is_causal=True, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, x, x, attn_mask=hidden, is_causal=True, need_weights=False)[0], want)
+    torch.testing.assert_close(ours(x, x, x, is_causal=True, need_weights=False)[0], want)
+    one = ours(x[:, 0], x[:, 0], x[:, 0], is_causal=True)
+    torch.testing.assert_close(one[0], want[:, 0])
+    assert one[1].shape == (L, L)
+    got = torch.autograd.grad(ours(x, x, x)[0].pow(2).sum(), [x, *ours.parameters()])
+    wanted = torch.autograd.grad(theirs(x, x, x)[0].pow(2).sum(), [x, *theirs.parameters()])
+    torch.testing.assert_close(got, wanted)
+
+
+def test_the_start_is_torchs():
+    torch.manual_seed(3)
+    theirs = torch.nn.MultiheadAttention(E, H)
+    ours = nn.Attention(E, H)
+    assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in theirs.named_parameters()}
+    bound = (6 / (3 * E + E)) ** 0.5
+    assert 0.9 * bound < float(ours.in_proj_weight.detach().abs().max()) <= bound
+    assert not ours.in_proj_bias.any()
+
+
+def test_options_are_those_of_attention():
+    torch.manual_seed(0)
+    beta = torch.nn.Parameter(torch.rand(H, 1, 1))
+    alpha = torch.nn.Parameter(torch.tensor([1.1, 1.5, 2.0]).reshape(H, 1, 1))
+    module = nn.Attention(
+        E, H, Entmax(alpha), kv_heads=1, window=(3, 0), softcap=5.0, alibi=True, sink=True,
+        transform=A.compose(A.transforms.scalable(beta=beta)), batch_first=True,
+    )  # fmt: skip
+    assert {n for n, _ in module.named_parameters()} >= {"map_alpha", "sink", "transform_0_beta"}
+    with torch.no_grad():
+        module.sink.copy_(torch.tensor([0.0, 1.0, -1.0]))
+    x = torch.randn(N, S, E)
+    out, weights = module(x, x, x, average_attn_weights=False)
+    q, k, v = torch.nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).split([E, 4, 4], -1)
+    q, k, v = (a.unflatten(-1, (-1, 4)).transpose(1, 2) for a in (q, k, v))
+    want, p = A.attention(
+        q, k, v, Entmax(alpha), enable_gqa=True, window=(3, 0), softcap=5.0, alibi=True, sink=module.sink,
+        transform=A.transforms.scalable(beta=beta), need_weights=True,
+    )  # fmt: skip
+    torch.testing.assert_close(out, module.out_proj(want.transpose(1, 2).flatten(-2)))
+    torch.testing.assert_close(weights, p)
+    assert weights.shape == (N, H, S, S)
+    out.pow(2).sum().backward()
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.any()
+    twin = copy.deepcopy(module)
+    torch.testing.assert_close(twin(x, x, x), module(x, x, x))
+    with torch.no_grad():
+        twin.transform_0_beta.add_(1.0)
+        twin.map_alpha.mul_(1.2)
+    assert (twin(x, x, x)[0] - module(x, x, x)[0]).abs().max() > 1e-4
+
+
+def test_learning_alpha_and_dropout():
+    torch.manual_seed(0)
+    module = nn.Attention(E, H, Entmax(torch.full((H, 1, 1), 1.5)), learn="alpha", dropout=0.5)
+    x = torch.randn(L, N, E)
+    out, _ = module(x, x, x)
+    out.pow(2).sum().backward()
+    assert module.raw_alpha.grad.any()
+    assert (module(x, x, x)[0] != out).any()
+    module.eval()
+    torch.testing.assert_close(module(x, x, x), module(x, x, x))
+    assert "learned in" in repr(module)
+
+
+def test_state_survives_a_round_trip():
+    module = nn.Attention(E, H, Entmax(torch.tensor(1.3)), sink=True, kdim=4)
+    other = nn.Attention(E, H, Entmax(torch.tensor(1.9)), sink=True, kdim=4)
+    other.load_state_dict(module.state_dict())
+    args = inputs(False, kdim=4)
+    torch.testing.assert_close(other(*args), module(*args))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
+        (lambda: nn.Attention(12, 4, kv_heads=3), ValueError, "got 12, 4 and 3"),
+        (lambda: nn.Attention(12, 4, "softmax"), TypeError, "expected a mapping"),
+        (lambda: nn.Attention(E, H)(*[torch.zeros(E)] * 3), ValueError, "two dimensions, or all three"),
+        (
+            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(L, 2)),
+            ValueError,
+            r"attn_mask must have the shape \(5, 5\), got \(5, 2\)",
+        ),
+        (
+            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, key_padding_mask=torch.zeros(N, L, dtype=torch.int)),
+            TypeError,
+            "key_padding_mask must be boolean or real",
+        ),
+        (
+            lambda: nn.Attention(E, H, Sparsemax(), implementation="sdpa")(*[torch.zeros(L, N, E)] * 3, need_weights=False),
+            ValueError,
+            "torch has attention with softmax",
+        ),
+        (lambda: nn.Attention(E, H, Softmax(), learn="alpha"), ValueError, "no number of that name"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
