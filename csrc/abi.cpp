@@ -16,24 +16,6 @@
 
 // -- the units that were built, the best first --------------------------------------------------------------------------------
 
-extern "C" {
-#if defined(ANYMAX_HAVE_AVX512)
-extern const anymax_unit anymax_unit_avx512;
-#endif
-#if defined(ANYMAX_HAVE_AVX2)
-extern const anymax_unit anymax_unit_avx2;
-#endif
-#if defined(ANYMAX_HAVE_NEON)
-extern const anymax_unit anymax_unit_neon;
-#endif
-#if defined(ANYMAX_HAVE_SIMD128)
-extern const anymax_unit anymax_unit_simd128;
-#endif
-#if defined(ANYMAX_HAVE_BASELINE)
-extern const anymax_unit anymax_unit_baseline;
-#endif
-}
-
 namespace {
 
 struct Entry {

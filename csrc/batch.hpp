@@ -13,7 +13,6 @@ constexpr bool PACKS = false;
 #endif
 constexpr int64_t MIDDLE = 2048;     // the longest rows that are served this way
 constexpr int64_t ROOM = 256;        // the most candidates of a row
-constexpr int64_t CELLS_ROW = 4 * width<float>;  // the most cells of a row
 constexpr int64_t ROOM_STEP = ROOM + 4 * width<float>;
 
 struct Batch {
@@ -199,46 +198,6 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
 
 // -- softmax over the k largest ----------------------------------------------------------------------------------------------------
 
-// One more if v >= middle; else the largest below it so far.
-ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
-#if defined(__AVX512F__)
-    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)middle, _CMP_GE_OQ);
-    count = (vf)_mm512_mask_add_ps((__m512)count, m, (__m512)count, _mm512_set1_ps(1.0f));
-    under = (vf)_mm512_mask_max_ps((__m512)under, (__mmask16)~m, (__m512)under, (__m512)v);
-#else
-    const vi m = v >= middle;
-    count = count + (m ? splat(1.0f) : vf{});
-    under = larger(under, m ? under : v);
-#endif
-}
-
-// The level t of each lane for which `want` of v are >= t; where there is none within `turns` turns (ties), `low` is the best that has more. Levels are
-// guessed until at most three entries are missing; those are taken one by one, each as the largest below the last.
-ANYMAX_INLINE vi lanes_count(const vf *v, int64_t n, vf want, vf &low, vf at_low, vf high, int turns) {
-    vf at_high = splat(1.0f), below = high;
-    const vi never = ~(low < high);
-    vi found = at_low == want, known = found ^ found;
-    for (int turn = 0; turn < turns && !every<float>(found | never); turn++) {
-        vf part = turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.75f) / (at_low - at_high + 0.5f);
-        vf middle = larger(low + (high - low) * part, low);
-        middle = (known & (at_high >= want - 3.0f)) ? below : middle;
-        vf a{}, b{}, under_a = low, under_b = low;
-        for (int64_t i = 0; i < n; i += 8)
-            for (int64_t j = 0; j < 8; j += 2) {
-                count_step(v[i + j], middle, a, under_a);
-                count_step(v[i + j + 1], middle, b, under_b);
-            }
-        const vf count = a + b;
-        const vi go = ~(found | never), many = count >= want;
-        low = (go & many) ? middle : low, at_low = (go & many) ? count : at_low;
-        high = (go & ~many) ? middle : high, at_high = (go & ~many) ? count : at_high;
-        below = (go & ~many) ? larger(under_a, under_b) : below;
-        known |= go & ~many;
-        found |= go & (count == want);
-    }
-    return found;
-}
-
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
     constexpr int64_t W = width<float>;
     const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups);
@@ -247,7 +206,7 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     if (k < cells) {  // the k-th largest cell is at most the k-th largest entry
         for (int64_t j = 1; j < cells; j++) low = smaller(low, b.turned[j]);
         low = larger(low, splat(-lanes_max(0.0f)));
-        lanes_count(b.turned, cells, want, low, splat((float)cells), high, 5);
+        lanes_count<float>(b.turned, cells, want, low, splat((float)cells), high, 5);
     } else {
         low = splat(-lanes_max(0.0f));
     }
@@ -257,18 +216,8 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
     float counts[W];
     for (int64_t r = 0; r < W; r++) counts[r] = (float)b.count[r];
-    const vi found = lanes_count(b.turned, b.most, want, low, load(counts), high, 40);
-    vf z{}, y{};
-    for (int64_t i = 0; i < b.most; i += 4) {
-        vf e[4];
-        vi keep[4];
-        for (int j = 0; j < 4; j++) keep[j] = b.turned[i + j] >= low, e[j] = keep[j] ? b.turned[i + j] - high : splat(-inf32);
-        exp_below<4>(e);
-        for (int j = 0; j < 4; j++) b.turned[i + j] = keep[j] ? e[j] : vf{};
-        z += b.turned[i] + b.turned[i + 1], y += b.turned[i + 2] + b.turned[i + 3];
-    }
-    const vf scale = 1.0f / (z + y);
-    for (int64_t i = 0; i < b.most; i++) b.turned[i] = b.turned[i] * scale;
+    const vi found = lanes_count<float>(b.turned, b.most, want, low, load(counts), high, 40);
+    lanes_softmax<float>(b.turned, b.most, low, high);
     scatter_lanes((const float *)b.turned, b.side, W, b.most, ROOM_STEP);
     const uint32_t exact = bits(found);
     uint32_t done = 0;

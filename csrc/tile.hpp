@@ -79,52 +79,78 @@ inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
     conclude(t, n);
 }
 
-// The k largest of longer rows by counting, all lanes in step. One bit a lane, 0 where ties or masked entries want another way: what becomes
-// of a row does not depend on its neighbours.
+// One more if v >= middle; else the largest below it so far.
+template <class V>
+ANYMAX_INLINE void count_step(V v, V middle, V &count, V &under) {
+    const auto m = v >= middle;
+    count = count + (m ? all<V>(1) : V{});
+    under = larger(under, m ? under : v);
+}
+#if defined(__AVX512F__)
+ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
+    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)middle, _CMP_GE_OQ);
+    count = (vf)_mm512_mask_add_ps((__m512)count, m, (__m512)count, _mm512_set1_ps(1.0f));
+    under = (vf)_mm512_mask_max_ps((__m512)under, (__mmask16)~m, (__m512)under, (__m512)v);
+}
+#endif
+
+// The level t of each lane for which `want` of v (n, in eights) are >= t; where there is none within `turns` turns (ties), `low` is the best that has
+// more. Levels are guessed until at most three entries are missing; those are taken one by one, each as the largest below the last.
+template <class C>
+ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C> &low, vec<C> at_low, vec<C> high, int turns) {
+    vec<C> at_high = splat(C(1)), below = high;
+    const ints<C> never = ~(low < high);
+    ints<C> found = at_low == want, known{};
+    for (int turn = 0; turn < turns && !every<C>(found | never); turn++) {
+        vec<C> part = turn % 4 == 3 ? splat(C(0.5)) : (at_low - want + C(0.75)) / (at_low - at_high + C(0.5));
+        vec<C> middle = larger(low + (high - low) * part, low);
+        middle = (known & (at_high >= want - C(3))) ? below : middle;
+        vec<C> a{}, b{}, under_a = low, under_b = low;
+        for (int64_t i = 0; i < n; i += 8)
+            for (int64_t j = 0; j < 8; j += 2) {
+                count_step(v[i + j], middle, a, under_a);
+                count_step(v[i + j + 1], middle, b, under_b);
+            }
+        const vec<C> count = a + b;
+        const ints<C> go = ~(found | never), many = count >= want;
+        low = (go & many) ? middle : low, at_low = (go & many) ? count : at_low;
+        high = (go & ~many) ? middle : high, at_high = (go & ~many) ? count : at_high;
+        below = (go & ~many) ? larger(under_a, under_b) : below;
+        known |= go & ~many;
+        found |= go & (count == want);
+    }
+    return found;
+}
+
+// Softmax over the entries of v (n, in eights) from `low` on, in their place; 0 for the others.
+template <class C>
+ANYMAX_INLINE void lanes_softmax(vec<C> *v, int64_t n, vec<C> low, vec<C> high) {
+    vec<C> z{}, y{};
+    for (int64_t i = 0; i < n; i += 4) {
+        vec<C> e[4];
+        ints<C> keep[4];
+        for (int j = 0; j < 4; j++) keep[j] = v[i + j] >= low, e[j] = keep[j] ? v[i + j] - high : splat(-infinity<C>);
+        exp_below<4>(e);
+        for (int j = 0; j < 4; j++) v[i + j] = keep[j] ? e[j] : vec<C>{};
+        z += v[i] + v[i + 1], y += v[i + 2] + v[i + 3];
+    }
+    const vec<C> scale = C(1) / (z + y);
+    for (int64_t i = 0; i < n; i++) v[i] = v[i] * scale;
+}
+
+// The k largest of longer rows by counting. One bit a lane, 0 where ties or masked entries want another way: what becomes of a row does not depend
+// on its neighbours.
 template <class C>
 inline uint32_t tile_count(Tile<C> &t, int64_t n, int64_t k) {
     prepare(t, n);
-    vec<C> low = splat(infinity<C>), high{};
+    vec<C> low = splat(infinity<C>);
     for (int64_t i = 0; i < n; i++) low = smaller(low, t.v[i]);
-    const vec<C> want = splat((C)k);
-    vec<C> at_low = splat((C)n), at_high = splat(C(1)), limit = low;
-    const ints<C> never = (low == -infinity<C>) | ~(low < high) | ~t.sound | ~t.any;
-    ints<C> found{};
-    for (int turn = 0; turn < 40 && !every<C>(found | never); turn++) {
-        vec<C> part = turn % 3 == 2 ? splat(C(0.5)) : (at_low - want + C(0.25)) / (at_low - at_high + C(0.5));
-        vec<C> middle = low + (high - low) * part;
-        ints<C> a{}, b{};
-        int64_t i = 0;
-        for (; i + 4 <= n; i += 4) {
-            a += (t.v[i] >= middle) + (t.v[i + 1] >= middle);
-            b += (t.v[i + 2] >= middle) + (t.v[i + 3] >= middle);
-        }
-        for (; i < n; i++) a += t.v[i] >= middle;
-        vec<C> count = __builtin_convertvector(-(a + b), vec<C>);
-        ints<C> hit = (count == want) & ~found & ~never;
-        limit = hit ? middle : limit;
-        found |= hit;
-        ints<C> many = count > want;
-        low = many ? middle : low, at_low = many ? count : at_low;
-        high = many ? high : middle, at_high = many ? at_high : count;
-    }
-    if (!bits(found)) return 0;
-    vec<C> z{}, y{};
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        ints<C> keep[4];
-        for (int j = 0; j < 4; j++) keep[j] = t.v[i + j] >= limit;
-        exp_below<4>(t.v + i);
-        for (int j = 0; j < 4; j++) t.v[i + j] = keep[j] ? t.v[i + j] : vec<C>{};
-        z += t.v[i] + t.v[i + 1], y += t.v[i + 2] + t.v[i + 3];
-    }
-    for (; i < n; i++) {
-        ints<C> keep = t.v[i] >= limit;
-        exp_below<1>(t.v + i);
-        t.v[i] = keep ? t.v[i] : vec<C>{};
-        z += t.v[i];
-    }
-    normalise(t, n, z + y);
+    const ints<C> never = (low == -infinity<C>) | ~t.sound | ~t.any;
+    low = never ? vec<C>{} : low;
+    const int64_t whole = (n + 7) & ~(int64_t)7;
+    for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
+    const ints<C> found = lanes_count<C>(t.v, whole, splat((C)k), low, splat((C)n), vec<C>{}, 40) & ~never;
+    if (bits(found)) lanes_softmax<C>(t.v, whole, low, vec<C>{});
     return bits(found);
 }
 
@@ -234,25 +260,23 @@ ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n,
 }
 
 #if defined(__AVX2__)
-ANYMAX_INLINE void turn8(__m256 *r) {
+ANYMAX_INLINE void turn8(float *to, int64_t to_step, const float *from, int64_t from_step) {
+    __m256 r[8];
+    for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + j * from_step);
     __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
     __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
     __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
     __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
     r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
     r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+    for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + j * to_step, r[j]);
 }
 ANYMAX_INLINE void gather_lanes(float *to, const float *x, int64_t rows, int64_t n, int64_t stride) {
     constexpr int64_t W = width<float>;
     if (rows < W) return gather_lanes<float, float>(to, x, rows, n, stride);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) {
-            __m256 r[8];
-            for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(x + (half + j) * stride + i);
-            turn8(r);
-            for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + (i + j) * W + half, r[j]);
-        }
+        for (int64_t half = 0; half < W; half += 8) turn8(to + i * W + half, W, x + half * stride + i, stride);
     for (; i < n; i++)
         for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
 }
@@ -261,12 +285,7 @@ ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, in
     if (rows < W) return scatter_lanes<float, float>(from, out, rows, n, stride);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) {
-            __m256 r[8];
-            for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + (i + j) * W + half);
-            turn8(r);
-            for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(out + (half + j) * stride + i, r[j]);
-        }
+        for (int64_t half = 0; half < W; half += 8) turn8(out + half * stride + i, stride, from + i * W + half, W);
     for (; i < n; i++)
         for (int64_t r = 0; r < W; r++) out[r * stride + i] = from[i * W + r];
 }

@@ -213,6 +213,18 @@ static void save_support(const anymax_call &call, int64_t row, const Support<C> 
     to.count[row] = (int32_t)at;
 }
 
+// The same of a row of results.
+template <class C>
+static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scratch &scratch) {
+    const anymax_support &to = call.support;
+    const Candidates<C> found = nonzeros(p, call.n, scratch);
+    const bool fits = found.count <= to.capacity;
+    to.count[row] = fits ? (int32_t)found.count : -1;
+    if (!fits || scratch.failed) return;
+    memcpy(to.index + row * to.capacity, found.index, (size_t)found.count * sizeof(int32_t));
+    memcpy((C *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(C));
+}
+
 template <class C>
 static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
@@ -235,13 +247,7 @@ static bool swept_row(const anymax_call &call, int64_t row, const C *x, const Si
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;
     pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.past && to == out.direct); });
-    if (call.support.count) {
-        Candidates<C> c = nonzeros(to, n, scratch);
-        double *p = scratch.take<double>(WIDE, c.count + width<double>);
-        if (!p) return true;
-        for (int64_t i = 0; i < c.count; i++) p[i] = (double)c.value[i];
-        save_support(call, row, Support<C>{c.index, p, c.count, (double)s.top + edge.below, true, true});
-    }
+    if (call.support.count) save_nonzeros(call, row, to, scratch);
     if (to != out.direct) {
         if (out.direct)
             memcpy(out.direct, to, (size_t)n * sizeof(C));
@@ -695,15 +701,6 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
 }
 
-static void save_nonzeros(const anymax_call &call, int64_t row, const Candidates<float> &found) {
-    const anymax_support &to = call.support;
-    const bool fits = found.count <= to.capacity;
-    to.count[row] = fits ? (int32_t)found.count : -1;
-    if (!fits) return;
-    memcpy(to.index + row * to.capacity, found.index, (size_t)found.count * sizeof(int32_t));
-    memcpy((float *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(float));
-}
-
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
 static void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     constexpr int64_t W = width<float>;
@@ -730,7 +727,7 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
         }
         const uint32_t done = batch_map(b, call.map, call.param, count, n, past && direct_out);
         for (int64_t j = 0; call.support.count && j < count; j++)
-            if (done >> j & 1) save_nonzeros(call, r + j, nonzeros(b.out[j], n, scratch));
+            if (done >> j & 1) save_nonzeros(call, r + j, b.out[j], scratch);
         if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
             turn_out(results, count, n, out[0], call.out.cls, call.dtype);
             continue;

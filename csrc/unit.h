@@ -11,4 +11,27 @@ typedef struct {
     int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team);
 } anymax_unit;
 
+/* Those that were built, as ANYMAX_HAVE_<UNIT> says. */
+#if defined(__cplusplus)
+extern "C" {
+#endif
+#if defined(ANYMAX_HAVE_AVX512)
+extern const anymax_unit anymax_unit_avx512;
+#endif
+#if defined(ANYMAX_HAVE_AVX2)
+extern const anymax_unit anymax_unit_avx2;
+#endif
+#if defined(ANYMAX_HAVE_NEON)
+extern const anymax_unit anymax_unit_neon;
+#endif
+#if defined(ANYMAX_HAVE_SIMD128)
+extern const anymax_unit anymax_unit_simd128;
+#endif
+#if defined(ANYMAX_HAVE_BASELINE)
+extern const anymax_unit anymax_unit_baseline;
+#endif
+#if defined(__cplusplus)
+}
+#endif
+
 #endif

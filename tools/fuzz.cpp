@@ -40,18 +40,6 @@
 
 extern "C" {
 xla_error *anymax_xla(xla_call *call);
-#if defined(ANYMAX_HAVE_AVX512)
-extern const anymax_unit anymax_unit_avx512;
-#endif
-#if defined(ANYMAX_HAVE_AVX2)
-extern const anymax_unit anymax_unit_avx2;
-#endif
-#if defined(ANYMAX_HAVE_NEON)
-extern const anymax_unit anymax_unit_neon;
-#endif
-#if defined(ANYMAX_HAVE_BASELINE)
-extern const anymax_unit anymax_unit_baseline;
-#endif
 }
 
 namespace {
