@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import math
 
 import numpy as np
@@ -481,8 +482,6 @@ def test_errors(case):
 
 def test_a_refusal_is_a_sentence():
     """Every implementation but the last has something that it does not serve, and says so."""
-    import importlib
-
     IMPLEMENTATIONS = importlib.import_module("anymax.attention").IMPLEMENTATIONS
 
     assert IMPLEMENTATIONS[-1].name == "reference"
@@ -490,3 +489,56 @@ def test_a_refusal_is_a_sentence():
         with pytest.raises(ValueError, match=f"implementation '{one.name}' can't serve this call: ."):
             A.attention(Q, K, V, Entmax(1.5), transform=lambda s: s, implementation=one.name)
     assert dataclasses.is_dataclass(T.scalable())
+
+
+def refused(told):
+    (row,) = told.rows
+    op, chosen, refusals = row
+    assert op == "attention"
+    return chosen, dict(refusals)
+
+
+def test_explain_attention_names_who_serves():
+    q, k, v = t(Q), t(K), t(V)
+    assert refused(A.explain_attention(q, k, v)) == ("sdpa", {})
+    chosen, why = refused(A.explain_attention(q, k, v, Taylor(2), is_causal=True))
+    assert chosen == "reference"
+    assert why["sdpa"] == "torch has attention with softmax, not with taylor"
+    assert "faster as one matrix" in why["blockwise"]
+    assert "serves where it is asked for" in why["linear"]
+    chosen, why = refused(A.explain_attention(q, k, v, implementation="reference", mix=(t(PRIOR), 0.5)))
+    assert (chosen, why["sdpa"]) == ("reference", "'reference' was asked for")
+    long = torch.zeros(1, 1024, 4)
+    assert refused(A.explain_attention(long, long, long, Sparsemax()))[0] == "blockwise"
+    with A.use("reference"):
+        chosen, why = refused(A.explain_attention(long, long, long))
+        assert (chosen, why["sdpa"]) == ("reference", "'reference' was asked for")
+    assert refused(A.explain_attention(Q, K, V))[1]["sdpa"] == "it serves torch tensors"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"need_weights": True}, {"softcap": 2.0}, {"is_causal": True, "dropout_p": 0.5}]
+)
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()])
+def test_explain_attention_is_true(mapping, options, monkeypatch):
+    """The implementation that it names is the one that runs."""
+    module = importlib.import_module("anymax.attention")
+    ran = []
+
+    def spy(one):
+        return one._replace(run=lambda call: ran.append(one.name) or one.run(call))
+
+    monkeypatch.setattr(module, "IMPLEMENTATIONS", tuple(spy(one) for one in module.IMPLEMENTATIONS))
+    for n in (4, 1024):
+        q = torch.randn(2, 1, n, 4, generator=torch.Generator().manual_seed(0))
+        A.attention(q, q, q, mapping, **options)
+        assert refused(A.explain_attention(q, q, q, mapping, **options))[0] == ran.pop()
+
+
+def test_explain_attention_refuses_what_attention_refuses():
+    with pytest.raises(ValueError, match="can't serve this call: torch has attention with softmax"):
+        A.explain_attention(t(Q), t(K), t(V), Sparsemax(), implementation="sdpa")
+    with pytest.raises(TypeError, match="mapping must be a mapping"):
+        A.explain_attention(Q, K, V, "softmax")
+    with pytest.raises(TypeError, match="casual"):
+        A.explain_attention(Q, K, V, casual=True)

@@ -26,7 +26,7 @@ PUBLIC = """
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
     jacobian jacobian_norm entropy support facts logit_gap
-    choose explain use __version__
+    choose explain explain_attention use __version__
 """.split()
 TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import margins, transforms
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import attention
+from .attention import attention, explain_attention
 from .functional import (
     Threshold,
     apply,
@@ -77,8 +77,9 @@ __all__ = [
     "Budget", "Entmax", "Facts", "LinearState", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
     "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__", "accuracy_loss",
     "apply", "attention", "budget", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
-    "entmax15_loss", "entmax_loss", "entropy", "explain", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax",
-    "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap", "logsumexp", "margin_loss", "margins",
+    "entmax15_loss", "entmax_loss", "entropy", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
+    "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap", "logsumexp",
+    "margin_loss", "margins",
     "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss",
     "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable", "sigsoftmax", "smoothed_nll",
     "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss",

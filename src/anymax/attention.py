@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -97,37 +98,71 @@ def attention(
     array([[1.],
            [5.]])
     """
+    asked = _named(implementation)
+    call, plain = _checked(
+        q, k, v, mapping, mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, bias=bias, dropout_p=dropout_p,
+        generator=generator, window=window, alibi=alibi, softcap=softcap, lengths=lengths, q_lengths=q_lengths, offset=offset,
+        sink=sink, transform=transform, need_weights=need_weights,
+    )  # fmt: skip
+    xp, dtype = namespace(call.q), call.q.dtype
+    with plain:
+        out, p = _choose(call, asked).run(call)
+        if mix is not None:
+            out, p = _mixed(call, out, p, mix, xp)
+    out = out if out.dtype == dtype else xp.astype(out, dtype)
+    if not need_weights:
+        return out
+    return out, p if p.dtype == dtype else xp.astype(p, dtype)
+
+
+def explain_attention(q: Array, k: Array, v: Array, *args: Any, **options: Any) -> kernels.Explanation:
+    """Which implementation serves this call of `attention`, with its arguments, and why not those before it. Print it to read it.
+
+    Nothing is computed: only what the implementations say of the call is collected.
+
+    >>> import numpy as np
+    >>> from anymax import Sparsemax, explain_attention
+    >>> q = np.zeros((2, 3, 4))
+    >>> explain_attention(q, q, q, Sparsemax(), is_causal=True)
+    Sparsemax()
+      attention   reference
+                  (sdpa refuses: torch has attention with softmax, not with sparsemax)
+                  (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
+                  (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
+    """
+    given = inspect.signature(attention).bind(q, k, v, *args, **options)
+    given.apply_defaults()
+    asked = _named(given.arguments.pop("implementation"))
+    del given.arguments["mix"]  # whoever serves, it is mixed in afterwards
+    call, plain = _checked(**given.arguments)
+    with plain:
+        chosen = _choose(call, asked)
+        refusals = []
+        for other in IMPLEMENTATIONS[: IMPLEMENTATIONS.index(chosen)]:
+            reason = other.refuse(call) or (f"{chosen.name!r} was asked for" if other.pays(call) else other.dear)
+            refusals.append((other.name, reason))
+    return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, tuple(refusals)),))
+
+
+def _checked(
+    q: Array, k: Array, v: Array, mapping: Any, *, enable_gqa: bool, dropout_p: float, generator: Any, need_weights: bool,
+    **options: Any,
+) -> tuple[Call, Any]:  # fmt: skip
+    """The call, and the context to run it in."""
     mapping = Softmax() if mapping is None else mapping
     if not isinstance(mapping, Mapping):
         raise TypeError(f"attention: mapping must be a mapping such as anymax.Sparsemax(), got {mapping!r}")
-    serve = _named(implementation)
     q, k, v, plain = _autocast(q, k, v)
     groups = _check(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"attention: dropout_p must be at least 0 and below 1, got {dropout_p!r}")
-    xp = namespace(q)
     shape = _shape(q, k, groups)
     if shape[-1] == 0:
         raise ValueError(f"attention: k of shape {tuple(k.shape)} has no keys; at least one is needed")
     _check_values(v, shape, groups)
-    scores = _scores.prepare(
-        q, shape, mapping, mask=mask, is_causal=is_causal, scale=scale, bias=bias, window=window, alibi=alibi,
-        softcap=softcap, lengths=lengths, q_lengths=q_lengths, offset=offset, sink=sink, transform=transform, xp=xp,
-    )  # fmt: skip
-    mapping.check(shape[-1] + (sink is not None))
-    call = Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights)
-    with plain:
-        chosen = _choose(call) if serve is None else serve
-        reason = chosen.refuse(call)
-        if reason is not None:
-            raise ValueError(f"attention: implementation {chosen.name!r} can't serve this call: {reason}")
-        out, p = chosen.run(call)
-        if mix is not None:
-            out, p = _mixed(call, out, p, mix, xp)
-    out = out if out.dtype == q.dtype else xp.astype(out, q.dtype)
-    if not need_weights:
-        return out
-    return out, p if p.dtype == q.dtype else xp.astype(p, q.dtype)
+    scores = _scores.prepare(q, shape, mapping, xp=namespace(q), **options)
+    mapping.check(shape[-1] + (options["sink"] is not None))
+    return Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
 
 
 def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
@@ -148,12 +183,13 @@ def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Arr
 
 
 class Implementation(NamedTuple):
-    """`run(call)` gives the output and, where the call needs it, the matrix."""
+    """`run(call)` gives the output and, where the call needs it, the matrix; `dear` says why it may not pay."""
 
     name: str
     refuse: Callable[[Call], str | None]
     pays: Callable[[Call], bool]
     run: Callable[[Call], tuple[Array, Any]]
+    dear: str = "it could, but would not be faster here"
 
 
 def _reference(call: Call) -> tuple[Array, Any]:
@@ -305,8 +341,12 @@ def _large(call: Call) -> bool:
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
-    Implementation("blockwise", _refuse_blocks, _large, _blocks),
-    Implementation("linear", _refuse_linear, _never, _linear),  # rounds otherwise: only where it is asked for
+    Implementation(
+        "blockwise", _refuse_blocks, _large, _blocks, "it could, but so few scores are faster as one matrix"
+    ),
+    Implementation(
+        "linear", _refuse_linear, _never, _linear, "it could, but rounds otherwise: it serves where it is asked for"
+    ),
     Implementation("reference", lambda call: None, _always, _reference),
 )
 
@@ -322,8 +362,13 @@ def _named(name: str | None) -> Implementation | None:
     )
 
 
-def _choose(call: Call) -> Implementation:
-    """The first that pays and does not refuse; the reference alone where `anymax.use` asks for it."""
+def _choose(call: Call, asked: Implementation | None) -> Implementation:
+    """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it."""
+    if asked is not None:
+        reason = asked.refuse(call)
+        if reason is not None:
+            raise ValueError(f"attention: implementation {asked.name!r} can't serve this call: {reason}")
+        return asked
     if eager(call.q) and kernels.asked() == "reference":
         return IMPLEMENTATIONS[-1]
     return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
