@@ -1,0 +1,5 @@
+"""The papers' tables, run again: one script a claim. `python -m experiments` lists them; README.md here says how to run them."""
+
+NAMES = (
+    "proportions",
+)  # of: multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence; in this order

@@ -1,0 +1,204 @@
+"""What an experiment found, as JSON, Markdown and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import NAMES
+from ._statistics import CONFIDENCE, Interval, all_of, verdict
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One sentence that the figures can confirm or contradict, and who made it."""
+
+    text: str
+    source: str
+
+
+@dataclasses.dataclass
+class Findings:
+    """Filled by an experiment's `run`: tables, tests of its claims, figures beside the paper's, pictures, notes."""
+
+    name: str
+    claims: Mapping[str, Claim]
+    folder: Path
+    data: str = ""  # one sentence: what it was run on
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    tables: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    tests: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    paper: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    pictures: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
+        """A table; a row is column -> text, number, Interval or None."""
+        self.tables.append({"title": title, "note": note, "rows": [dict(row) for row in rows]})
+
+    def test(
+        self, claim: str, what: str, found: Interval, *, at_most: float | None = None, at_least: float | None = None
+    ) -> str:
+        """One test of a claim: `found` against its bound. The verdict follows from the interval."""
+        if claim not in self.claims:
+            raise KeyError(f"{self.name}: no claim {claim!r}; it has {', '.join(self.claims)}")
+        said = verdict(found, at_most=at_most, at_least=at_least)
+        bound = {"at_most": at_most} if at_most is not None else {"at_least": at_least}
+        self.tests.append({"claim": claim, "what": what, "found": found, **bound, "verdict": said})
+        return said
+
+    def against_paper(self, what: str, paper: float, here: Interval | float, note: str = "") -> None:
+        """A figure beside the one that the paper prints."""
+        here = here if isinstance(here, Interval) else Interval(float(here), math.nan, math.nan, 1, "one run")
+        self.paper.append({"what": what, "paper": paper, "here": here, "difference": here.mean - paper, "note": note})
+
+    def picture(
+        self, draw: Callable[[Any], None], size: tuple[float, float] = (9.0, 4.5), part: str = "", caption: str = ""
+    ) -> Path:
+        """`draw(figure)` as NAME.png, or NAME-part.png where there are several."""
+        from matplotlib.figure import Figure  # late: listing the experiments needs no matplotlib
+
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        path = self.folder / f"{self.name}{'-' + part if part else ''}.png"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110, metadata={"Software": None})
+        self.pictures.append({"file": path.name, "caption": caption})
+        return path
+
+    def verdicts(self) -> dict[str, str]:
+        """Each claim's verdict, from all of its tests; a claim that nothing tested is undecided."""
+        return {key: all_of([t["verdict"] for t in self.tests if t["claim"] == key]) for key in self.claims}
+
+
+def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:
+    said = found.verdicts()
+    claims = [{"key": k, "claim": c.text, "source": c.source, "verdict": said[k]} for k, c in found.claims.items()]
+    return _plain(
+        {
+            **head,
+            "data": found.data,
+            "settings": {**head["settings"], **found.settings},
+            "claims": claims,
+            "tests": found.tests,
+            "against_the_paper": found.paper,
+            "tables": found.tables,
+            "pictures": found.pictures,
+            "notes": found.notes,
+        }
+    )
+
+
+def as_markdown(head: Mapping[str, Any], found: Findings) -> str:
+    said = found.verdicts()
+    text = [f"# {head['title']}", ""]
+    if head["quick"]:
+        text += ["**A quick run: it shows that the script works, and is no evidence for or against a claim.**", ""]
+    text += [found.data, "", "## Claims", ""]
+    text += _markdown([{"claim": c.text, "source": c.source, "verdict": said[k]} for k, c in found.claims.items()])
+    text += [f"The tests behind them. A verdict follows from the interval ({CONFIDENCE:.0%}) and the bound alone.", ""]
+    bounds = [{**t, "bound": f"≤ {t['at_most']:g}" if "at_most" in t else f"≥ {t['at_least']:g}"} for t in found.tests]
+    columns = ("claim", "what", "found", "bound", "verdict")
+    text += _markdown([{column: t[column] for column in columns} for t in bounds])
+    for picture in found.pictures:
+        text += [f"![{picture['caption'] or head['title']}]({picture['file']})", ""]
+    if found.paper:
+        text += ["## Beside the paper's figures", "", *_markdown(found.paper)]
+    for table in found.tables:
+        text += [f"## {table['title']}", "", *([table["note"], ""] if table["note"] else []), *_markdown(table["rows"])]
+    if found.notes:
+        text += ["## Notes", "", *(f"- {note}" for note in found.notes), ""]
+    text += ["## How it was run", "", f"`{head['command']}`, {head['date']}, {head['seconds']:.0f} s.", ""]
+    text += [
+        f"{head['hardware']['cpu']}, {head['threads']} thread{'s' * (head['threads'] != 1)}; "
+        + ", ".join(f"{k} {v}" for k, v in head["versions"].items())
+        + f". Intervals: {', '.join(sorted(_methods(found))) or 'none'}.",
+        "",
+    ]
+    settings = {**head["settings"], **found.settings}
+    text += _markdown([{"setting": k, "value": _words(v)} for k, v in settings.items()])
+    return "\n".join(text).rstrip() + "\n"
+
+
+def write(head: Mapping[str, Any], found: Findings) -> list[Path]:
+    """NAME.json, NAME.md and the folder's index."""
+    found.folder.mkdir(parents=True, exist_ok=True)
+    pages = {
+        f"{found.name}.json": json.dumps(as_json(head, found), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        f"{found.name}.md": as_markdown(head, found),
+    }
+    for name, page in pages.items():
+        _replace(found.folder / name, page)
+    return [*(found.folder / name for name in pages), index(found.folder)]
+
+
+def index(folder: Path) -> Path:
+    """README.md of a folder of results: every claim and its verdict, from the JSON files there."""
+    text = ["# Results", "", "Written by the experiments from the JSON files in this folder.", ""]
+    rows = []
+    for path in sorted(folder.glob("*.json"), key=lambda p: (*NAMES, p.stem).index(p.stem)):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        quick = " (quick run: no evidence)" if known["quick"] else ""
+        for claim in known["claims"]:
+            page = f"[{known['name']}]({known['name']}.md)"
+            rows.append({"experiment": page, "claim": claim["claim"], "verdict": claim["verdict"] + quick})
+    target = folder / "README.md"
+    _replace(target, "\n".join([*text, *_markdown(rows)]).rstrip() + "\n")
+    return target
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _methods(found: Findings) -> set[str]:
+    cells = [t["found"] for t in found.tests] + [p["here"] for p in found.paper]
+    cells += [cell for table in found.tables for row in table["rows"] for cell in row.values()]
+    return {cell.method for cell in cells if isinstance(cell, Interval)}
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    if not columns:
+        return []
+    numbers = {c for c in columns if all(isinstance(r.get(c), (int, float, Interval, type(None))) for r in rows)}
+    lines = [columns, ["---:" if c in numbers else "---" for c in columns]]
+    lines += [[_cell(row.get(c)) for c in columns] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _words(value: Any) -> str:
+    return ", ".join(_words(v) for v in value) if isinstance(value, (list, tuple)) else _cell(value)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, numbers with six digits."""
+    if isinstance(value, Interval):
+        return _plain(value.as_json())
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):  # NumPy's numbers
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,125 @@
+"""Intervals of 95 % and what they say about a claim. Nothing here knows of files or experiments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+CONFIDENCE = 0.95
+CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval, and how that was found. One seed tells no spread: its interval is the whole line."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    method: str
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return _short(self.mean)
+        if not math.isfinite(self.high - self.low):
+            return f"{_short(self.mean)} (no interval)"
+        if math.isclose(self.high - self.mean, self.mean - self.low, rel_tol=1e-6):
+            return f"{_short(self.mean)} ± {self.high - self.mean:.2g}"
+        return f"{_short(self.mean)} [{_short(self.low)}, {_short(self.high)}]"
+
+    def as_json(self) -> dict[str, Any]:
+        ends = {k: v if math.isfinite(v) else None for k, v in (("low", self.low), ("high", self.high))}
+        return {"mean": self.mean, **ends, "n": self.n, "method": self.method}
+
+
+def exact(value: float) -> Interval:
+    """A figure without chance in it: the same data, the same split, a convex objective."""
+    return Interval(float(value), float(value), float(value), 1, "one value, no chance in it")
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Student's t interval of the mean over seeds."""
+    mean, half, n = _student(np.asarray(values, dtype=float))
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} seeds")
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """The mean of ours - theirs, paired by seed."""
+    a, b = _paired(ours, theirs)
+    mean, half, n = _student(a - b)
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} seeds, paired")
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """The geometric mean of ours / theirs, paired by seed; the interval is Student's t of the logarithms."""
+    a, b = _paired(ours, theirs)
+    if not (np.all(a > 0) and np.all(b > 0)):
+        raise ValueError("ratio: expected positive numbers only; use difference() where a figure may be 0 or negative")
+    mean, half, n = _student(np.log(a) - np.log(b))
+    return Interval(
+        math.exp(mean), math.exp(mean - half), math.exp(mean + half), n, f"t of logarithms over {n} seeds, paired"
+    )
+
+
+def bootstrap(statistic: Callable[..., float], *rows: np.ndarray, draws: int = 1000, seed: int = 0) -> Interval:
+    """The percentile interval of `statistic(*rows)` when the rows of all arrays are drawn again together, with replacement.
+
+    For one trained model: it holds the chance in the test set, not that of training. Draws where the statistic is NaN don't count.
+    """
+    n = len(rows[0])
+    if any(len(r) != n for r in rows):
+        raise ValueError(f"bootstrap: arrays of {[len(r) for r in rows]} rows; expected the same number in each")
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(draws):
+        index = rng.integers(0, n, size=n)
+        drawn.append(statistic(*(r[index] for r in rows)))
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    low, high = np.nanpercentile(np.asarray(drawn, dtype=float), (tail, 100.0 - tail))
+    return Interval(float(statistic(*rows)), float(low), float(high), n, f"bootstrap over {n} test rows")
+
+
+def verdict(interval: Interval, *, at_most: float | None = None, at_least: float | None = None) -> str:
+    """Confirmed where the whole interval keeps the bound, contradicted where none of it does, else undecided."""
+    if (at_most is None) == (at_least is None):
+        raise ValueError("verdict: give exactly one of at_most and at_least")
+    low, high, bound = interval.low, interval.high, at_most
+    if bound is None:
+        assert at_least is not None
+        low, high, bound = -interval.high, -interval.low, -at_least
+    if math.isnan(low) or math.isnan(high):
+        return UNDECIDED
+    return CONFIRMED if high <= bound else CONTRADICTED if low > bound else UNDECIDED
+
+
+def all_of(verdicts: Sequence[str]) -> str:
+    """The verdict on a claim with several tests: one contradiction contradicts it, all must confirm it."""
+    if CONTRADICTED in verdicts:
+        return CONTRADICTED
+    return CONFIRMED if verdicts and set(verdicts) == {CONFIRMED} else UNDECIDED
+
+
+def _student(values: np.ndarray) -> tuple[float, float, int]:
+    from scipy.stats import t  # late: listing the experiments needs no scipy
+
+    n = len(values)
+    if n == 0:
+        raise ValueError("an interval of no values: expected the figure of at least one seed")
+    half = t.ppf(0.5 + CONFIDENCE / 2, n - 1) * values.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
+    return float(values.mean()), float(half), n
+
+
+def _paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
+    if a.shape != b.shape or a.ndim != 1:
+        raise ValueError(f"expected two lists with one figure a seed, got shapes {a.shape} and {b.shape}")
+    return a, b
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

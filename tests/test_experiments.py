@@ -1,0 +1,256 @@
+"""The experiments: each runs quickly without data and writes what it found; intervals and verdicts are what they say."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # experiments and benchmarks are no part of the package
+
+pytest.importorskip("matplotlib")
+stats = pytest.importorskip("scipy.stats")
+
+import experiments
+from experiments import _common, _report, _statistics
+from experiments._statistics import CONFIRMED, CONTRADICTED, UNDECIDED
+
+SEVEN = ["multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence"]
+
+
+def load(name):
+    return importlib.import_module(f"experiments.{name}")
+
+
+def judged(test):
+    """The verdict that a test in the JSON file must have; shares no code with `verdict`."""
+    low = -math.inf if test["found"]["low"] is None else test["found"]["low"]
+    high = math.inf if test["found"]["high"] is None else test["found"]["high"]
+    if "at_least" in test:
+        return CONFIRMED if low >= test["at_least"] else CONTRADICTED if high < test["at_least"] else UNDECIDED
+    return CONFIRMED if high <= test["at_most"] else CONTRADICTED if low > test["at_most"] else UNDECIDED
+
+
+def check_files(folder, name, quick):
+    known = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    page = (folder / f"{name}.md").read_text(encoding="utf-8")
+    experiment = load(name).EXPERIMENT
+    assert known["name"] == name
+    assert known["quick"] is quick
+    assert known["data"]
+    assert known["settings"]["seeds"] == list(range(len(known["settings"]["seeds"])))
+    assert {"python", "anymax", "commit", "numpy"} <= known["versions"].keys()
+    assert known["hardware"]["cpu"]
+    assert len(known["date"]) == 10
+    assert [c["key"] for c in known["claims"]] == list(experiment.claims)
+    assert known["tables"]
+    assert all(table["rows"] for table in known["tables"])
+    assert known["tests"]
+    for test in known["tests"]:
+        assert test["verdict"] == judged(test), test
+    for claim in known["claims"]:
+        said = {t["verdict"] for t in known["tests"] if t["claim"] == claim["key"]}
+        assert said, f"no test of the claim {claim['key']!r}"
+        expected = CONTRADICTED if CONTRADICTED in said else CONFIRMED if said == {CONFIRMED} else UNDECIDED
+        assert claim["verdict"] == expected
+        assert claim["claim"] == experiment.claims[claim["key"]].text
+        assert f"| {claim['claim']} |" in page.replace("\\|", "|")
+    assert ("A quick run" in page) is quick
+    assert known["pictures"]
+    for picture in known["pictures"]:
+        assert f"({picture['file']})" in page
+        check_picture(folder / picture["file"])
+    return known
+
+
+def check_picture(path):
+    from matplotlib.image import imread
+
+    pixels = np.asarray(imread(path))[..., :3].reshape(-1, 3)
+    assert len(pixels) > 100_000
+    colours = np.unique((pixels * 255).round().astype(np.uint8), axis=0)
+    assert len(colours) > 20, "a picture of nearly nothing"
+    assert (pixels.min(axis=1) < 0.9).mean() > 0.005
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_quick_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("ANYMAX_DATA", raising=False)
+    module = load(name)
+    for package in module.EXPERIMENT.needs:
+        pytest.importorskip(package)
+    assert _common.main(module.EXPERIMENT, module.run, ["--quick", "--out", str(tmp_path)]) == 0
+    known = check_files(tmp_path, name, quick=True)
+    assert known["seconds"] < 60
+    told = capsys.readouterr()
+    assert all(f"{c['verdict']:>12}: {c['claim']}" in told.out for c in known["claims"])
+    assert f"[{name} " in told.err  # progress
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").count(f"[{name}]({name}.md)") == len(known["claims"])
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_names_are_the_scripts_and_the_guide_has_them():
+    scripts = {p.stem for p in (ROOT / "experiments").glob("*.py") if not p.name.startswith("_")}
+    assert scripts == set(experiments.NAMES)
+    assert [n for n in SEVEN if n in scripts] == list(experiments.NAMES)
+    guide = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    for name in experiments.NAMES:
+        assert f"| `{name}` |" in guide
+        assert load(name).EXPERIMENT.name == name
+        assert load(name).__name__.endswith(name)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_saved_results(path):
+    """They are full runs, and their verdicts follow from their figures."""
+    check_files(path.parent, path.stem, quick=False)
+    assert f"({path.stem}.md)" in (path.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_list(capsys):
+    assert importlib.import_module("experiments.__main__").main() == 0
+    told = capsys.readouterr().out
+    for name in experiments.NAMES:
+        assert f"experiments.{name} " in told
+        assert all(claim.text in told for claim in load(name).EXPERIMENT.claims.values())
+
+
+# -- intervals and verdicts -------------------------------------------------------------------------------------------
+
+
+def test_interval_over_seeds_is_student_t():
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=7)
+    ours, theirs = _statistics.over_seeds(values), stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
+    assert ours.n == 7
+
+
+def test_paired_intervals():
+    rng = np.random.default_rng(1)
+    common = rng.normal(size=6)
+    a, b = np.exp(common + 0.1 * rng.normal(size=6)), np.exp(common + 0.1 * rng.normal(size=6))
+    theirs = stats.ttest_rel(a, b).confidence_interval(0.95)
+    ours = _statistics.difference(a, b)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
+    theirs = stats.ttest_rel(np.log(a), np.log(b)).confidence_interval(0.95)
+    ours = _statistics.ratio(a, b)
+    assert (ours.low, ours.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)))
+    assert ours.mean == pytest.approx(stats.gmean(a / b))
+    with pytest.raises(ValueError, match="positive"):
+        _statistics.ratio([1.0, 0.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="one figure a seed"):
+        _statistics.difference([1.0, 2.0], [1.0])
+
+
+def test_bootstrap_agrees_with_the_normal_interval():
+    x = np.random.default_rng(2).normal(1.0, 1.0, size=400)
+    ours = _statistics.bootstrap(lambda v: float(v.mean()), x, draws=2000)
+    half = 1.96 * x.std() / math.sqrt(len(x))
+    assert ours.mean == pytest.approx(x.mean())
+    assert (ours.low, ours.high) == pytest.approx((x.mean() - half, x.mean() + half), abs=0.02)
+    with pytest.raises(ValueError, match="same number"):
+        _statistics.bootstrap(lambda a, b: 0.0, x, x[:-1])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at_most", "at_least"),
+    [(0.5, 0.7, CONFIRMED, UNDECIDED), (0.6, 0.8, UNDECIDED, UNDECIDED), (0.71, 0.8, CONTRADICTED, CONFIRMED),
+     (0.7, 0.8, UNDECIDED, CONFIRMED), (0.1, 0.69, CONFIRMED, CONTRADICTED), (-math.inf, math.inf, UNDECIDED, UNDECIDED),
+     (math.nan, math.nan, UNDECIDED, UNDECIDED)],
+)  # fmt: skip
+def test_verdict(low, high, at_most, at_least):
+    interval = _statistics.Interval(0.5 * (low + high), low, high, 5, "made up")
+    assert _statistics.verdict(interval, at_most=0.7) == at_most
+    assert _statistics.verdict(interval, at_least=0.7) == at_least
+    with pytest.raises(ValueError, match="exactly one"):
+        _statistics.verdict(interval)
+
+
+def test_one_seed_decides_nothing():
+    one = _statistics.over_seeds([0.1])
+    assert _statistics.verdict(one, at_most=100.0) == UNDECIDED
+    assert one.as_json()["low"] is None
+    assert str(one) == "0.1 (no interval)"
+    assert _statistics.verdict(_statistics.exact(0.1), at_most=0.1) == CONFIRMED
+    with pytest.raises(ValueError, match="at least one seed"):
+        _statistics.over_seeds([])
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [([], UNDECIDED), ([CONFIRMED], CONFIRMED), ([CONFIRMED, UNDECIDED], UNDECIDED),
+     ([UNDECIDED, CONTRADICTED, CONFIRMED], CONTRADICTED)],
+)  # fmt: skip
+def test_verdict_of_several_tests(parts, whole):
+    assert _statistics.all_of(parts) == whole
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def made_up(**options):
+    return _common.Experiment(
+        "made_up", "Made up", "Nothing.", {"it": _report.Claim("It is so", "nobody")}, seeds=3, **options
+    )
+
+
+def test_missing_data_is_one_sentence(monkeypatch, tmp_path, capsys):
+    experiment = made_up(data={"folder/file.npz": "The Original (Someone 1999)"})
+
+    def run(settings, found):
+        settings.data("folder/file.npz")
+
+    monkeypatch.delenv("ANYMAX_DATA", raising=False)
+    assert _common.main(experiment, run, ["--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "ANYMAX_DATA is not set" in told
+    assert "The Original (Someone 1999)" in told
+    monkeypatch.setenv("ANYMAX_DATA", str(tmp_path))
+    assert _common.main(experiment, run, ["--out", str(tmp_path)]) == 2
+    assert "folder/file.npz is not in the folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file.npz").touch()
+    settings = _common.Settings(experiment, False, [0], None)
+    assert settings.data("folder/file.npz") == tmp_path / "folder" / "file.npz"
+
+
+def test_missing_package_is_one_sentence(tmp_path, capsys):
+    assert _common.main(made_up(needs=("no_such_package",)), lambda s, f: None, ["--out", str(tmp_path)]) == 2
+    assert "needs no_such_package" in capsys.readouterr().err
+
+
+def test_seeds_and_options(tmp_path, capsys):
+    experiment = made_up(options={"--size": {"type": int, "default": 5}})
+    seen = []
+
+    def run(settings, found):
+        seen.append((settings.seeds, settings.options.size, settings.quick))
+        found.data = "Nothing."
+        found.test("it", "a test", _statistics.over_seeds([1.0, 1.1, 0.9]), at_least=0.5)
+        found.against_paper("a figure", 2.0, _statistics.over_seeds([1.0, 1.1, 0.9]))
+        found.table("A table", [{"a": "x|y", "b": 1.0, "c": True, "d": None}, {"a": "z", "b": 2.0}])
+        found.notes.append("A note.")
+
+    arguments = ["--out", str(tmp_path), "--size", "7", "--seeds", "4"]
+    assert _common.main(experiment, run, arguments) == 0
+    assert seen == [([0, 1, 2, 3], 7, False)]
+    page = (tmp_path / "made_up.md").read_text(encoding="utf-8")
+    assert "| x\\|y | 1 | yes |  |" in page
+    assert "| a figure | 2 | 1 ± 0.25 | -1 |" in page
+    assert str(tmp_path) not in page + (tmp_path / "made_up.json").read_text(encoding="utf-8")
+    assert "confirmed: It is so" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        _common.main(experiment, run, ["--seeds", "0"])
+    assert "positive whole number" in capsys.readouterr().err
+
+
+def test_a_test_of_no_claim(tmp_path):
+    found = _report.Findings("made_up", {"it": _report.Claim("It is so", "nobody")}, tmp_path)
+    with pytest.raises(KeyError, match="no claim 'that'"):
+        found.test("that", "x", _statistics.exact(1.0), at_most=2.0)
