@@ -1,0 +1,117 @@
+"""The documentation site: `sphinx-build -W --keep-going -n docs build/docs`; see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE), str(ROOT)]  # `generator`, and `benchmarks`, which knows its groups
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from generator import assets, build, docstrings  # noqa: E402
+
+import anymax  # noqa: E402
+
+project = "anymax"
+author = "The anymax authors"
+project_copyright = "the anymax authors, Apache-2.0"
+version = release = anymax.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
+    *(["sphinx_gallery.gen_gallery"] if list((HERE / "gallery").glob("plot_*.py")) else []),
+]
+exclude_patterns = [
+    "maps/*",
+    "scores/*",
+    "gallery/*",
+    "generated/static/*",
+    "generated/extra/*",
+]  # prose from which `generated/` is made
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!anymax\.).*"),
+    (r"py:.*", r"anymax\.(.*\.)?_.*"),
+]  # the types of other packages, and private ones
+
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+myst_enable_extensions = [
+    "amsmath",
+    "attrs_block",
+    "attrs_inline",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "substitution",
+]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+
+default_role = "literal"
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autosummary_generate = False  # the entries stand on the same page as their table
+python_use_unqualified_type_names = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "filename_pattern": r"/plot_",
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 1e6,
+    "abort_on_example_error": True,
+    "plot_gallery": True,
+}
+
+templates_path = ["_templates"]
+html_theme = "pydata_sphinx_theme"
+html_title = "anymax"
+html_static_path = ["_static", "generated/static"]
+html_extra_path = ["generated/extra"]
+html_css_files = ["style.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_favicon = "_static/mark.svg"
+html_theme_options = {
+    "logo": {"text": "anymax", "image_light": "_static/mark.svg", "image_dark": "_static/mark.svg", "alt_text": ""},
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "navbar_persistent": ["search-button"],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_sidebars = {"index": [], "start": [], "choose": [], "zh": []}
+
+# One file, SVG output: no fonts, no network. The menu is off because parts of it load further files.
+mathjax_path = "mathjax/tex-svg.js"
+mathjax3_config = {
+    "options": {"enableMenu": False, "menuOptions": {"settings": {"assistiveMml": True}}},
+    "svg": {"fontCache": "global"},
+}
+
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_workers = 8
+linkcheck_anchors = False
+
+suppress_warnings = ["config.cache", "toc.empty_glob"]
+
+
+def setup(app):
+    generated = HERE / "generated"
+    assets.write(generated)
+    build.write(generated)
+    app.connect("autodoc-process-docstring", docstrings.process)

@@ -1,0 +1,1 @@
+"""What the site makes itself: pages of the maps, tables of measurements, the API reference. No Sphinx in here but for `docstrings`."""

@@ -1,0 +1,110 @@
+"""The API reference: every public name once, on the page of the module that defines it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import types
+from pathlib import Path
+from typing import Any
+
+import anymax
+
+from . import text
+
+# page -> (title, what it holds); the order is that of the site
+PAGES = {
+    "maps": (
+        "Maps",
+        "Frozen data: a map and its parameters. {doc}`Pages with pictures </generated/maps/index>` say when each helps.",
+    ),
+    "functional": ("Applying maps", "Scores in, probabilities out, as the same kind of array."),
+    "losses": ("Losses", "For any map; the signature of `torch.nn.functional.cross_entropy`."),
+    "transforms": (
+        "Transforms",
+        "Functions from scores to scores, which compose with every map; and `mix`, after the map.",
+    ),
+    "margins": ("Margins", "Make the target's cosine smaller, so that training must push it further."),
+    "samplers": ("Samplers", "Randomness is always an argument: a generator, a key or a seed."),
+    "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
+    "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
+    "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
+    "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
+    "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
+    "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),
+    "contract": (
+        "Writing a map",
+        "The contract of a map of your own; {doc}`contributing </contributing>` has an example.",
+    ),
+}
+# module of the top level -> page
+OF = {
+    "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
+    "attention": "attention", "linear_attention": "attention", "inspection": "inspection", "kernels": "inspection",
+    "_mapping": "contract", "_noises": "maps",
+}  # fmt: skip
+RESULTS = {"transforms": ("Transform", "Composed"), "kernels": ("Explanation",)}  # types that public functions return
+MODULES = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
+
+
+def names() -> dict[str, list[str]]:
+    """page -> the full names on it."""
+    out: dict[str, list[str]] = {page: [] for page in PAGES}
+    for name in anymax.__all__:
+        thing = getattr(anymax, name)
+        if isinstance(thing, types.ModuleType) or name == "__version__":
+            continue
+        module = thing.__module__.removeprefix("anymax.").split(".")[0]
+        if module not in OF:
+            raise LookupError(
+                f"anymax.{name} is defined in {thing.__module__}: say on which page of the API it belongs"
+            )
+        out[OF[module]].append(f"anymax.{name}")
+    for module, types_ in RESULTS.items():
+        out[OF[module]] += [f"anymax.{module}.{name}" for name in types_]
+    for module in MODULES:
+        if importlib.util.find_spec(f"anymax.{module}"):
+            out[module] = [f"anymax.{module}.{name}" for name in _own(importlib.import_module(f"anymax.{module}"))]
+    return {page: found for page, found in out.items() if found}
+
+
+def _own(module: types.ModuleType) -> list[str]:
+    listed = getattr(module, "__all__", None)
+    return [
+        name
+        for name, thing in vars(module).items()
+        if (name in listed if listed is not None else not name.startswith("_"))
+        and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and thing.__module__ == module.__name__
+        and thing.__doc__
+    ]
+
+
+def _entry(name: str, members: bool) -> str:
+    thing = _find(name)
+    if not inspect.isclass(thing):
+        return f".. autofunction:: {name}\n"
+    own = "\n   :members:\n   :undoc-members:" if members else ""
+    return f".. autoclass:: {name}\n   :show-inheritance:{own}\n"
+
+
+def _find(name: str) -> Any:
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def write(folder: Path) -> None:
+    pages = names()
+    for page, found in pages.items():
+        title, words = PAGES[page]
+        table = ".. autosummary::\n   :nosignatures:\n\n" + "".join(f"   {name}\n" for name in found)
+        entries = "\n".join(_entry(name, page == "contract") for name in found)
+        body = f"# {title}\n\n{words}\n\n```{{eval-rst}}\n{table}\n```\n\n```{{eval-rst}}\n{entries}\n```\n"
+        text.save(folder / f"{page}.md", body)
+    listed = "\n".join(pages)
+    text.save(
+        folder / "index.md",
+        "# API reference\n\nEvery public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX.\n\n"
+        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
+    )
