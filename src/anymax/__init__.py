@@ -70,8 +70,9 @@ if TYPE_CHECKING:
     from . import hf as hf
     from . import nn as nn
     from . import plot as plot
+    from . import sklearn as sklearn
 
-_LATE = ("hf", "nn", "plot")  # modules that need a framework or matplotlib
+_LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
 
 __all__ = [
     "Budget", "Entmax", "Facts", "LinearState", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",

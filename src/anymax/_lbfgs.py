@@ -1,0 +1,192 @@
+"""L-BFGS for a function of a matrix, written for linear models: products with the data are few, looks along a line are cheap.
+
+The inner products that the two loops need are kept in small tables, so that an iteration reads its m pairs of vectors
+twice and no more. Nocedal 1980; Nocedal and Wright 2006, chapters 3 and 7; Hager and Zhang 2005 for steps so small that the
+function's rounding hides its fall.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+MEMORY = 10  # pairs
+_ARMIJO, _CURVATURE = 1e-4, 0.9
+_LOOKS = 25  # along one line
+
+
+class Problem(Protocol):
+    """A point that can be moved along a line; vectors are flat arrays."""
+
+    value: float
+
+    def gradient(self) -> np.ndarray:
+        """The gradient at the point, in the coordinates of the directions; a fresh array."""
+        ...
+
+    def steepest(self) -> float:
+        """The largest entry of the gradient, in the user's coordinates; known after `gradient`."""
+        ...
+
+    def aim(self, direction: np.ndarray) -> None:
+        """Look along this direction from now on."""
+        ...
+
+    def look(self, step: float) -> tuple[float, float]:
+        """The value at `step` on the line and its derivative along it."""
+        ...
+
+    def move(self, step: float) -> None:
+        """Go to the place of the last look, which was at `step`."""
+        ...
+
+
+class Outcome(NamedTuple):
+    iterations: int
+    converged: bool
+    exhausted: bool  # rounding lets the value fall no further
+
+
+def minimize(
+    problem: Problem, tol: float, max_iter: int, report: Callable[[int, float, float], Any] | None = None
+) -> Outcome:
+    """Walk until no entry of the gradient is larger than `tol`."""
+    g = problem.gradient()
+    pairs = _Pairs(g)
+    for k in range(max_iter):
+        if report is not None:
+            report(k, problem.value, problem.steepest())
+        if problem.steepest() <= tol:
+            return Outcome(k, True, False)
+        direction, slope = pairs.direction(g)
+        step = _step(problem, direction, slope, first=pairs.count == 0)
+        if step is None and pairs.count:  # the pairs may be worn out by rounding: once more without them
+            pairs.forget()
+            direction, slope = pairs.direction(g)
+            step = _step(problem, direction, slope, first=True)
+        if step is None:
+            return Outcome(k, False, True)
+        problem.move(step)
+        last, g = g, problem.gradient()
+        pairs.add(step, slope, last, g)
+    if report is not None:
+        report(max_iter, problem.value, problem.steepest())
+    return Outcome(max_iter, problem.steepest() <= tol, False)
+
+
+def _step(problem: Problem, direction: np.ndarray, slope: float, first: bool) -> float | None:
+    if not slope < 0:
+        return None
+    problem.aim(direction)
+    return search(problem.look, problem.value, slope, 1.0)
+
+
+def search(look: Callable[[float], tuple[float, float]], value: float, slope: float, step: float) -> float | None:
+    """A step that satisfies the strong Wolfe conditions, the last one looked at; None where no step lowers the value.
+
+    Between two ends the secant of the derivative leads: the functions here are convex or nearly so.
+    """
+    low, slope_low, high, slope_high = 0.0, slope, math.inf, math.nan
+    slack = 4 * np.finfo(np.float64).eps * abs(value)
+    for _ in range(_LOOKS):
+        f, d = look(step)
+        finite = math.isfinite(f) and math.isfinite(d)
+        falls = finite and (
+            f <= value + _ARMIJO * step * slope or (f <= value + slack and d <= (2 * _ARMIJO - 1) * slope)
+        )
+        if falls and abs(d) <= -_CURVATURE * slope:
+            return step
+        if falls and d < 0:
+            before, slope_before = low, slope_low
+            low, slope_low = step, d
+            if high == math.inf:
+                bend = (d - slope_before) / (step - before)
+                ahead = step - d / bend if bend > 0 else math.inf
+                step = min(max(ahead, 2.0 * step), 10.0 * step)
+                continue
+        else:
+            high, slope_high = step, d if finite else math.nan
+        width = high - low
+        if slope_high > 0:
+            guess = low - slope_low * width / (slope_high - slope_low)
+            step = min(max(guess, low + 0.1 * width), high - 0.1 * width)
+        else:
+            step = low + (0.5 if finite else 0.1) * width
+        if not low < step < high:
+            break
+    if low > 0:  # lower than the start, if not flat enough
+        look(low)
+        return low
+    return None
+
+
+class _Pairs:
+    """The last steps and changes of the gradient, as rows, and their inner products."""
+
+    def __init__(self, like: np.ndarray) -> None:
+        self.s = np.empty((MEMORY, like.size), like.dtype)  # directions; the step itself is `steps` times as long
+        self.y = np.empty((MEMORY, like.size), like.dtype)
+        self.steps = np.zeros(MEMORY)
+        self.sy = np.zeros((MEMORY, MEMORY))  # sy[i, j] = s_i . y_j for pairs j no older than i
+        self.yy = np.zeros((MEMORY, MEMORY))
+        self.sg, self.yg = np.zeros(MEMORY), np.zeros(MEMORY)  # with the gradient
+        self.forget()
+
+    def forget(self) -> None:
+        self.count, self.slot = 0, 0
+        self.order: list[int] = []  # slots, the oldest first
+
+    def direction(self, g: np.ndarray) -> tuple[np.ndarray, float]:
+        """Minus the approximate inverse Hessian times g, written to the slot of the next pair, and its product with g."""
+        self.slot = self.order[0] if self.count == MEMORY else self.count
+        out = self.s[self.slot]
+        if not self.count:
+            np.negative(g, out=out)
+            return out, -float(np.dot(g, g))
+        order = self.order
+        sy, yy = self.sy[np.ix_(order, order)].tolist(), self.yy[np.ix_(order, order)].tolist()
+        sg, yg = self.sg[order].tolist(), self.yg[order].tolist()
+        m = len(order)
+        a = [0.0] * m
+        for i in range(m - 1, -1, -1):
+            a[i] = (sg[i] - sum(a[j] * sy[i][j] for j in range(i + 1, m))) / sy[i][i]
+        scale = sy[-1][-1] / yy[-1][-1]
+        along = [0.0] * m  # the coefficients of s
+        for i in range(m):
+            b = scale * (yg[i] - sum(a[j] * yy[i][j] for j in range(m)))
+            b += sum(along[j] * sy[j][i] for j in range(i))
+            along[i] = a[i] - b / sy[i][i]
+        coefficients = np.zeros(MEMORY)
+        coefficients[order] = -np.asarray(along) * self.steps[order]
+        back = np.zeros(MEMORY)
+        back[order] = scale * np.asarray(a)
+        used = self.count
+        new = coefficients[:used].astype(g.dtype) @ self.s[:used]  # before the slot is written to
+        new += back[:used].astype(g.dtype) @ self.y[:used]
+        new -= scale * g if scale != 1 else g
+        out[:] = new
+        return out, float(np.dot(out, g))
+
+    def add(self, step: float, slope: float, last: np.ndarray, g: np.ndarray) -> None:
+        """The pair of the step just made. One without curvature, which only rounding can bring, means to begin anew."""
+        k = self.slot
+        order = [i for i in self.order if i != k]
+        before_s, before_y = self.sg.copy(), self.yg.copy()
+        self.steps[k] = step
+        np.subtract(g, last, out=self.y[k])
+        used = max(self.count, k + 1)
+        self.sg[:used] = (self.s[:used] @ g).astype(np.float64) * self.steps[:used]
+        self.yg[:used] = self.y[:used] @ g
+        curvature = float(self.sg[k]) - step * slope
+        square = float(np.dot(self.y[k], self.y[k]))
+        if not (curvature > 0 and square > 0):
+            self.forget()
+            return
+        self.sy[order, k] = self.sg[order] - before_s[order]
+        self.yy[order, k] = self.yy[k, order] = self.yg[order] - before_y[order]
+        self.sy[k, k], self.yy[k, k] = curvature, square
+        self.order = [*order, k]
+        self.count = len(self.order)
