@@ -1,6 +1,7 @@
 // Short rows: one row a lane. A tile of as many rows as a vector has lanes is turned, solved in step, and turned back.
 #pragma once
 
+#include "curve.hpp"
 #include "dense.hpp"
 
 namespace ANYMAX_UNIT {
@@ -244,6 +245,95 @@ inline void tile_power(Tile<C> &t, int64_t n) {
     conclude(t, n);
 }
 
+// -- entmax of any alpha, normmax ------------------------------------------------------------------------------------------------------
+
+template <class V>
+struct CurveSums {
+    V s0, s1;
+};
+ANYMAX_INLINE CurveSums<vf> curve_lanes(const Curve &curve, const vf *v, int64_t n, vf level) {
+    const vf c = splat((float)curve.slope);
+    CurveSums<vf> s{};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vf u[4], rate[4];
+        for (int j = 0; j < 4; j++) rate[j] = u[j] = larger(v[i + j] * c + level, vf{});
+        curve.rates<4>(rate);
+        vf s0{}, s1{};
+        for (int j = 0; j < 4; j++) s0 += u[j] * rate[j], s1 += rate[j];
+        s.s0 += s0, s.s1 += s1;
+    }
+    for (; i < n; i++) {
+        const vf u = larger(v[i] * c + level, vf{});
+        vf rate = u;
+        curve.rates<1>(&rate);
+        s.s0 += u * rate, s.s1 += rate;
+    }
+    return s;
+}
+// In doubles, of half the lanes: x less its maximum would be rounded in floats.
+ANYMAX_INLINE CurveSums<vd> curve_lanes(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, vd *value, vd *rate) {
+    CurveSums<vd> s{};
+    for (int64_t i = 0; i < n; i += 2) {
+        vd u[2];
+        for (int j = 0; j < 2; j++)
+            rate[i + j] = u[j] = i + j < n ? larger(((upper ? high(x[i + j]) : low(x[i + j])) - top_) * curve.slope + level, vd{}) : vd{};
+        curve.rates<2>(rate + i);
+        value[i] = u[0] * rate[i], value[i + 1] = u[1] * rate[i + 1];
+        s.s0 += value[i] + value[i + 1], s.s1 += rate[i] + rate[i + 1];
+    }
+    return s;
+}
+
+// The level of each lane, as near as floats come, from one that is not too low.
+ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf level, int turns) {
+    for (int turn = 0; turn < turns; turn++) {
+        const CurveSums<vf> s = curve_lanes(curve, v, n, level);
+        const vf fall = curve.steps(s.s0, s.s1);
+        const vi go = (fall > vf{}) & (fall < level);
+        level = go ? level - fall : level;
+        if (!bits(go & (fall * (float)curve.r > level * 3e-4f))) break;  // the next step is its square
+    }
+    return level;
+}
+
+inline void tile_curve(Tile<float> &t, int64_t n, const Curve &curve, Finish finish) {
+    vf x[TILE];
+    memcpy(x, t.v, (size_t)n * sizeof(vf));
+    prepare(t, n);
+    vf level = splat(1.0f);
+    if (n > 32) {
+        vf cell[TILE / 8];
+        int64_t cells = 0;
+        for (int64_t i = 0; i < n; i += 8) {
+            vf m = t.v[i];
+            for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
+            cell[cells++] = m;
+        }
+        level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));
+    }
+    level = curve_level(curve, t.v, n, level, 40);
+    const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
+    vd value[2][TILE + 1], rate[2][TILE + 1];
+    for (int upper = 0; upper < 2; upper++) {
+        const vd top_ = upper ? high(t.high) : low(t.high);
+        vd at = upper ? high(level) : low(level);
+        CurveSums<vd> s{};
+        for (int turn = 0; turn < 40; turn++) {
+            s = curve_lanes(curve, x, top_, n, upper != 0, at, value[upper], rate[upper]);
+            const vd next = at - curve.steps(s.s0, s.s1);
+            const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != at);
+            if (!bits(go)) break;
+            at = go ? next : at;
+        }
+        const vd lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
+        for (int64_t i = 0; i < n; i++)
+            value[upper][i] = finish == NORMMAX_FINISH ? rate[upper][i] * share : larger(value[upper][i] - rate[upper][i] * lost, vd{});
+    }
+    for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? join(value[0][i], value[1][i]) : vf{};
+    conclude(t, n);
+}
+
 // Rows one a lane, and back. Eight by eight floats are turned in registers where the compiler has the means; elsewhere one by one.
 template <class C, class T>
 ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
@@ -306,12 +396,17 @@ inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
             if (param == 1.0) return tile_softmax(t, n), ALL;
             if (param == 2.0) return tile_power<C, 1>(t, n), ALL;
             if (param == 1.5) return tile_power<C, 2>(t, n), ALL;
+            if constexpr (sizeof(C) == 4) return tile_curve(t, n, Curve(param - 1.0, 1.0 / (param - 1.0)), ENTMAX_FINISH), ALL;
+            return 0;
+        case ANYMAX_NORMMAX:
+            if constexpr (sizeof(C) == 4) return tile_curve(t, n, Curve(1.0, param / (param - 1.0)), NORMMAX_FINISH), ALL;
             return 0;
         default: return 0;
     }
 }
 inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
     const bool power = map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && (param == 2.0 || param == 1.5));
+    if (!wide && n <= TILE && !power && ((map == ANYMAX_ENTMAX && param < 2.0 && Curve::serves(param - 1.0)) || (map == ANYMAX_NORMMAX && param > 1.0 && param < 51.0))) return true;
     if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
     return power || map == ANYMAX_SOFTMAX || map == ANYMAX_TOPK || (map == ANYMAX_ENTMAX && param == 1.0);
 }

@@ -55,6 +55,25 @@ static C bound_of(const L &link, const Scan<C> &s, double &level) {
 }
 
 template <class C>
+static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scratch &scratch, const Team &team) {
+    if constexpr (sizeof(C) == 4) {
+        if (Curve::serves(slope)) {
+            const Curve curve(slope, r);
+            Scan<C> s = scan(x, n, scratch, team);
+            if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
+            double level;
+            const C bound = bound_of(curve, s, level);
+            Candidates<C> c = collect(x, n, s, bound, scratch);
+            if (scratch.failed) return poisoned<C>(true, false);
+            const double *p = curve_root(curve, c, s.top, level, finish, scratch);
+            if (scratch.failed) return poisoned<C>(true, false);
+            return Support<C>{c.index, p, c.count, (double)s.top + curve.tau(level), true, true};
+        }
+    }
+    return threshold_row(AnyPower(slope, r), x, n, finish, scratch, team);
+}
+
+template <class C>
 static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, const Team &team) {
     Scan<C> s = scan(x, n, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
@@ -164,14 +183,14 @@ static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support
             else if (c > 1.0)
                 found = steep_row(c, x, n, scratch, team);
             else
-                found = threshold_row(AnyPower(c, 1.0 / c), x, n, ENTMAX_FINISH, scratch, team);
+                found = curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, scratch, team);
             return true;
         }
         case ANYMAX_NORMMAX:
             if (!(param > 1.0) || param - param != 0.0)
                 found = poisoned<C>(false, true);
             else
-                found = threshold_row(AnyPower(1.0, param / (param - 1.0)), x, n, NORMMAX_FINISH, scratch, team);
+                found = curve_row(1.0, param / (param - 1.0), x, n, NORMMAX_FINISH, scratch, team);
             return true;
         case ANYMAX_BUDGET: found = budget_row(param, x, n, scratch, team); return true;
         case ANYMAX_TOPK: {
