@@ -195,11 +195,17 @@ extern "C" int anymax_packed(const anymax_packed_call *call) {
     c.p = anymax_view{call->p, n, 0, 1};
     c.g = anymax_view{call->g, n, 0, 1};
     c.out = anymax_view{call->out, n, 0, 1};
+    if (call->saved) {
+        if (call->capacity < 1 || call->capacity > n || call->rows < 1 || n < 1 || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
+        const int64_t size = call->rows * call->capacity;
+        int32_t *index = (int32_t *)((char *)call->saved + size * (c.dtype == ANYMAX_F64 ? 8 : 4));
+        c.support = anymax_support{index, call->saved, index + size, call->capacity};
+    }
     return anymax_run(&c);
 }
 
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
-    const anymax_packed_call call{code, (void *)x, nullptr, nullptr, out, rows, n, param};
+    const anymax_packed_call call{code, (void *)x, nullptr, nullptr, out, rows, n, param, nullptr, 0};
     return anymax_packed(&call);
 }
 

@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 1
+#define ANYMAX_ABI 2
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -90,12 +90,15 @@ ANYMAX_API int anymax_run(const anymax_call *call);
 /* The short way for x and p contiguous, classes last, without mask or support: code = op | map << 8 | dtype << 16 | pool << 24 (pool 0 or 1). */
 ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param);
 
-/* The same and ANYMAX_VJP from one piece of memory: a caller that pays for every argument passes a single one. */
+/* The same and ANYMAX_VJP from one piece of memory: a caller that pays for every argument passes a single one. `saved`, where it is not NULL, is the
+   support in one piece: the values, the indices, the counts, as in anymax_support. */
 typedef struct {
     int64_t code;
     void *x, *p, *g, *out;
     int64_t rows, n;
     double param;
+    void *saved;
+    int64_t capacity;
 } anymax_packed_call;
 ANYMAX_API int anymax_packed(const anymax_packed_call *call);
 

@@ -1,6 +1,7 @@
 // Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
 #pragma once
 
+#include "curve.hpp"
 #include "dense.hpp"
 
 namespace ANYMAX_UNIT {
@@ -9,9 +10,10 @@ namespace ANYMAX_UNIT {
 struct Sensitivity {
     int32_t map;
     double exponent;
-    bool plain, own, root, roots, steep;
+    bool plain, own, root, roots, steep, rough;
 
-    Sensitivity(int32_t m, double param) : map(m), exponent(1.0) {
+    // rough: for results in floats
+    Sensitivity(int32_t m, double param, bool single) : map(m), exponent(1.0) {
         if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
         if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
         plain = exponent == 0.0;
@@ -19,6 +21,7 @@ struct Sensitivity {
         root = exponent == 0.5;
         roots = exponent == 0.75;
         steep = exponent < 0.0;
+        rough = single && !steep && exponent < 1.0;
     }
     template <class V>
     ANYMAX_INLINE V operator()(V p) const {
@@ -33,6 +36,10 @@ struct Sensitivity {
         } else if (roots) {
             const V half = root2(p);
             w = half * root2(half);
+        } else if (rough) {
+            w = larger(p, all<V>(C(1.2e-38)));
+            power_inside<1>(&w, exponent);
+            w = p != p ? p : w;
         } else if (!own) {
             w = exp(log(p) * C(exponent));
             w = sizeof(C) == 8 && steep ? (w < C(1e230) ? w : all<V>(C(1e230))) : w;
@@ -42,11 +49,10 @@ struct Sensitivity {
     }
 };
 
-// J^T g over a support of `count` entries, in place of g: all in doubles. The arrays have room for whole vectors.
-inline void vjp_support(const Sensitivity &s, double alpha, double *p, double *g, double *weight, int64_t count) {
+// J^T g over a support of `count` entries, in place of g: all in doubles, in whole vectors that end in zeros.
+inline void vjp_support(const Sensitivity &s, double alpha, const double *p, double *g, double *weight, int64_t count) {
     constexpr int64_t W = width<double>;
     const int64_t whole = (count + W - 1) / W * W;
-    for (int64_t i = count; i < whole; i++) p[i] = g[i] = 0.0;
     vd a{}, b{};
     if (s.map == ANYMAX_NORMMAX) {  // diag(w) - w p^T - p w^T + <w, 1> p p^T
         for (int64_t i = 0; i < whole; i += W) {
@@ -132,6 +138,30 @@ inline Candidates<C> nonzeros(const C *p, int64_t n, Scratch &scratch) {
     return c;
 }
 
+// What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just written one by one
+// has to wait for them, and with them for the zeros of the row before.
+template <class C>
+ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const int32_t *index, int64_t count) {
+    constexpr int64_t W = width<double>;
+#if defined(__AVX512F__)
+    if (dtype == ANYMAX_F32 && step == 1) {
+        const __mmask8 m = (__mmask8)(count >= W ? 255 : (1 << count) - 1);
+        const __m256i at = _mm256_maskz_loadu_epi32(m, index);
+        return (vd)_mm512_cvtps_pd(_mm256_mmask_i32gather_ps(_mm256_setzero_ps(), m, at, (const float *)row, 4));
+    }
+#endif
+    vd v{};
+    for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
+    return v;
+}
+ANYMAX_INLINE vd widened(const float *p, int64_t count) {
+    if (count >= width<double>) return load_wide(p);
+    vd v{};
+    for (int64_t j = 0; j < width<double>; j++) v[j] = j < count ? (double)p[j] : 0.0;
+    return v;
+}
+ANYMAX_INLINE vd widened(const double *p, int64_t count) { return load_or(p, 0, count, 0.0); }
+
 // The dense form. What is 0 takes no part: not even an infinite g there.
 template <class C>
 inline void vjp_dense(const Sensitivity &s, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
@@ -163,6 +193,21 @@ inline void vjp_dense(const Sensitivity &s, const C *p, const C *g, int64_t n, c
     });
 }
 
+// J^T g from the non-zeros of p.
+template <class C>
+inline void vjp_found(const Sensitivity &s, double alpha, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step,
+                      int32_t dtype, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    constexpr int64_t W = width<double>;
+    double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W), *q = scratch.take<double>(SORTED, count + W);
+    if (scratch.failed) return;
+    for (int64_t i = 0; i < count; i += W) {
+        store(h + i, gathered<C>(g, g_step, dtype, index + i, count - i));
+        store(q + i, widened(value + i, count - i));
+    }
+    vjp_support(s, alpha, q, h, w, count);
+    spread(out, index, h, count, scratch, team);
+}
+
 // J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0.
 template <class C>
 inline void vjp_row(const Sensitivity &s, double alpha, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out,
@@ -178,28 +223,7 @@ inline void vjp_row(const Sensitivity &s, double alpha, const C *p, const void *
         const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
         return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
     }
-    double *w = scratch.take<double>(WIDE, c.count + width<double>), *h = scratch.take<double>(EXTRA, c.count + width<double>), *q = scratch.take<double>(SORTED, c.count + width<double>);
-    if (scratch.failed) return;
-    for (int64_t i = 0; i < c.count; i++) {
-        h[i] = (double)read<C>(g, g_step, dtype, c.index[i]);
-        q[i] = (double)c.value[i];
-    }
-    vjp_support(s, alpha, q, h, w, c.count);
-    spread(out, c.index, h, c.count, scratch, team);
-}
-
-// The same from a saved support.
-template <class C>
-inline void vjp_saved(const Sensitivity &s, double alpha, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step,
-                      int32_t dtype, const Sink<C> &out, Scratch &scratch, const Team &team) {
-    double *w = scratch.take<double>(WIDE, count + width<double>), *h = scratch.take<double>(EXTRA, count + width<double>), *q = scratch.take<double>(SORTED, count + width<double>);
-    if (scratch.failed) return;
-    for (int64_t i = 0; i < count; i++) {
-        h[i] = (double)read<C>(g, g_step, dtype, index[i]);
-        q[i] = (double)value[i];
-    }
-    vjp_support(s, alpha, q, h, w, count);
-    spread(out, index, h, count, scratch, team);
+    vjp_found(s, alpha, c.index, c.value, c.count, g, g_step, dtype, out, scratch, team);
 }
 
 // u'/Z (g - <p, g>).

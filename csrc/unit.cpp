@@ -540,10 +540,10 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
         perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
         return emit(out, scratch, team, [&](int64_t i) { return load_or(to, i, n, C(0)); });
     }
-    const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param);
+    const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param, sizeof(C) == 4);
     if (call.support.count && call.support.count[row] >= 0) {
         const int64_t cap = call.support.capacity;
-        return vjp_saved(s, param, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
+        return vjp_found(s, param, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
                          call.dtype, out, scratch, team);
     }
     vjp_row(s, param, p, g, call.g.cls, call.dtype, n, out, scratch, team);
@@ -633,6 +633,20 @@ static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past)
 
 static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
 
+// Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
+constexpr int64_t AHEAD = 12;
+template <class C>
+static inline void ahead(const anymax_call &call, int64_t row) {
+    const anymax_support &s = call.support;
+    const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
+    __builtin_prefetch(s.index + far);
+    __builtin_prefetch((const C *)s.value + far);
+    const int64_t size = item(call.dtype);
+    const char *g = (const char *)call.g.data + (o * call.g.outer + i * call.g.inner) * size;
+    const int32_t count = s.count[next] < 16 ? s.count[next] : 16;
+    for (int32_t k = 0; k < count; k++) __builtin_prefetch(g + s.index[near + k] * call.g.cls * size);
+}
+
 template <class C>
 static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
@@ -677,6 +691,7 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
             case ANYMAX_FORWARD: forward_row(call, r, param, x, out, scratch, team); break;
             case ANYMAX_LOG: log_row(call, param, x, out, scratch, team); break;
             case ANYMAX_VJP: {
+                if (call.support.count && r + AHEAD < end) ahead<C>(call, r);
                 const bool saved = call.support.count && call.support.count[r] >= 0;
                 const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
                 if (saved || p) vjp_any(call, r, param, x, p, at(call.g, size, o, i), out, scratch, team);

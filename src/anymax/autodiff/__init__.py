@@ -65,11 +65,7 @@ class plain:
             or not (out.flags.c_contiguous and out.flags.writeable)
         ) or (out is not x and np.may_share_memory(out, x)):
             return None
-        last = (0, 0, out.ctypes.data, count // n, n, param)
-        if count > native.SMALL:
-            bad = native.long_call(kind | code << 16, at, *last)
-        else:
-            bad = native.held_call(native.pack(kind | code << 16, at, *last))
+        bad = native.packed(kind | code << 16, at, 0, 0, out.ctypes.data, count // n, n, param)
         return None if bad else out
 
 

@@ -131,21 +131,22 @@ class _Apply(torch.autograd.Function):
             p, saved = engine.forward_saving(mapping, x, mask)
         else:
             p, saved = engine.forward(mapping, x), None
-        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved or ()))
+        ctx.sizes = saved and saved[1:]
+        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, *saved = ctx.saved_tensors
-        return _vjp(ctx.mapping, x, p, grads[0], saved), None, None
+        x, p, *memory = ctx.saved_tensors
+        return _vjp(ctx.mapping, x, p, grads[0], native.Saved(*memory, *ctx.sizes) if memory else None), None, None
 
 
-def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: list[Tensor] | None = None) -> Tensor:
+def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: native.Saved | None = None) -> Tensor:
     if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
         return reference.vjp(mapping, x, p, g)
     engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
     if engine is native and saved:
-        return native.vjp(mapping, x, p, g, native.Saved(*saved))
+        return native.vjp(mapping, x, p, g, saved)
     return engine.vjp(mapping, x, p, g)
 
 
@@ -178,8 +179,8 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any) -> Tensor:
         value, saved, tau = engine.index_loss(mapping, x, index, True)
-        ctx.mapping, ctx.engine, ctx.has_tau = mapping, engine, tau is not None
-        ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved or ()))
+        ctx.mapping, ctx.engine, ctx.has_tau, ctx.sizes = mapping, engine, tau is not None, saved and saved[1:]
+        ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved[:1] if saved else ()))
         return value
 
     @staticmethod
@@ -192,7 +193,7 @@ class _IndexLoss(torch.autograd.Function):
             gradient = g[..., None] * torch.where(counted, apply(ctx.mapping, x) - y, torch.zeros_like(x))
             return gradient.to(x.dtype), None, None, None
         tau = rest.pop(0) if ctx.has_tau else None
-        saved = native.Saved(*rest) if rest else None
+        saved = native.Saved(*rest, *ctx.sizes) if rest else None
         return ctx.engine.index_loss_grad(ctx.mapping, x, index, g, saved, tau), None, None, None
 
 
@@ -368,16 +369,16 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
     if x.requires_grad and _grad():
         if out is not None:
             return None
-        return _Quick.apply(x, link) if count <= native.SMALL else _Apply.apply(x, link[0], None)
+        return _Quick.apply(x, link)
     if out is None:
         out = _empty_like(x)
     elif not _fits(out, x):
         return None
     _, kind, param = link
     if count <= 4096:  # native.SMALL
-        bad = call(_pack(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param))
+        bad = call(_pack(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param, 0, 0))
     else:
-        bad = native.long_call(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param)
+        bad = native.packed(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param)
     return None if bad else out
 
 
@@ -395,30 +396,38 @@ def _fits(out: Tensor, x: Tensor) -> bool:
 
 
 class _Quick(torch.autograd.Function):
-    """p(x) of a small plain tensor, with its backward as short as its forward."""
+    """p(x) of a plain tensor, with its backward as short as its forward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: tuple[Mapping, int, float]) -> Tensor:
-        ctx.link = link
         mapping, kind, param = link
-        p, n = _empty_like(x), x.shape[-1]
-        if native.held_call(
-            _pack(kind | _CODES[x.dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), x.numel() // n, n, param)
-        ):
-            p = reference.forward(mapping, x)
-        ctx.save_for_backward(x, p)
+        p, n, dtype = _empty_like(x), x.shape[-1], x.dtype
+        rows = x.numel() // n
+        capacity, words = native.room(kind >> 8, rows, n), 2 if dtype is torch.float64 else 1
+        memory = torch.empty(rows * (capacity * (words + 1) + 1), dtype=torch.int32) if capacity else None
+        at = 0 if memory is None else memory.data_ptr()
+        if native.packed(kind | _CODES[dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), rows, n, param, at, capacity):
+            p, memory = reference.forward(mapping, x), None
+        ctx.link, ctx.sizes = link, (rows, capacity, words)
+        ctx.save_for_backward(x if mapping.needs_scores else p, p, memory)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, p), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
-        if _grad() or _asked() is not None or not g.is_contiguous() or g.dtype is not p.dtype or _modes():
-            return _vjp(mapping, x, p, g), None
-        try:
-            at = g.data_ptr()
-        except RuntimeError:  # a batch of gradients has no numbers of its own
-            return _vjp(mapping, x, p, g), None
-        out, n = _empty_like(p), p.shape[-1]
-        code = native.VJP | kind | _CODES[p.dtype] << 16
-        bad = native.held_call(_pack(code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), p.numel() // n, n, param))
-        return (_vjp(mapping, x, p, g) if bad else out), None
+        (g,), (x, p, memory), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
+        dtype = p.dtype
+        if not (_grad() or _asked() is not None or not g.is_contiguous() or g.dtype is not dtype or _modes()):
+            try:
+                at = g.data_ptr()
+            except RuntimeError:  # a batch of gradients has no numbers of its own
+                at = 0
+            if at:
+                out, n, (rows, capacity, _) = _empty_like(p), p.shape[-1], ctx.sizes
+                support = 0 if memory is None else memory.data_ptr()
+                code = native.VJP | kind | _CODES[dtype] << 16
+                if not native.packed(
+                    code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), rows, n, param, support, capacity
+                ):
+                    return out, None
+        saved = None if memory is None else native.Saved(memory, *ctx.sizes)
+        return _vjp(mapping, x, p, g, saved), None

@@ -81,7 +81,7 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-ABI = 1
+ABI = 2
 
 
 class _Library(NamedTuple):
@@ -212,9 +212,8 @@ if hasattr(os, "register_at_fork"):
 
 # -- the short way -----------------------------------------------------------------------------------------------------------------
 
-pack = struct.Struct(
-    "=qQQQQqqd"
-).pack  # anymax_packed_call: code, x, p, g, out, rows, n, param; one argument instead of eight
+# anymax_packed_call: code, x, p, g, out, rows, n, param, saved, capacity; one argument instead of ten
+pack = struct.Struct("=qQQQQqqdQq").pack
 held_call: Any = None  # anymax_packed that keeps the interpreter, once the library is loaded
 
 
@@ -228,11 +227,13 @@ def ready() -> bool:
     return True
 
 
-def long_call(code: int, *rest: Any) -> int:
-    """anymax_packed for a call of some length: other threads of Python run meanwhile, and threads of its own help."""
+def packed(code: int, x: int, p: int, g: int, out: int, rows: int, n: int, param: float, saved: int = 0, capacity: int = 0) -> int:
+    """anymax_packed on pointers. In a call of some length other threads of Python run meanwhile, and threads of its own help."""
+    if rows * n <= SMALL:
+        return held_call(pack(code, x, p, g, out, rows, n, param, saved, capacity))
     lib = load()
     assert not isinstance(lib, str)
-    return lib.free.anymax_packed(pack(code | pool(lib) << 24, *rest))
+    return lib.free.anymax_packed(pack(code | pool(lib) << 24, x, p, g, out, rows, n, param, saved, capacity))
 
 
 def short(mapping: Mapping) -> tuple[Mapping, int, float] | None:
@@ -464,9 +465,9 @@ def _run(
     for key, value in (fields or {}).items():
         setattr(call, key, world.pointer(value))
     if saved is not None:
-        call.support = _Support(
-            world.pointer(saved.index), world.pointer(saved.value), world.pointer(saved.count), saved.index.shape[-1]
-        )
+        at, size = world.pointer(saved.memory), saved.rows * saved.capacity * 4
+        index = at + size * saved.words
+        call.support = _Support(index, at, index + size, saved.capacity)
     call.pool = pool(lib)
     rows_count = outer * inner
     code = (lib.held if rows_count * n <= SMALL else lib.free).anymax_run(ctypes.byref(call))
@@ -483,11 +484,43 @@ def _run(
 
 
 class Saved(NamedTuple):
-    """The non-zeros of each row: what the backward of a sparse map needs."""
+    """The non-zeros of each row, for the backward of a sparse map: in one piece, [rows, capacity] values and indices and [rows] counts."""
 
-    index: Array  # int32 [rows, capacity]
-    value: Array
-    count: Array  # int32 [rows]; -1 where there were more
+    memory: Array  # int32
+    rows: int
+    capacity: int
+    words: int  # of a value: 2 for float64
+
+    def _part(self, begin: int, size: int) -> Array:
+        return self.memory[begin : begin + size]
+
+    @property
+    def value(self) -> Array:
+        part = self._part(0, self.rows * self.capacity * self.words)
+        return self._typed(part).reshape(self.rows, self.capacity)
+
+    def _typed(self, part: Array) -> Array:
+        name = "float64" if self.words == 2 else "float32"
+        return part.view(getattr(sys.modules["torch"], name) if is_torch(part) else name)
+
+    @property
+    def index(self) -> Array:
+        size = self.rows * self.capacity
+        return self._part(size * self.words, size).reshape(self.rows, self.capacity)
+
+    @property
+    def count(self) -> Array:
+        """-1 where there were more than the capacity."""
+        return self._part(self.rows * self.capacity * (self.words + 1), self.rows)
+
+
+def room(kind: int, rows: int, n: int) -> int:
+    """The capacity that is worth saving for a row of this kind of map: 0 where the map is not sparse, or the call so small that it does not pay."""
+    return _capacity(n) if 1 <= kind <= 6 and n >= 256 and rows * n >= 16384 else 0
+
+
+def _capacity(n: int) -> int:
+    return min(n, max(128, n // 32))
 
 
 def _link(mapping: Mapping) -> Link:
@@ -520,22 +553,14 @@ def forward_saving(
     mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
 ) -> tuple[Array, Saved | None]:
     """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
-    n = x.shape[-1]
-    rows = math.prod(x.shape[:-1])
-    if _link(mapping).code not in range(1, 7) or n < 256 or rows * n < 16384:
-        return forward(mapping, x, mask, out), None
-    saved = _saved(x, rows, n)
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
+    saved = _saved(x, rows, n) if room(_link(mapping).code, rows, n) else None
     return _forward(FORWARD, mapping, x, mask, out, saved), saved
 
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
-    world = _world(x)
-    capacity = min(n, max(128, n // 32))
-    return Saved(
-        world.empty((rows, capacity), "int32", x),
-        world.empty((rows, capacity), _wide(x), x),
-        world.empty((rows,), "int32", x),
-    )
+    capacity, words = _capacity(n), 2 if _wide(x) == "float64" else 1
+    return Saved(_world(x).empty((rows * (capacity * (words + 1) + 1),), "int32", x), rows, capacity, words)
 
 
 def log_forward(mapping: Mapping, x: Array) -> Array:
