@@ -1,5 +1,4 @@
 """The papers' tables, run again: one script a claim. `python -m experiments` lists them; README.md here says how to run them."""
 
-NAMES = (
-    "proportions",
-)  # of: multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence; in this order
+# multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence: in this order
+NAMES = ("proportions",)
