@@ -176,9 +176,9 @@ static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support
                 found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, scratch, team);
             else if (c == 0.5)
                 found = threshold_row(Power<2>(), x, n, ENTMAX_FINISH, scratch, team);
-            else if (fabs(c - 1.0 / 3.0) < 1e-15)
+            else if (sizeof(C) == 8 && fabs(c - 1.0 / 3.0) < 1e-15)
                 found = threshold_row(Power<3>(), x, n, ENTMAX_FINISH, scratch, team);
-            else if (c == 0.25)
+            else if (sizeof(C) == 8 && c == 0.25)
                 found = threshold_row(Power<4>(), x, n, ENTMAX_FINISH, scratch, team);
             else if (c > 1.0)
                 found = steep_row(c, x, n, scratch, team);
@@ -261,7 +261,7 @@ static bool swept_row(const anymax_call &call, int64_t row, const C *x, const Si
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
     double level;
     C bound = bound_of(Power<R>(), s, level);
-    if (n > SHORT && !crowded(s, bound)) return false;
+    if ((n > SHORT || (R > 2 && sizeof(C) == 4)) && !crowded(s, bound)) return false;
     const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;

@@ -227,7 +227,9 @@ def ready() -> bool:
     return True
 
 
-def packed(code: int, x: int, p: int, g: int, out: int, rows: int, n: int, param: float, saved: int = 0, capacity: int = 0) -> int:
+def packed(
+    code: int, x: int, p: int, g: int, out: int, rows: int, n: int, param: float, saved: int = 0, capacity: int = 0
+) -> int:
     """anymax_packed on pointers. In a call of some length other threads of Python run meanwhile, and threads of its own help."""
     if rows * n <= SMALL:
         return held_call(pack(code, x, p, g, out, rows, n, param, saved, capacity))
@@ -515,7 +517,7 @@ class Saved(NamedTuple):
 
 
 def room(kind: int, rows: int, n: int) -> int:
-    """The capacity that is worth saving for a row of this kind of map: 0 where the map is not sparse, or the call so small that it does not pay."""
+    """The capacity that is worth saving a row of this kind of map: 0 where the map is dense, or the call too small to pay."""
     return _capacity(n) if 1 <= kind <= 6 and n >= 256 and rows * n >= 16384 else 0
 
 
