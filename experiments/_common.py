@@ -61,6 +61,16 @@ class Settings:
             self.say(f"{what} {i}/{len(items)}: {show(item)}")
             yield item
 
+    def within(self, minutes: float | None) -> Iterator[int]:
+        """The seeds; none that would end after `minutes`, if each takes as long as those before. The first always runs."""
+        begun = time.monotonic()
+        for i, seed in enumerate(self.seeds):
+            needed = (time.monotonic() - begun) * (i + 1) / max(i, 1) / 60
+            if minutes is not None and i and needed > minutes:
+                self.say(f"{i} of {len(self.seeds)} seeds: another would end {needed - minutes:.0f} minutes late")
+                return
+            yield seed
+
     def data(self, path: str) -> Path:
         """The file `path` in the folder ANYMAX_DATA, or an error that names the public original."""
         original = self.experiment.data[path]
