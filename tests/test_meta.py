@@ -323,15 +323,20 @@ def test_there_are_no_circles():
 
 def test_frameworks_only_in_leaves():
     allowed = {
-        "torch": {"autodiff.torch", "autodiff.blockwise", "hf", "nn", "kernels.triton.launch"},
+        "torch": {
+            "autodiff.torch", "autodiff.blockwise", "autodiff.flash", "hf", "nn", "kernels.triton.launch", "kernels.triton.attention",
+        },
         "jax": {"autodiff.jax", "kernels.xla"},
         "matplotlib": {"plot"},
         "transformers": {"hf"},
         "triton": {
             f"kernels.triton.{part}"
-            for part in ("links", "tile", "search", "separable", "truncated", "dense", "perturb", "backward", "launch")
+            for part in (
+                "links", "tile", "search", "separable", "truncated", "dense", "perturb", "backward", "launch", "attention",
+                "attention_tile", "attention_forward", "attention_backward",
+            )
         },
-    }
+    }  # fmt: skip
     optional = {"click", "rich", "sklearn"}
     for name, path in modules().items():
         for target, ours, _late in imports(name, path):
@@ -346,8 +351,8 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.blockwise", "autodiff.jax", "kernels.native", "kernels.triton", "kernels.xla", "hf", "nn",
-        "plot", "cli", "sklearn",
+        "autodiff.torch", "autodiff.blockwise", "autodiff.flash", "autodiff.jax", "kernels.native", "kernels.triton", "kernels.xla", "hf",
+        "nn", "plot", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

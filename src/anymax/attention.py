@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -84,8 +85,8 @@ def attention(
     mix: (prior, weight), mixed into p after the map where a query may attend: `(1 - weight) p + weight prior`.
     dropout_p: of the probabilities, from `generator`: an integer seed or the framework's own (torch: its global one by default).
     need_weights: return (output, p), with p [..., H, L, S] as the map and `mix` gave it, before dropout, without the sink.
-    implementation: "sdpa" (torch's own), "blockwise" (never the whole matrix), "linear" (Taylor(2) in linear time, see
-    `linear_attention`) or "reference"; by default the first that serves the call.
+    implementation: "sdpa" (torch's own), "triton" (a GPU's kernels for softmax, sparsemax, entmax and budget), "blockwise" (never the
+    whole matrix), "linear" (Taylor(2) in linear time, see `linear_attention`) or "reference"; by default the first that serves the call.
 
     Second derivatives of a softmax that torch's own attention served do not exist; ask for "blockwise" or "reference".
 
@@ -127,6 +128,7 @@ def explain_attention(q: Array, k: Array, v: Array, *args: Any, **options: Any) 
     Sparsemax()
       attention   reference
                   (sdpa refuses: torch has attention with softmax, not with sparsemax)
+                  (triton refuses: it serves torch tensors on a GPU)
                   (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
@@ -286,6 +288,49 @@ def _sdpa(call: Call) -> tuple[Array, Any]:
     return out, None
 
 
+def _refuse_triton(call: Call) -> str | None:
+    s, q = call.scores, call.q
+    if not is_torch(q):
+        return "it serves torch tensors on a GPU"
+    if q.device.type != "cuda" and not (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"it serves tensors on a GPU (CUDA, ROCm), these are on {q.device}"
+    if str(q.dtype)[6:] not in ("float32", "bfloat16", "float16"):
+        return f"it serves float32, bfloat16 and float16, not {q.dtype}"
+    if call.need_weights:
+        return "the weights are the matrix that it never has"
+    compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
+    if _transformed(q) or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
+        return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
+    if s.mapping.name not in ("softmax", "sparsemax", "entmax", "budget"):
+        return f"it has no kernel for {s.mapping.name}, but for softmax, sparsemax, entmax and budget"
+    if any(is_array(a) and a.ndim and a.shape[-1] != 1 for a in s.mapping.params().values()):
+        return "it takes one parameter of the map for all keys of a query"
+    if s.transform is not None:
+        return "it has no transforms of the scores"
+    if "scale" in s.arrays:
+        return "it takes a number as scale; multiply q by an array"
+    if not 0 < q.shape[-1] <= 256 or not 0 < call.v.shape[-1] <= 256:
+        return f"it has heads of 1 to 256 features, not {q.shape[-1]} and {call.v.shape[-1]}"
+    if compiling:
+        return "a generator can't be traced" if call.dropout_p and call.generator is not None else None
+    launch = kernels.triton.load()
+    return launch if isinstance(launch, str) else None
+
+
+def _triton(call: Call) -> tuple[Array, Any]:
+    from .autodiff import flash  # late: only where torch and Triton are loaded already
+
+    if not call.dropout_p:
+        return flash.attend(call, None), None
+    torch = sys.modules["torch"]
+    if torch.compiler.is_dynamo_compiling():
+        seed = torch.randint(2**62, (1,), device=call.q.device)
+    else:
+        source = torch_source(call.q, _source(call))
+        seed = torch.randint(2**62, (1,), generator=source, device=source.device).to(call.q.device)
+    return flash.attend(call, seed), None
+
+
 def _refuse_blocks(call: Call) -> str | None:
     if not is_torch(call.q):
         return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
@@ -333,6 +378,10 @@ def _never(call: Call) -> bool:
     return False
 
 
+def _on_gpu(call: Call) -> bool:
+    return call.q.device.type == "cuda"
+
+
 def _large(call: Call) -> bool:
     count = math.prod(call.scores.shape)
     tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
@@ -341,6 +390,9 @@ def _large(call: Call) -> bool:
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
+    Implementation(
+        "triton", _refuse_triton, _on_gpu, _triton, "it could, by its interpreter: it serves where it is asked for"
+    ),
     Implementation(
         "blockwise", _refuse_blocks, _large, _blocks, "it could, but so few scores are faster as one matrix"
     ),

@@ -21,7 +21,7 @@ from .truncated import truncated_rows
 
 Tensor = torch.Tensor
 
-_POWERS = {1.25: 4, 4 / 3: 3, 1.5: 2, 2.0: 1}  # alpha -> r = 1 / (alpha - 1)
+POWERS = {1.25: 4, 4 / 3: 3, 1.5: 2, 2.0: 1}  # alpha -> r = 1 / (alpha - 1)
 _AXES = 3  # strides that a kernel takes for the rows
 
 
@@ -92,7 +92,7 @@ def _budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
     if link.kind == "normmax":
         return ("any" if link.param <= 2.0 else "edge"), 1, 1.0, True, link.param - 1.0
     if link.params is None:
-        r = next((r for alpha, r in _POWERS.items() if abs(link.param - alpha) < 1e-15), None)
+        r = next((r for alpha, r in POWERS.items() if abs(link.param - alpha) < 1e-15), None)
         if r is not None:
             return "power", r, 1.0 / r, False, link.param - 1.0
         if link.param > 2.0:

@@ -60,3 +60,38 @@ def few_lanes(p: Plan, n: int) -> tuple[int, int]:
 
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+# -- attention -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """A tile of attention is [M queries, N keys]; the same forward and backward, which share the lists of tiles."""
+
+    M: int
+    N: int
+    warps: int
+    stages: int
+
+
+forced_blocks: list[Blocks] = []  # of the tuner and of the tests
+
+
+def blocks(width: int, size: int, rows: int, hip: bool) -> Blocks:
+    """`width`: the wider of the heads' two dimensions; `size`: bytes of a number."""
+    if forced_blocks:
+        return forced_blocks[-1]
+    if width <= 64:
+        m, n, warps, stages = 128, 64, 8, 2
+    elif width <= 128:
+        m, n, warps, stages = 64, 64, 4, 2
+    else:
+        m, n, warps, stages = 64, 32, 4, 1
+    if size > 2:
+        m, n, stages = m // 2, max(16, n // 2), 1
+    if hip:  # 64 KB of shared memory
+        m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
+    while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
+        m, warps = m // 2, max(1, warps // 2)
+    return Blocks(m, n, warps, stages)

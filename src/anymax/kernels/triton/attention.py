@@ -1,0 +1,230 @@
+"""Attention on a GPU, from tensors to kernels: parameters, plans, lists of blocks. Nothing here waits for the device.
+
+Queries are [B, H, L, D], keys and values [B, H', S, D or E] with H' a divisor of H. `arrays` has what else varies: "bias", "additive" and
+"keep" on four axes, of size 1 where they do not vary; "param" on [B or 1, H or 1, L or 1]; "ranges" int32 [B, 3], the length, the number
+of queries and the offset of each batch; "heads" fp32 [H, 2], slope and sink of each head; "seed" int64 [1].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..native import Link
+from .attention_backward import attention_bias, attention_columns, attention_keys, attention_queries
+from .attention_forward import attention_forward
+from .launch import POWERS
+from .plans import Blocks, blocks
+
+Tensor = torch.Tensor
+
+_ENOUGH = {
+    True: (1e-2, 1e-4),
+    False: (2e-4, 2e-6),
+}  # |sum p - 1| after which one step is left, by half precision: smooth, edged
+_SMOOTH = 0.67  # of alpha - 1: above it the rate all but jumps at the edge of the support
+
+
+class Job(NamedTuple):
+    """What is said about a call beside its tensors."""
+
+    link: str  # "softmax", "power" (alpha - 1 = 1 / power), "any" (alpha below 2), "mixed" (any alpha, one a row) or "budget"
+    power: int
+    param: float  # alpha - 1, or the budget
+    scale: float
+    softcap: float  # 0: none
+    causal: bool
+    left: int  # -1: without end
+    right: int
+    offset: int
+    dropout_p: float
+    alibi: bool
+    sink: bool
+
+
+def link_of(link: Link | str) -> tuple[str, int, float]:
+    """(link, power, param) of a mapping in the row kernels' words."""
+    assert not isinstance(link, str), link
+    if link.kind in ("softmax", "budget"):
+        return link.kind, 1, link.param
+    if link.params is not None:
+        return "mixed", 1, 0.0
+    alpha = 2.0 if link.kind == "sparsemax" else link.param
+    for known, power in POWERS.items():
+        if abs(alpha - known) < 1e-15:
+            return "power", power, 1.0 / power
+    return ("any" if alpha < 2.0 else "mixed"), 1, alpha - 1.0
+
+
+class Saved(NamedTuple):
+    """What the backward wants: (top, z) of each query, and the blocks that have a probability."""
+
+    state: Tensor
+    lists: Tensor
+    counts: Tensor
+    flags: Tensor
+
+
+def sizes(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, save: bool
+) -> tuple[Blocks, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
+    """(blocks, shape and dtype of each part of `Saved`)."""
+    batch, heads, rows, d = q.shape
+    keys = k.shape[-2]
+    plan = blocks(max(d, v.shape[-1]), q.element_size(), rows, torch.version.hip is not None)
+    tall, wide = -(-rows // plan.M), -(-keys // plan.N)
+    lists = job.link != "softmax"
+    held = save and lists
+    index = torch.int16 if max(tall, wide) < 2**15 else torch.int32
+    return plan, {
+        "state": ((batch, heads, rows, 2) if save else (0,), torch.float64),
+        "lists": ((batch, heads, tall, wide) if lists else (0,), index),
+        "counts": ((batch, heads, tall) if held else (0,), torch.int32),
+        "flags": ((batch, heads, tall, wide) if held else (0,), torch.int8),
+    }
+
+
+def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], save: bool) -> tuple[Tensor, Saved]:
+    """The output [B, H, L, E], and what the backward wants, where `save`."""
+    q, k, v = (_in_line(a) for a in (q, k, v))
+    plan, parts = sizes(job, q, k, v, save)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    saved = Saved(
+        **{
+            n: (torch.zeros if n == "flags" else torch.empty)(s, dtype=t, device=q.device)
+            for n, (s, t) in parts.items()
+        }
+    )
+    if not out.numel():
+        return out, saved
+    common, options = _common(job, q, k, v, arrays, plan)
+    smooth, edged = _ENOUGH[q.element_size() < 4]
+    edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
+    enough = edged if edge else smooth
+    with _device(q):
+        _launch(
+            attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
+            q, k, v, out, *saved, *common, enough, **options, SINK=job.sink, SAVE=save,
+            M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
+        )  # fmt: skip
+    return out, saved
+
+
+def backward(
+    job: Job,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arrays: dict[str, Tensor],
+    out: Tensor,
+    saved: Saved,
+    g: Tensor,
+    wants: set[str],
+) -> dict[str, Tensor]:
+    """The gradients of q, k, v ("q", "k", "v") and of the arrays that `wants` names, each in its own shape."""
+    q, k, v = (_in_line(a) for a in (q, k, v))
+    plan, _ = sizes(job, q, k, v, True)
+    dq, dk, dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (q, k, v))
+    found = {"q": dq, "k": dk, "v": dv}
+    if not q.numel() or not out.numel():
+        for a in found.values():
+            a.zero_()
+        return found | {n: torch.zeros_like(arrays[n]) for n in wants}
+    g = g.to(q.dtype).contiguous()
+    common, options = _common(job, q, k, v, arrays, plan)
+    batch, heads, rows, _ = q.shape
+    tall, wide = triton.cdiv(rows, plan.M), triton.cdiv(k.shape[2], plan.N)
+    delta = torch.empty((batch, heads, rows, 2), dtype=torch.float32, device=q.device)
+    learn = bool(wants & {"heads", "param"})
+    sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
+    launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
+    with _device(q):
+        _launch(
+            attention_queries, tall * batch * heads,
+            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, delta, sums, *common, **options, SINK=job.sink,
+            LEARN=learn, **launch,
+        )  # fmt: skip
+        if wants & {"k", "v"}:
+            lists, counts = saved.lists, saved.counts
+            if job.link != "softmax":
+                lists = torch.empty((batch, heads, wide, tall), dtype=saved.lists.dtype, device=q.device)
+                counts = torch.empty((batch, heads, wide), dtype=torch.int32, device=q.device)
+                size = min(1024, triton.next_power_of_2(tall))
+                _launch(
+                    attention_columns, wide * batch * heads, saved.flags, lists, counts, tall, wide, SIZE=size, num_warps=4
+                )  # fmt: skip
+            _launch(
+                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, counts, g, dk, dv, delta, *common,
+                **options, **launch,
+            )  # fmt: skip
+        for name in sorted(wants & {"bias", "additive"}):
+            a = arrays[name]
+            into = torch.empty_like(a, memory_format=torch.contiguous_format)
+            alone = [n == 1 for n in a.shape]
+            programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
+            summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
+            _launch(
+                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, delta, *common[:7], batch, *common[7:],
+                *into.stride(), **summed, **options, **launch,
+            )  # fmt: skip
+            found[name] = into
+    if "heads" in wants:
+        found["heads"] = torch.stack(
+            [
+                sums[..., place].sum((0, 2)) if there else sums.new_zeros(heads)
+                for place, there in ((1, job.alibi), (0, job.sink))
+            ],
+            -1,
+        )
+    if "param" in wants:
+        own = sums[..., 2].double()
+        shape = arrays["param"].shape
+        own = own.sum([n for n in range(3) if shape[n] == 1], keepdim=True) if 1 in shape else own
+        found["param"] = own.to(arrays["param"].dtype)
+    return found
+
+
+def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    kernel[(programs,)](*args, **options)
+
+
+def _device(x: Tensor) -> contextlib.AbstractContextManager:
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def _in_line(a: Tensor) -> Tensor:
+    return a if a.stride(-1) == 1 or a.shape[-1] == 1 else a.contiguous()
+
+
+def _steps(a: Tensor) -> tuple[int, ...]:
+    """Strides, 0 along an axis of one."""
+    return tuple(0 if n == 1 else s for n, s in zip(a.shape, a.stride()))
+
+
+def _common(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], plan: Blocks
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and constants that all kernels share."""
+    four = [arrays.get(n) for n in ("bias", "additive", "keep")]
+    param, ranges, heads, seed = (arrays.get(n) for n in ("param", "ranges", "heads", "seed"))
+    pointers = [q if a is None else a.view(torch.uint8) if a.dtype == torch.bool else a for a in four]
+    pointers += [q if a is None else a for a in (param, ranges, heads, seed)]
+    strides = [s for a in (q, k, v) for s in _steps(a)[:3]]
+    strides += [s for a in four for s in ((0, 0, 0, 0) if a is None else _steps(a))]
+    strides += (0, 0, 0) if param is None else _steps(param)
+    common = (
+        *pointers, q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], *strides,
+        job.offset, max(job.left, 0), max(job.right, 0), float(job.scale), float(job.softcap or 1.0), float(job.param),
+        float(job.dropout_p),
+    )  # fmt: skip
+    options = {
+        "LINK": job.link, "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
+        "RIGHT": job.right >= 0, "RANGED": ranges is not None, "CAP": job.softcap > 0.0, "ALIBI": job.alibi,
+        "BIAS": four[0] is not None, "ADD": four[1] is not None, "KEEP": four[2] is not None, "DROP": job.dropout_p > 0.0,
+        "D": max(16, triton.next_power_of_2(q.shape[3])), "E": max(16, triton.next_power_of_2(v.shape[3])),
+    }  # fmt: skip
+    return common, options

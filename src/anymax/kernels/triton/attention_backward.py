@@ -1,0 +1,362 @@
+"""Attention backward from the saved (top, z) of each query: one kernel for the queries, one for keys and values, one for a bias.
+
+With g_j = <dO, v_j> and s = 1 / omega''(p), the scores' gradient is `s (g - delta)`, `delta = <s, g> / <s, 1>`. The queries' kernel takes g
+from an anchor, and finds the rest of delta on its way: dq = sum s g' k - delta' sum s k. Blocks without a probability are not visited, and
+every sum has one owner: no atomics, the same bits each time.
+"""
+
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .attention_forward import load_block, row_max, row_sum
+from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, span
+
+
+@triton.jit
+def level(c, LINK: tl.constexpr):
+    """alpha - 1 as the forward took it."""
+    if LINK == "budget":
+        return tl.zeros_like(c) + 1.0
+    elif LINK == "mixed" or LINK == "any":
+        return tl.where((c != c) | (c <= -1.0), 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))
+    else:
+        return c
+
+
+@triton.jit
+def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                      heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
+                      LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                      RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+                      BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
+                      M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """DQ; DELTA [., rows, 2] takes the anchor of g and the rest of delta; SUMS [., rows, 3] where LEARN the gradients of the sink, the
+    slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
+    of its own finds it."""
+    tall = tl.cdiv(rows, M)
+    wide = tl.cdiv(keys, N)
+    m = tall - 1 - tl.program_id(0) % tall
+    head = tl.program_id(0) // tall
+    b, h = head // heads, head % heads
+    i0 = m * M
+    i = i0 + tl.arange(0, M)[:, None]
+    at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh
+    at_k = K + b.to(tl.int64) * kb + (h // groups).to(tl.int64) * kh
+    at_v = V + b.to(tl.int64) * vb + (h // groups).to(tl.int64) * vh
+    arrays = (
+        BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
+        KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
+    )  # fmt: skip
+    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
+    at = (length, count, offset, left, right)
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(HEADS + h * 2)
+    seed = 0
+    if DROP:
+        seed = tl.load(SEED)
+    c = level(parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
+    first_row = head.to(tl.int64) * rows
+    state = STATE + (first_row + i) * 2
+    top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
+    z = tl.load(state + 1, mask=i < rows, other=1.0)
+    row = constants(top, z, c, LINK, P)
+    q = load_block(at_q, i0, qi, rows, d, M, D)
+    g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
+    out = load_block(OUT + first_row * e, i0, e, rows, e, M, E)
+    anchor = row_sum(g_out.to(tl.float32) * out.to(tl.float32))
+    rest = tl.zeros([M, 1], tl.float32)
+    SWEEPS: tl.constexpr = 2 if LINK == "mixed" else 1
+    if LINK == "softmax":
+        begin, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+        begin = begin // N
+        steps = tl.cdiv(high, N) - begin
+        mine = LISTS
+    else:
+        begin = 0
+        mine = LISTS + (head.to(tl.int64) * tall + m) * wide
+        steps = tl.load(COUNTS + head.to(tl.int64) * tall + m)
+    s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s, and of s g'
+    h1 = tl.zeros([M, 1], tl.float32)  # of dp/dalpha times g
+    l0, l1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # and of s times the distance
+    best = tl.zeros([M, 1], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    less = tl.zeros([M, D], tl.float32)
+    if SINK:
+        extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
+        p, s = shares(extra, top, row, LINK, P)
+        if SWEEPS == 2:
+            best = s
+            anchor = tl.where(s > 0.0, 0.0, anchor)
+        s0 += s
+        s1 -= s * anchor
+    for sweep in tl.static_range(SWEEPS):
+        for t in range(steps):
+            n = begin + t
+            if LINK != "softmax":
+                n = tl.load(mine + t).to(tl.int32)
+            j0 = n * N
+            j = j0 + tl.arange(0, N)[None, :]
+            k = load_block(at_k, j0, ki_, keys, d, N, D)
+            x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                             M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+            p, s = shares(x, top, row, LINK, P)
+            v = load_block(at_v, j0, vi, keys, e, N, E)
+            g = tl.dot(g_out, tl.trans(v), input_precision="ieee")
+            if DROP:
+                g = tl.where(kept(i, j, head, seed, drop), g / (1.0 - drop), 0.0)
+            if SWEEPS == 2 and sweep == 0:
+                most = row_max(s)
+                first = tl.min(tl.where(s == most, j, 2147483647), 1, keep_dims=True)
+                better = most > best
+                to = tl.where(better, row_sum(tl.where(j == first, g, 0.0)), anchor)
+                s1 += s0 * (anchor - to)
+                anchor = to
+                best = tl.maximum(best, most)
+                s0 += row_sum(s)
+                s1 += row_sum(tl.where(s == 0.0, 0.0, s * (g - anchor)))
+            else:
+                g -= anchor
+                if SWEEPS == 2:
+                    g -= rest
+                pull = tl.where(s == 0.0, 0.0, s * g)
+                if LEARN:
+                    if LINK == "mixed":
+                        bend = lean(p, s, row[5])
+                        h1 += row_sum(tl.where(bend == 0.0, 0.0, bend * g))
+                    if ALIBI:
+                        far = tl.abs(i + offset - j).to(tl.float32)
+                        l1 += row_sum(pull * far)
+                        if SWEEPS == 1 and LINK != "softmax":
+                            l0 += row_sum(s * far)
+                if SWEEPS == 1 and LINK != "softmax":
+                    s0 += row_sum(s)
+                    s1 += row_sum(pull)
+                    if CAP:
+                        less = tl.dot((s * rise).to(k.dtype), k, less, input_precision="ieee")
+                    else:
+                        less = tl.dot(s.to(k.dtype), k, less, input_precision="ieee")
+                if CAP:
+                    pull = pull * rise
+                acc = tl.dot(pull.to(k.dtype), k, acc, input_precision="ieee")
+        if SWEEPS == 2 and sweep == 0:
+            rest = s1 / tl.where(s0 > 0.0, s0, 1.0)
+    if SWEEPS == 1 and LINK != "softmax":
+        rest = tl.where((s0 > 0.0) | (s0 != s0), s1 / tl.where(s0 > 0.0, s0, 1.0), 0.0)
+        acc -= rest * less
+    poisoned = (z != z) & (i < count)
+    cols = tl.arange(0, D)[None, :]
+    dq = tl.where(poisoned, float("nan"), acc * scale)
+    tl.store(DQ + (first_row + i) * d + cols, dq.to(DQ.dtype.element_ty), mask=(i < rows) & (cols < d))
+    delta = DELTA + (first_row + i) * 2
+    tl.store(delta, anchor, mask=i < rows)
+    tl.store(delta + 1, rest, mask=i < rows)
+    if LEARN:
+        sums = SUMS + (first_row + i) * 3
+        if SINK:
+            tl.store(sums, sink_pull(extra, top, row, anchor, rest, LINK, P), mask=i < rows)
+        if ALIBI:
+            tl.store(sums + 1, rest * l0 - l1, mask=i < rows)
+        if LINK == "mixed":
+            if SINK:
+                p, s = shares(extra, top, row, LINK, P)
+                h1 -= lean(p, s, row[5]) * (anchor + rest)
+            tl.store(sums + 2, h1, mask=i < rows)
+        if LINK == "budget":
+            tl.store(sums + 2, tl.where(s0 > 0.0, anchor + rest, 0.0), mask=i < rows)
+
+
+@triton.jit
+def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr):
+    """The gradient of the sink's score: its key has no value, so g is 0 there."""
+    _, s = shares(extra, top, row, LINK, P)
+    return tl.where(s == 0.0, 0.0, -s * (anchor + rest))
+
+
+@triton.jit
+def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                   heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
+                   LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                   RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
+                   BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+                   M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """DK and DV of N keys: a sum over the blocks of queries that LISTS names for them, of all heads that share the keys."""
+    tall = tl.cdiv(rows, M)
+    wide = tl.cdiv(keys, N)
+    n = tl.program_id(0) % wide
+    own = tl.program_id(0) // wide
+    shared = heads // groups
+    b, h_k = own // shared, own % shared
+    j0 = n * N
+    j = j0 + tl.arange(0, N)[:, None]
+    k = load_block(K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh, j0, ki_, keys, d, N, D)
+    v = load_block(V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh, j0, vi, keys, e, N, E)
+    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
+    at = (length, count, offset, left, right)
+    seed = 0
+    if DROP:
+        seed = tl.load(SEED)
+    dk = tl.zeros([N, D], tl.float32)
+    dv = tl.zeros([N, E], tl.float32)
+    for group in range(groups):
+        h = h_k * groups + group
+        head = b * heads + h
+        at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh
+        arrays = (
+            BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
+            KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
+        )  # fmt: skip
+        slope = 0.0
+        if ALIBI:
+            slope = tl.load(HEADS + h * 2)
+        first_row = head.to(tl.int64) * rows
+        if LINK == "softmax":
+            begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
+            begin = begin // M
+            steps = tl.cdiv(high, M) - begin
+            mine = LISTS
+        else:
+            begin = 0
+            mine = LISTS + (head.to(tl.int64) * wide + n) * tall
+            steps = tl.load(COUNTS + head.to(tl.int64) * wide + n)
+        for t in range(steps):
+            m = begin + t
+            if LINK != "softmax":
+                m = tl.load(mine + t).to(tl.int32)
+            i0 = m * M
+            i = i0 + tl.arange(0, M)[None, :]
+            c = level(
+                parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK
+            )
+            state = STATE + (first_row + i) * 2
+            top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
+            z = tl.load(state + 1, mask=i < rows, other=1.0)
+            row = constants(top, z, c, LINK, P)
+            delta = DELTA + (first_row + i) * 2
+            anchor = tl.load(delta, mask=i < rows, other=0.0)
+            rest = tl.load(delta + 1, mask=i < rows, other=0.0)
+            q = load_block(at_q, i0, qi, rows, d, M, D)
+            g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
+            x, rise = scores(tl.dot(k, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                             M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+            p, s = shares(x, top, row, LINK, P)
+            g = tl.dot(v, tl.trans(g_out), input_precision="ieee")
+            if DROP:
+                keep = kept(i, j, head, seed, drop)
+                p = tl.where(keep, p / (1.0 - drop), 0.0)
+                g = tl.where(keep, g / (1.0 - drop), 0.0)
+            dv = tl.dot(p.to(g_out.dtype), g_out, dv, input_precision="ieee")
+            pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
+            if CAP:
+                pull = pull * rise
+            dk = tl.dot(pull.to(q.dtype), q, dk, input_precision="ieee")
+    cols = tl.arange(0, D)[None, :]
+    first_key = own.to(tl.int64) * keys
+    tl.store(DK + (first_key + j) * d + cols, (dk * scale).to(DK.dtype.element_ty), mask=(j < keys) & (cols < d))
+    cols = tl.arange(0, E)[None, :]
+    tl.store(DV + (first_key + j) * e + cols, dv.to(DV.dtype.element_ty), mask=(j < keys) & (cols < e))
+
+
+@triton.jit
+def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                   batches, heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, db, dh, di, dj,
+                   ALL_B: tl.constexpr, ALL_H: tl.constexpr, ALL_I: tl.constexpr, ALL_J: tl.constexpr,
+                   LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                   RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
+                   BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+                   M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """The gradient of what was added to the scores. An axis along which it does not vary (ALL_...) is summed by the program."""
+    tall = tl.cdiv(rows, M)
+    wide = tl.cdiv(keys, N)
+    pid = tl.program_id(0)
+    many_n = 1 if ALL_J else wide
+    many_m = 1 if ALL_I else tall
+    many_h = 1 if ALL_H else heads
+    n_first = pid % many_n
+    m_first = (pid // many_n) % many_m
+    h_first = (pid // many_n // many_m) % many_h
+    b_first = pid // many_n // many_m // many_h
+    seed = 0
+    if DROP:
+        seed = tl.load(SEED)
+    acc = tl.zeros([M, N], tl.float32)
+    nothing = (pid * 0).to(tl.int64)
+    for b in range(b_first, batches if ALL_B else b_first + 1):
+        length, count, start = span(RANGES, b, offset, rows, keys, RANGED)
+        at = (length, count, start, left, right)
+        for h in range(h_first, heads if ALL_H else h_first + 1):
+            head = b * heads + h
+            far_b, far_h = nothing + b, nothing + h
+            at_k = K + far_b * kb + (far_h // groups) * kh
+            at_v = V + far_b * vb + (far_h // groups) * vh
+            arrays = (
+                BIAS_ + far_b * bb + far_h * bh_, bi, bj, ADD_ + far_b * ab + far_h * ah, ai, aj,
+                KEEP_ + far_b * mb + far_h * mh, mi, mj,
+            )  # fmt: skip
+            slope = 0.0
+            if ALIBI:
+                slope = tl.load(HEADS + h * 2)
+            first_row = (nothing + head) * rows
+            for m in range(m_first, tall if ALL_I else m_first + 1):
+                i0 = m * M
+                i = i0 + tl.arange(0, M)[:, None]
+                c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
+                state = STATE + (first_row + i) * 2
+                top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
+                z = tl.load(state + 1, mask=i < rows, other=1.0)
+                row = constants(top, z, c, LINK, P)
+                delta = DELTA + (first_row + i) * 2
+                anchor = tl.load(delta, mask=i < rows, other=0.0)
+                rest = tl.load(delta + 1, mask=i < rows, other=0.0)
+                low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+                for n in range(n_first, wide if ALL_J else n_first + 1):
+                    j0 = n * N
+                    live = (j0 < high) & (j0 + N > low)
+                    if LINK != "softmax":
+                        live = live & (tl.load(FLAGS + ((nothing + head) * tall + m) * wide + n) != 0)
+                    if live:
+                        j = j0 + tl.arange(0, N)[None, :]
+                        q = load_block(Q + far_b * qb + far_h * qh, i0, qi, rows, d, M, D)
+                        k = load_block(at_k, j0, ki_, keys, d, N, D)
+                        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                                      M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                        _, s = shares(x, top, row, LINK, P)
+                        g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
+                        v = load_block(at_v, j0, vi, keys, e, N, E)
+                        g = tl.dot(g_out, tl.trans(v), input_precision="ieee")
+                        if DROP:
+                            g = tl.where(kept(i, j, head, seed, drop), g / (1.0 - drop), 0.0)
+                        pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
+                        if ALL_I:
+                            pull = tl.sum(pull, 0, keep_dims=True)
+                        if ALL_J:
+                            pull = row_sum(pull)
+                        acc += pull
+    i = (0 if ALL_I else m_first * M) + tl.arange(0, M)[:, None]
+    j = (0 if ALL_J else n_first * N) + tl.arange(0, N)[None, :]
+    to = DB + b_first.to(tl.int64) * db + h_first.to(tl.int64) * dh + i.to(tl.int64) * di + j.to(tl.int64) * dj
+    mask = (i < (1 if ALL_I else rows)) & (j < (1 if ALL_J else keys))
+    tl.store(to, acc.to(DB.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def attention_columns(FLAGS, LISTS, COUNTS, tall, wide, SIZE: tl.constexpr):
+    """From the table of blocks, the list of blocks of queries of each block of keys, in order."""
+    n = tl.program_id(0) % wide
+    head = (tl.program_id(0) // wide).to(tl.int64)
+    found = 0
+    for begin in range(0, tall, SIZE):
+        m = begin + tl.arange(0, SIZE)
+        live = tl.load(FLAGS + (head * tall + m) * wide + n, mask=m < tall, other=0) != 0
+        place = found + tl.cumsum(live.to(tl.int32), 0) - 1
+        tl.store(LISTS + (head * wide + n) * tall + place, m.to(LISTS.dtype.element_ty), mask=live)
+        found += tl.sum(live.to(tl.int32))
+    tl.store(COUNTS + head * wide + n, found)

@@ -1,0 +1,197 @@
+"""A tile of attention: from q k^T to scores, and from scores to probabilities by the numbers of each row.
+
+`i` and `j` are the queries and keys of a tile, of shapes that broadcast: [M, 1] and [1, N], or [1, M] and [N, 1] where keys come first;
+the numbers of a row have the shape of `i`.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .links import bend, ground, log1p, terms
+
+# -- scores ----------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def tanh(y):
+    """Exact to a few ulp: near 0, where 1 - exp(-2y) has lost its digits, by the series."""
+    e = tl.exp(-2.0 * tl.abs(y))
+    far = (1.0 - e) / (1.0 + e)
+    w = y * y
+    near = y * (1.0 + w * (-0.333333333 + w * (0.133333333 + w * (-0.053968254 + w * 0.021869489))))
+    return tl.where(w < 0.04, near, tl.where(y < 0.0, -far, far))
+
+
+@triton.jit
+def span(RANGES, b, offset, rows, keys, RANGED: tl.constexpr):
+    """(keys, queries, offset) of a batch; RANGES has three a batch where they differ."""
+    if RANGED:
+        length = tl.load(RANGES + b * 3)
+        count = tl.load(RANGES + b * 3 + 1)
+        return tl.minimum(length, keys), tl.minimum(count, rows), tl.load(RANGES + b * 3 + 2)
+    else:
+        return keys, rows, offset
+
+
+@triton.jit
+def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """The keys low <= j < high that some query of i0 .. i0 + M - 1 may see."""
+    length, count, offset, left, right = at
+    last = tl.minimum(i0 + M, count) - 1 + offset
+    low = 0
+    high = length
+    if CAUSAL:
+        high = tl.minimum(high, last + 1)
+    if RIGHT:
+        high = tl.minimum(high, last + right + 1)
+    if LEFT:
+        low = tl.maximum(low, i0 + offset - left)
+    return low, tl.where(i0 < count, high, 0)
+
+
+@triton.jit
+def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """The queries low <= i < high that may see some key of j0 .. j0 + N - 1."""
+    length, count, offset, left, right = at
+    low = 0
+    high = count
+    if CAUSAL:
+        low = tl.maximum(low, j0 - offset)
+    if RIGHT:
+        low = tl.maximum(low, j0 - offset - right)
+    if LEFT:
+        high = tl.minimum(high, tl.minimum(j0 + N, length) - offset + left)
+    return low, tl.where(j0 < length, high, 0)
+
+
+@triton.jit
+def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
+           LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+           KEEP: tl.constexpr):  # fmt: skip
+    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend."""
+    length, count, offset, left, right = at
+    pb, bi, bj, pa, ai, aj, pk, ki, kj = arrays
+    x = qk * scale
+    rise = 1.0
+    if CAP:
+        t = tanh(x / cap)
+        x = cap * t
+        rise = 1.0 - t * t
+    inside = (i < count) & (j < length)
+    if BIAS:
+        x += tl.load(pb + i.to(tl.int64) * bi + j.to(tl.int64) * bj, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(pa + i.to(tl.int64) * ai + j.to(tl.int64) * aj, mask=inside, other=0.0).to(tl.float32)
+    if ALIBI:
+        x -= slope * tl.abs(i + offset - j).to(tl.float32)
+    if KEEP:
+        keep = tl.load(pk + i.to(tl.int64) * ki + j.to(tl.int64) * kj, mask=inside, other=0)
+        x = tl.where(keep != 0, x, float("-inf"))
+    whole = (i0 + M <= count) & (j0 + N <= length)
+    if CAUSAL:
+        whole = whole & (j0 + N <= i0 + offset + 1)
+    if RIGHT:
+        whole = whole & (j0 + N <= i0 + offset + right + 1)
+    if LEFT:
+        whole = whole & (j0 + left >= i0 + M - 1 + offset)
+    if whole == 0:  # a tile in the middle has no key to hide
+        if CAUSAL:
+            inside = inside & (j <= i + offset)
+        if RIGHT:
+            inside = inside & (j <= i + offset + right)
+        if LEFT:
+            inside = inside & (j >= i + offset - left)
+        x = tl.where(inside, x, float("-inf"))
+    return x, rise
+
+
+@triton.jit
+def kept(i, j, head, seed, drop):
+    """What dropout keeps: Philox of the place, so that every tile that holds it agrees."""
+    nothing = i * 0 + j * 0
+    bits, _, _, _ = tl.philox(seed, nothing + j, nothing + i, nothing + head, nothing)
+    return (bits >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
+
+
+# -- probabilities ---------------------------------------------------------------------------------------------------------------
+
+EDGE = tl.constexpr(0.3)  # of alpha - 1: from here on u itself is raised to its power, below by logarithms of 1 + w
+
+
+@triton.jit
+def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
+    """What a row is asked for, fp64: alpha - 1, or the budget."""
+    if PER_ROW:
+        value = tl.load(PARAM + i.to(tl.int64) * pl, mask=i < count, other=1.5).to(tl.float64)
+        return value if LINK == "budget" else value - 1.0
+    elif LINK == "power":
+        return tl.zeros_like(i).to(tl.float64) + 1.0 / P
+    else:
+        return tl.zeros_like(i).to(tl.float64) + param
+
+
+@triton.jit
+def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
+    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z."""
+    none = top * 0.0
+    if LINK == "softmax":
+        return (
+            top + z.to(tl.float32),
+            (z - ((top + z.to(tl.float32)).to(tl.float64) - top)).to(tl.float32),
+            none,
+            none,
+            none,
+            none,
+        )
+    elif LINK == "power" or LINK == "budget":
+        a, b = ground(top, z, 1.0 / P)
+        return a, b, none, b, none, none
+    elif LINK == "any":
+        a, b, e, d = bend(top, z, c, 1.0 / c)
+        return a, b, e, d, none, none
+    else:  # mixed
+        near = (top - z / c).to(tl.float32)
+        a, b = near, (c * (near - top) + z).to(tl.float32)
+        w, r, log_z, _ = bend(top, z, c, 1.0 / c)
+        return a, b, w, r, log_z, c.to(tl.float32)
+
+
+@triton.jit
+def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
+    """(p, s) of a tile, with s = 1 / omega''(p), the rate at which p follows its score."""
+    a, b, e, d, f, c = row
+    if LINK == "softmax":
+        p = tl.where(x > float("-inf"), tl.exp((x - a) - b), 0.0)
+        p = tl.where(x == x, p, x)
+        return p, p
+    elif LINK == "mixed":
+        above = (x - a) * c + b
+        w = (x - top) * e
+        far = c > 0.3
+        inside = tl.where(far, above > 0.0, w > -1.0) & (x > float("-inf"))
+        logs = tl.where(
+            far, d * tl.log(tl.where(inside & far, above, 1.0)), d * log1p(tl.where(inside & (far == 0), w, 0.0)) + f
+        )
+        p = tl.where(inside, tl.exp(logs), 0.0)
+        s = tl.where(inside & (p > 0.0), tl.exp(tl.minimum((1.0 - c) * logs, 80.0)), 0.0)
+        return p, s
+    else:
+        return terms(x, top, a, b, e, d, LINK, P)
+
+
+@triton.jit
+def lean(p, s, c):
+    """dp/dalpha where the level stands still: `-s (log p)^2 phi((alpha-1) log p)`, `phi(w) = (1 + e^w (w - 1)) / w^2`."""
+    inside = p > 0.0
+    log_p = tl.log(tl.where(inside, p, 1.0))
+    w = c * log_p
+    near = tl.abs(w) < 0.3
+    series = 0.5 + w * (0.333333333 + w * (0.125 + w * (0.033333333 + w * (0.0069444444 + w * 0.0011904762))))
+    safe = tl.where(near, 1.0, w)
+    phi = tl.where(near, series, (1.0 + tl.exp(safe) * (safe - 1.0)) / (safe * safe))
+    return tl.where(inside, -s * log_p * log_p * phi, 0.0)
