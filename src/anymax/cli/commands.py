@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import os
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,18 @@ def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
     with plain_errors():
         run.check(out, pictures=not no_pictures)
     run.tour(Console(highlight=False), out, quick=quick, seed=seed, pictures=not no_pictures)
+
+
+EXPLORER = Path(__file__).parents[1] / "explorer" / "index.html"
+
+
+@program.command()
+@click.option("--print-path", "--no-browser", "print_path", is_flag=True, help="Only say where the page is.")
+def explore(print_path: bool) -> None:
+    """Open the explorer, a page that computes as you drag: scores, probabilities, gradients and losses of all maps."""
+    if not EXPLORER.is_file():
+        raise Missing(f"the page {EXPLORER} is not there; install anymax again")
+    if print_path:
+        click.echo(str(EXPLORER))
+    elif not webbrowser.open(EXPLORER.as_uri()):
+        raise Missing(f"there is no browser to open on this machine; open this file in one: {EXPLORER}")

@@ -1,0 +1,125 @@
+// The library's own kernels: every number on the page comes from here.
+import { MAPS, NOISES } from "./maps.mjs";
+
+export async function kernels(bytes) {
+  let memory;
+  const system = { // what of WASI the C library may ask for: no environment, no files, an end
+    environ_sizes_get: (count, size) => (new DataView(memory.buffer).setUint32(count, 0, true), new DataView(memory.buffer).setUint32(size, 0, true), 0),
+    environ_get: () => 0,
+    proc_exit: (code) => { throw new Error(`the kernels left with ${code}`); },
+  };
+  const module = await WebAssembly.compile(bytes);
+  const imports = {};
+  for (const { module: from, name } of WebAssembly.Module.imports(module)) {
+    (imports[from] ??= {})[name] = system[name] ?? (() => 52); // 52: not implemented
+  }
+  const { exports: library } = await WebAssembly.instantiate(module, imports);
+  memory = library.memory;
+  library._initialize?.();
+
+  // Runs f with memory for each of the arrays given (numbers are sizes, in doubles) and frees it.
+  function held(parts, f) {
+    const places = parts.map((part) => library.malloc(8 * Math.max(1, part.length ?? part)));
+    if (places.includes(0)) throw new Error("out of memory");
+    parts.forEach((part, i) => part.length !== undefined && new Float64Array(memory.buffer, places[i], part.length).set(part));
+    try {
+      return f(...places);
+    } finally {
+      places.forEach((place) => library.free(place));
+    }
+  }
+  function checked(code) {
+    if (!code) return;
+    const bytes = new Uint8Array(memory.buffer, library.explorer_error(code));
+    throw new Error(new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0))));
+  }
+  const doubles = (place, count) => new Float64Array(memory.buffer, place, count).slice();
+  const integers = (place, count) => Array.from(new Int32Array(memory.buffer, place, count));
+  const map = (key, settings, n) => [MAPS[key].kind, NOISES.indexOf(settings.noise), MAPS[key].number?.(settings, n) ?? 0];
+
+  return {
+    // What the maps see; with a target, less the margin there.
+    scores(x, settings, target = -1) {
+      return held([x, x.length], (from, to) => {
+        library.explorer_scores(from, x.length, settings.T, settings.tilt, target, target < 0 ? 0 : settings.margin, to);
+        return doubles(to, x.length);
+      });
+    },
+    apply(key, settings, s) {
+      return held([s, s.length], (from, to) => {
+        checked(library.explorer_apply(...map(key, settings, s.length), from, 1, s.length, to));
+        return doubles(to, s.length);
+      });
+    },
+    threshold(key, settings, s) {
+      return held([s, 1], (from, to) => {
+        checked(library.explorer_threshold(...map(key, settings, s.length), from, s.length, to));
+        return doubles(to, 1)[0];
+      });
+    },
+    entropies(p, alpha) {
+      return held([p, 3], (from, to) => {
+        library.explorer_entropies(from, p.length, alpha, to);
+        const [shannon, renyi2, tsallis] = doubles(to, 3);
+        return { shannon, renyi2, tsallis };
+      });
+    },
+    jacobian(key, settings, s, p, which) {
+      const m = which.length;
+      return held([s, p, m, m * m], (from, at, list, to) => {
+        new Int32Array(memory.buffer, list, m).set(which);
+        checked(library.explorer_jacobian(...map(key, settings, s.length), from, at, s.length, list, m, to));
+        return doubles(to, m * m);
+      });
+    },
+    loss(key, settings, moved, target) {
+      return held([moved, 1], (from, to) => {
+        checked(library.explorer_loss(...map(key, settings, moved.length), from, moved.length, target, to));
+        return doubles(to, 1)[0];
+      });
+    },
+    gradient(key, settings, moved, target) {
+      return held([moved, moved.length], (from, to) => {
+        checked(library.explorer_gradient(...map(key, settings, moved.length), from, moved.length, target, to));
+        return doubles(to, moved.length);
+      });
+    },
+    largest(x, k) {
+      return held([x, k], (from, to) => {
+        checked(library.explorer_largest(from, x.length, k, to));
+        return integers(to, k);
+      });
+    },
+    two(key, settings, from, to, count) {
+      return held([count, count], (p, losses) => {
+        const code = library.explorer_two(...map(key, settings, 2), from, to, count, settings.T, settings.tilt, settings.margin, p, losses);
+        const refused = code === 100; // the map has no loss, as `loss` says in words
+        if (!refused) checked(code);
+        return { p: doubles(p, count), losses: refused ? null : doubles(losses, count) };
+      });
+    },
+    classic(name, from, to, count) {
+      return held([count], (place) => {
+        checked(library.explorer_classic(["hinge", "logistic", "modified Huber", "hard sigmoid"].indexOf(name), from, to, count, place));
+        return doubles(place, count);
+      });
+    },
+    simplex(key, settings, extent, size, heat, first = 0, last = size) {
+      const count = size * (last - first);
+      return held([count, count], (values, support) => {
+        checked(library.explorer_simplex(...map(key, settings, 3), extent, size, first, last, settings.T, settings.tilt, heat, values, support));
+        return {
+          values: new Float32Array(memory.buffer, values, count).slice(),
+          support: new Uint8Array(memory.buffer, support, count).slice(),
+        };
+      });
+    },
+  };
+}
+
+// The kernels that the page carries, packed.
+export async function unpack(text) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}

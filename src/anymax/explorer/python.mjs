@@ -1,0 +1,73 @@
+// What is on the screen, as a Python program that gives the same numbers.
+import { MAPS, float, label } from "./maps.mjs";
+
+export const CLOSE = 24; // classes of the Jacobian that are shown
+
+export function toPython(state) {
+  const n = state.x.length;
+  const transforms = [];
+  if (state.T !== 1) transforms.push(`anymax.temperature(${float(state.T)})`);
+  if (state.tilt !== 0) transforms.push(`anymax.prior(log_p=-${float(state.tilt)} * np.log(np.arange(1, ${n + 1})))`);
+  const seen = transforms.length > 1 ? `anymax.compose(${transforms.join(", ")})(x)` : transforms.length ? `${transforms[0]}(x)` : "x";
+  const maps = state.maps.map((key) => `    "${label(key, state, n)}": ${MAPS[key].python(state, n)},`);
+  const budget = state.maps.includes("budget") && MAPS.budget.number(state, n) !== 1;
+  const all = n <= CLOSE;
+  return [
+    "import numpy as np",
+    "",
+    "import anymax",
+    "",
+    ...listed("x", state.x.map(float)),
+    `scores = ${seen}  # what the maps see`,
+    `target = ${state.target}`,
+    `moved = scores.copy()`,
+    `moved[target] -= ${float(state.margin)}  # the margin, for the loss`,
+    "maps = {",
+    ...maps,
+    "}",
+    "results = {}",
+    "for name, mapping in maps.items():",
+    "    p = anymax.apply(mapping, scores)",
+    "    results[name] = found = {",
+    `        "p": p,`,
+    `        "support": int(anymax.support(p).sum()),`,
+    `        "shannon": float(anymax.entropy(p)),`,
+    `        "renyi2": float(anymax.entropy(p, "renyi2")),`,
+    `        "tsallis": float(anymax.entropy(p, "tsallis", ${float(state.alpha)})),`,
+    "    }",
+    `    if hasattr(mapping, "threshold"):`,
+    `        found["tau"] = float(anymax.threshold(mapping, scores).tau)`,
+    ...(budget ? ["    if isinstance(mapping, anymax.Budget):  # sums to k, a target class to 1", "        continue"] : []),
+    "    if anymax.facts(mapping).has_potential:",
+    `        found["loss"] = float(anymax.fenchel_young(mapping, moved, np.array(target)))`,
+    `        found["gradient"] = anymax.apply(mapping, moved) - (np.arange(${n}) == target)`,
+    "    else:",
+    `        found["loss"] = float(anymax.nll(mapping, moved, np.array(target)))`,
+    `        found["gradient"] = -anymax.jacobian(mapping, moved)[target] / anymax.apply(mapping, moved)[target]`,
+    "",
+    `jacobian = anymax.jacobian(maps["${label(state.focus, state, n)}"], scores)`,
+    ...(all ? [] : [`top = np.argsort(-scores, kind="stable")[:${CLOSE}]  # the classes that the page shows`, "jacobian = jacobian[np.ix_(top, top)]"]),
+    "",
+    "for name, found in results.items():",
+    "    print(name)",
+    "    for key, value in found.items():",
+    `        print(f"  {key}: {value}")`,
+    "print(jacobian)",
+    "",
+  ].join("\n");
+}
+
+function listed(name, words) {
+  const whole = `${name} = np.array([${words.join(", ")}])`;
+  if (whole.length <= 110) return [whole];
+  const lines = [`${name} = np.array([`];
+  let line = "   ";
+  for (const word of words) {
+    if (line.length + word.length > 108) {
+      lines.push(line);
+      line = "   ";
+    }
+    line += ` ${word},`;
+  }
+  return [...lines, line, "])"];
+}

@@ -1,0 +1,46 @@
+// What the explorer's modules and kernels say, for tests/test_explorer.py: node tests/explorer.mjs FOLDER anymax.wasm < requests > answers
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [folder, wasm] = process.argv.slice(2);
+const load = (name) => import(pathToFileURL(`${folder}/${name}.mjs`).href);
+const { MAPS, label } = await load("maps");
+const { kernels } = await load("kernels");
+const { fresh, fromHash, parseScores, tidy, toHash } = await load("state");
+const { toPython } = await load("python");
+const { compute } = await load("figures");
+const K = await kernels(readFileSync(wasm));
+
+const answers = {
+  maps: () => Object.fromEntries(Object.entries(MAPS).map(([key, map]) => [key, {
+    python: map.python(fresh(), 5), threshold: Boolean(map.threshold), potential: Boolean(map.potential), uses: map.uses ?? [],
+  }])),
+  screen({ given }) {
+    const state = tidy({ ...fresh(), ...given }), seen = compute(K, state), n = state.x.length;
+    const results = [...seen.results].map(([key, found]) => [label(key, state, n), { ...found, p: Array.from(found.p), gradient: found.gradient && Array.from(found.gradient) }]);
+    return { program: toPython(state), results: Object.fromEntries(results), jacobian: Array.from(seen.jacobian), which: seen.which, order: seen.order };
+  },
+  two: ({ key, given }) => {
+    const { p, losses } = K.two(key, { ...fresh(), ...given }, -4, 4, 81);
+    return { p: Array.from(p), losses: losses && Array.from(losses) };
+  },
+  classic: ({ name }) => Array.from(K.classic(name, -3, 3, 61)),
+  simplex: ({ key, given, heat }) => {
+    const { values, support } = K.simplex(key, { ...fresh(), ...given }, 3, 13, heat), part = K.simplex(key, { ...fresh(), ...given }, 3, 13, heat, 4, 6);
+    return { values: Array.from(values), support: Array.from(support), part: Array.from(part.values) };
+  },
+  parse: ({ text }) => parseScores(text),
+  hash: ({ text }) => fromHash(text),
+  turn: ({ given }) => fromHash(toHash({ ...fresh(), ...given })),
+};
+
+const words = (key, v) => (typeof v === "number" && !Number.isFinite(v) ? { number: String(v) } : v);
+const numbers = (key, v) => (v && typeof v === "object" && "number" in v ? Number(v.number) : v);
+const requests = JSON.parse(readFileSync(0, "utf8"), numbers);
+console.log(JSON.stringify(requests.map(({ ask, ...rest }) => {
+  try {
+    return { answer: answers[ask](rest) };
+  } catch (error) {
+    return { error: error.message };
+  }
+}), words));
