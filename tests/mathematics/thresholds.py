@@ -84,6 +84,10 @@ def threshold_unique():
             assert np.all(np.diff(around)[around[:-1] > 0] < 0)
             assert family.link(x - low).sum() >= 1 - 1e-12
             assert family.link(x - high).sum() <= 1 + 1e-12
+        even, lead = np.zeros(5), np.array([99.0, 0.0, 0.0, 0.0, 0.0])  # both ends are reached
+        for x, q in ((even, 0.2), (lead, 1.0)):
+            tau = x.max() - float(family.slope(np.array(q)))
+            np.testing.assert_allclose(family.link(x - tau).sum(), 1)
 
 
 @checks("threshold-properties")
