@@ -7,9 +7,10 @@ namespace ANYMAX_UNIT {
 
 // -- sums of exponentials ---------------------------------------------------------------------------------------------------
 
-// sum exp(x - high) over [begin, end), blocks summed in C and then as doubles; with `keep`, the exponentials too. high is at least every x.
+// sum exp(x - high) over [begin, end), blocks summed in C and then as doubles; with `keep`, the exponentials too. high is at least every x. `next`,
+// in step with x, is asked for meanwhile.
 template <class C, bool KEEP>
-inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep) {
+inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep, const C *next = nullptr) {
     constexpr int64_t W = width<C>;
     const vec<C> m = splat(high);
     vd wide{};
@@ -19,6 +20,8 @@ inline double exp_sum(const C *x, int64_t begin, int64_t end, C high, C *keep) {
         for (int64_t stop = i + 16 * W <= end ? i + 16 * W : end; i + 4 * W <= stop; i += 4 * W) {
             vec<C> v[4];
             for (int j = 0; j < 4; j++) v[j] = load(x + i + j * W) - m;
+            if (next)
+                for (int j = 0; j < 4; j++) __builtin_prefetch(next + i + j * W, 0, 2);
             exp_below<4>(v);
             a += v[0] + v[1], b += v[2] + v[3];
             if (KEEP)
@@ -96,7 +99,7 @@ inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
             s.top = high;
             s.any = true;
         }
-        s.z += exp_sum<C, false>(x, i, e, s.top, nullptr);
+        s.z += exp_sum<C, false>(x, i, e, s.top, nullptr, e < end ? x + CHUNK : nullptr);  // the next chunk comes meanwhile
     }
     return s;
 }
@@ -156,7 +159,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
         bool inplace = out.direct && !out.past && out.direct != x;
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
-        const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e)));
+        const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
         auto f = [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; };
         if (out.direct) return write(out.direct, 0, n, out.past, f);
         write(e, 0, n, false, f);

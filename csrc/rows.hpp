@@ -69,6 +69,7 @@ struct Sink {
     C *direct;         // the row itself where it is contiguous and of type C, else NULL
     bool past;         // write past the caches
     int64_t n;
+    const C *next;     // the row of scores that is read after this one, NULL where it may be there already or is not known
 };
 
 template <class C>

@@ -620,7 +620,7 @@ template <class C>
 static void turn_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
     for (int64_t k = 0; k < n; k++)
         for (int64_t r = 0; r < rows; r++) {
-            Sink<C> one{(char *)to + r * item(dtype), step, dtype, nullptr, false, n};
+            Sink<C> one{(char *)to + r * item(dtype), step, dtype, nullptr, false, n, nullptr};
             put(one, k, from[r * n + k]);
         }
 }
@@ -628,7 +628,7 @@ static void turn_out(const C *from, int64_t rows, int64_t n, void *to, int64_t s
 template <class C>
 static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past) {
     bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
-    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n};
+    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n, nullptr};
 }
 
 static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
@@ -682,9 +682,10 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         if (call.out.data) {
             char *row = (char *)at(call.out, size, o, i);
             out = sink_at<C>(call, row, n, past);
+            if (out.past && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call.x, size, o, 0)) out.next = (const C *)at(call.x, size, o + 1, 0);
             if (turn_result) {
                 C *to = result + (r - first) * n;
-                out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n};
+                out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
             }
         }
         switch (call.op) {
@@ -817,7 +818,7 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
                     continue;
                 }
                 const int64_t o = (r + j) / inner, i = (r + j) - o * inner;
-                const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n};
+                const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
                 for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
             }
         }

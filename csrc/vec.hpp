@@ -359,6 +359,19 @@ ANYMAX_INLINE vd exp(vd x) {
 // exp(x) of K vectors at once, for x <= 0 (0 below -88; no NaN). In step, since one alone waits for its own results: twice as fast.
 template <int K>
 ANYMAX_INLINE void exp_below(vf *x) {  // 2^k 2^f by the minimax polynomial of degree 6
+#if defined(__AVX512DQ__)
+    vf f[K], p[K];
+    for (int j = 0; j < K; j++) x[j] = x[j] * 1.44269504f;
+    for (int j = 0; j < K; j++) f[j] = (vf)_mm512_reduce_ps((__m512)x[j], 0);  // less the nearest integer
+    for (int j = 0; j < K; j++) p[j] = f[j] * 1.535334159e-04f + 1.339890063e-03f;
+    for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 9.618437849e-03f;
+    for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 5.550332367e-02f;
+    for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 2.402264774e-01f;
+    for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 6.931471825e-01f;
+    for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 1.0f;
+    for (int j = 0; j < K; j++) x[j] = (vf)_mm512_scalef_ps((__m512)p[j], (__m512)(x[j] - f[j]));
+    return;
+#endif
     vf k[K], q[K];
     for (int j = 0; j < K; j++) x[j] = larger(x[j] * 1.44269504f, all<vf>(-127.0f));
     for (int j = 0; j < K; j++) k[j] = x[j] + 12582912.0f;
