@@ -36,6 +36,8 @@ exclude_patterns = [
     "generated/static/*",
     "generated/extra/*",
 ]  # prose from which `generated/` is made
+if not assets.EXPLORER.exists():
+    exclude_patterns.append("explorer.md")
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!anymax\.).*"),
@@ -68,6 +70,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "show_memory": False,
+    "write_computation_times": False,  # that page loads scripts of other servers
     "min_reported_time": 1e6,
     "abort_on_example_error": True,
     "plot_gallery": True,

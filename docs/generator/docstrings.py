@@ -10,14 +10,28 @@ _MEANT_LITERALLY = re.compile(r"([*|\\]|(?<=\w)_(?!\w))")
 
 
 def plain(lines: list[str]) -> list[str]:
-    """Code spans as literals, and nothing else as markup; examples after `>>>` stay as they are."""
-    out, example, text = [], False, []
+    """Code spans as literals, and nothing else as markup; examples after `>>>` stay as they are.
+
+    A title underlined with dashes, NumPy's style, begins a list: an item for each line that is not indented.
+    """
+    out, example, listing, text = [], False, False, []
 
     def flush() -> None:
         out.extend(_escape("\n".join(text)).split("\n") if text else [])
         text.clear()
 
     for line in lines:
+        if text and line.strip() and not line.strip("-"):  # a title of NumPy's style
+            title = text.pop()
+            flush()
+            out += [f"**{title.strip()}**", ""]
+            listing = True
+            continue
+        if listing and line.strip():
+            flush()
+            text.append(f"  {line.strip()}" if line.startswith(" ") else f"- {line.strip()}")
+            continue
+        listing = listing and bool(line.strip())
         example = line.lstrip().startswith((">>>", "...")) or (example and bool(line.strip()))
         if example or not line.strip():
             flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import textwrap
-from collections.abc import Callable
+from collections.abc import Mapping
 
 FRAMEWORKS = {
     "NumPy": """
@@ -14,11 +14,12 @@ FRAMEWORKS = {
         from anymax import {kind}
 
         mapping = {make}
-        x = np.array([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -np.inf]])  # -inf masks a class
+        # -inf masks a class
+        x = np.array([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -np.inf]])
         y = np.array({target})
         print(anymax.apply(mapping, x).round(3))
         print(anymax.{loss}(mapping, x, y, reduction="none").round(3))
-        print(anymax.jacobian(mapping, x[0]).round(3))
+        print(anymax.jacobian(mapping, x[0]).round(3) + 0.0)
     """,
     "PyTorch": """
         import torch
@@ -26,7 +27,8 @@ FRAMEWORKS = {
         from anymax import {kind}
 
         mapping = {make}
-        x = torch.tensor([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -torch.inf]], requires_grad=True)
+        x = torch.tensor([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -torch.inf]])
+        x.requires_grad_()
         y = torch.tensor({target})
         loss = anymax.{loss}(mapping, x, y)
         loss.backward()
@@ -50,8 +52,8 @@ FRAMEWORKS = {
 }
 
 
-def code(framework: str, **words: str) -> str:
-    return textwrap.dedent(FRAMEWORKS[framework]).strip().format(**words)
+def code(template: str, **words: str) -> str:
+    return textwrap.dedent(template).strip().format(**words)
 
 
 def run(source: str, name: str) -> str:
@@ -62,12 +64,12 @@ def run(source: str, name: str) -> str:
     return out.getvalue().rstrip()
 
 
-def tabs(examine: Callable[[str, str], str] = run, **words: str) -> str:
+def tabs(templates: Mapping[str, str] = FRAMEWORKS, **words: str) -> str:
     """A tab for each framework: the code, and what it prints."""
     out = ["`````{tab-set}\n:sync-group: framework"]
-    for framework in FRAMEWORKS:
-        source = code(framework, **words)
-        printed = examine(source, f"{words['make']}, {framework}")
+    for framework, template in templates.items():
+        source = code(template, **words)
+        printed = run(source, f"{words['make']}, {framework}")
         out.append(
             f"````{{tab-item}} {framework}\n:sync: {framework.lower()}\n\n"
             f"```python\n{source}\n```\n\n```text\n{printed}\n```\n````"

@@ -100,6 +100,28 @@ def on_one_vector(page: Page) -> str:
     )
 
 
+def promises() -> str:
+    """The facts of every map in one table."""
+    rows = []
+    for page in pages():
+        f = page.mapping.facts
+        marks = ("yes" if fact else "no" for fact in (f.monotone, f.shift_invariant, f.sparse, f.has_potential))
+        link = f"{{doc}}`{page.prose.keys['example']} </generated/maps/{page.kind.name}>`"
+        rows.append(
+            (link, *marks, "never" if f.margin is None else f"{f.margin:g}", ", ".join(learnable(page.mapping)))
+        )
+    head = (
+        "map",
+        "keeps the order",
+        "ignores a common constant",
+        "exact zeros",
+        "convex loss",
+        "loss is 0 at a lead of",
+        "learnable",
+    )
+    return text.table(head, rows)
+
+
 def write(folder: Path, pictures: bool = True) -> None:
     found = pages()
     for page in found:
@@ -181,7 +203,8 @@ def draw(page: Page, folder: Path) -> None:
         return
     pictures.prepare()
     plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": page.kind.name, "savefig.dpi": 150}):
+    with plt.rc_context({"svg.hashsalt": page.kind.name}):
         figure = pictures.portrait(page.mapping, pictures.SCORES)
+        figure.set_size_inches(8.8, 7.4)  # smaller, so that the words are larger
         figure.savefig(target, metadata={"Date": None})
     plt.close(figure)

@@ -72,36 +72,27 @@ def of_map(name: str) -> str:
 
 
 def speed_of_map(name: str) -> str:
+    """A row for each pass, a column for each shape: our time, and its ratio to the peer's."""
     mine = [n for kin in NAMES.get(name, (name,)) for n in (kin, f"{kin}_loss")]
-    groups = {"forward": "forward", "softmax": "forward", "backward": "backward", "loss": "loss and gradient"}
+    passes = {"forward": "forward", "softmax": "forward", "backward": "backward", "loss": "loss and gradient"}
+    shapes = ("1024x1024", "64x32000", "4096x32000")
     out = []
     for run in runs():
-        rows = []
+        cells: dict[tuple[str, str, str], dict[str, str]] = {}
         for r in run.readings:
-            match = re.fullmatch(r"(.+?) (1024x1024|64x32000|4096x32000) normal( out=)?", r["name"])
-            if (
-                match
-                and r["group"] in groups
-                and match[1] in mine
-                and r["peer"] != "copy"
-                and r.get("ratio") is not None
-            ):
-                rows.append(
-                    (
-                        f"`{match[1]}`",
-                        groups[r["group"]],
-                        match[2],
-                        ms(r["ours_ms"]),
-                        f"`{r['peer']}`",
-                        ms(r["peer_ms"]),
-                        ratio(r),
-                    )
-                )
-        if rows:
-            head = ("", "what", "scores", "ms", "against", "ms", "time, ours / theirs")
+            match = re.fullmatch(rf"(.+?) ({'|'.join(shapes)}) normal( out=)?", r["name"])
+            if match and r["group"] in passes and match[1] in mine and r["peer"] != "copy" and r.get("ratio"):
+                row = cells.setdefault((match[1], passes[r["group"]], r["peer"]), {})
+                row[match[2]] = f"{ms(r['ours_ms'])} ms, {ratio(r)}"
+        if cells:
+            rows = [
+                (f"`{n}`", what, f"`{peer}`", *(row.get(s, "") for s in shapes))
+                for (n, what, peer), row in cells.items()
+            ]
+            head = ("", "", "against", *(s.replace("x", " × ") for s in shapes))
+            words = "Our time, and its ratio to the peer's: below 1 is faster. fp32, scores N(0, 1)."
             out.append(
-                text.table(head, rows, (3, 5, 6))
-                + f"\n\nfp32, scores N(0, 1). {run.machine}. All of it: {{doc}}`/performance`."
+                f"{text.table(head, rows, (3, 4, 5))}\n\n{words} {run.machine}. All figures: {{doc}}`/performance`."
             )
     return "\n\n".join(out)
 
@@ -112,12 +103,147 @@ def accuracy() -> tuple[dict[str, Any], ...]:
 
 
 def errors_of_map(name: str) -> str:
-    found = accuracy()
-    rows = [r for r in found[-1]["rows"] if r["map"] == name] if found else []
-    if not rows:
+    found = [r for r in accuracy()[-1]["errors"] if r["map"] == name] if accuracy() else []
+    if not found:
         return ""
-    return (
-        "Largest error to 50 digits, in units of the last place of the largest probability: "
-        + "; ".join(f"{r['case']} {r['fp32']:.2g} in fp32, {r['fp64']:.2g} in fp64" for r in rows)
-        + ". How: {doc}`/numerics`."
-    )
+    unit = "tv" if found[0]["quadrature"] else "ulps"
+    words = "in total variation" if unit == "tv" else "in units of the last place of the largest probability"
+    each = "; ".join(f"`{r['case']}` {r['fp32'][unit]:.2g} in fp32, {r['fp64'][unit]:.2g} in fp64" for r in found)
+    return f"Largest error to 50 digits, {words}: {each}. How: {{doc}}`/numerics`."
+
+
+# -- the pages of performance and choice ------------------------------------------------------------------------------------
+
+MAIN = ("1024x1024", "64x32000")
+COLUMNS = {"forward": ("forward", "softmax"), "backward": ("backward",), "loss": ("loss",)}
+
+
+def main_run() -> Run | None:
+    """The newest run on a CPU that has the forward pass."""
+    found = [run for run in runs() if any(r["group"] == "forward" for r in run.readings)]
+    return max(found, key=lambda run: run.facts["date"], default=None)
+
+
+def costs() -> str:
+    """One row a map: our time over the peer's, for the three passes and two shapes."""
+    run = main_run()
+    if run is None:
+        return "No benchmark has been saved yet."
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    for r in run.readings:
+        match = re.fullmatch(r"(.+?) (\d+x\d+) normal( out=)?", r["name"])
+        column = next((c for c, groups in COLUMNS.items() if r["group"] in groups), None)
+        if match and column and match[2] in MAIN and r["peer"] in ("torch.softmax", "F.cross_entropy"):
+            name = {"cross_entropy": "softmax"}.get(match[1], match[1].removesuffix("_loss"))
+            cells.setdefault(name, {})[column, match[2]] = ratio(r)
+    heads = [(column, shape) for column in COLUMNS for shape in MAIN]
+    heads = [head for head in heads if any(head in row for row in cells.values())]
+    rows = [(f"`{name}`", *(row.get(head, "") for head in heads)) for name, row in cells.items()]
+    titles = ("", *(f"{column}, {shape.replace('x', ' × ')}" for column, shape in heads))
+    return text.table(titles, rows, tuple(range(1, len(titles)))) + f"\n\n{run.machine}. Empty: not measured."
+
+
+def short() -> str:
+    """How each run fared, one line each."""
+    rows = []
+    for run in runs():
+        count = {v: sum(r["verdict"] == v for r in run.readings) for v in ("pass", "miss", "wrong", "error")}
+        noisy = sum(bool(r.get("noisy")) for r in run.readings)
+        rows.append(
+            (run.machine, len(run.readings), count["pass"], count["miss"], count["wrong"] + count["error"], noisy)
+        )
+    if not rows:
+        return "No benchmark has been saved yet."
+    head = ("machine", "figures", "bars met", "missed", "wrong or failed", "too noisy")
+    return text.table(head, rows, (1, 2, 3, 4, 5)) + "\n\n" + costs()
+
+
+def pictures(folder: Path) -> str:
+    """A picture of the ratios of each run that has any; the Markdown that shows them."""
+    from anymax import plot
+
+    out = []
+    for run in runs():
+        found = [(title, points) for title, groups in COLUMNS.items() if (points := _points(run, groups))]
+        if not found:
+            continue
+        target = folder / f"performance-{run.name}.svg"
+        source = max(path.stat().st_mtime for path in (RESULTS / f"{run.name}.json", Path(__file__)))
+        if not target.exists() or target.stat().st_mtime < source:
+            _draw(found, target, plot)
+        words = "; ".join(title for title, _ in found)
+        out.append(
+            f"```{{figure}} /generated/{target.name}\n:alt: Our time divided by the peer's for each map and shape, on a logarithmic "
+            f"axis: {words}.\n\nOur time over the time of `torch.softmax` (losses: `F.cross_entropy`), fp32, scores N(0, 1); left of the "
+            f"line we are faster. Bars are quartiles; what was noisy is left out. {run.machine}.\n```"
+        )
+    return "\n\n".join(out) or "No benchmark has been saved yet."
+
+
+def _points(run: Run, groups: tuple[str, ...]) -> list[tuple[str, float, float, float]]:
+    points = []
+    for r in run.readings:
+        wanted = r["group"] in groups and r["peer"] in ("torch.softmax", "F.cross_entropy") and " normal" in r["name"]
+        if wanted and not r["name"].startswith("log") and r.get("ratio") and not r["noisy"]:
+            points.append((r["name"].replace(" normal", "").replace(" out=", ""), r["ratio"], r["low"], r["high"]))
+    return points
+
+
+def _draw(found: list[tuple[str, list[tuple[str, float, float, float]]]], target: Path, plot: Any) -> None:
+    plt = plot.pyplot()
+    plt.switch_backend("agg")
+    heights = [len(points) for _, points in found]
+    with plt.rc_context({"svg.hashsalt": target.stem}):
+        figure, axes = plt.subplots(
+            len(found), 1, figsize=(7.6, 0.19 * sum(heights) + 0.9 * len(found)), height_ratios=heights, layout="constrained",
+            squeeze=False, sharex=True,
+        )  # fmt: skip
+        for (title, points), ax in zip(found, axes[:, 0]):
+            names, ratios, low, high = zip(*points)
+            at = range(len(points), 0, -1)
+            faster = [value < 1 for value in ratios]
+            for side, colour, marker in ((True, plot.COLOURS[0], "o"), (False, plot.COLOURS[1], "D")):
+                some = [i for i, f in enumerate(faster) if f is side]
+                ax.errorbar(
+                    [ratios[i] for i in some], [at[i] for i in some],
+                    xerr=[[ratios[i] - low[i] for i in some], [high[i] - ratios[i] for i in some]],
+                    fmt=marker, color=colour, markersize=4, elinewidth=1.2, linestyle="none",
+                )  # fmt: skip
+            ax.axvline(1.0, color="black", linewidth=1.0)
+            ax.set_yticks(list(at), names, fontsize=7)
+            ax.set_ylim(0.2, len(points) + 0.8)
+            ax.set(xscale="log", title=title)
+            ax.grid(axis="x", which="both", alpha=0.25)
+        axes[-1, 0].set_xlabel("time, ours / theirs")
+        ticks = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
+        axes[-1, 0].set_xticks(ticks, [f"{t:g}" for t in ticks])
+        figure.savefig(target, metadata={"Date": None})
+    plt.close(figure)
+
+
+def all_figures() -> str:
+    """Every table of `benchmarks/results/README.md`, which `python -m benchmarks --render` writes."""
+    path = RESULTS / "README.md"
+    if not path.exists():
+        return "# All benchmark figures\n\nNo benchmark has been saved yet.\n"
+    body = path.read_text(encoding="utf-8").partition("## Older runs")[0]
+    body = re.sub(r"^# .*\n", "# All benchmark figures\n", body)
+    return re.sub(r"\[([^\]]+)\]\(([^)]+\.json)\)", r"`\2`", body)
+
+
+def errors() -> str:
+    """The table of `python -m benchmarks.accuracy`."""
+    if not accuracy():
+        return "Not measured yet."
+    found = accuracy()[-1]
+    rows = []
+    for r in found["errors"]:
+        unit, peer = ("tv", " (total variation)") if r["quadrature"] else ("ulps", ""), r.get("peer")
+        unit, note = unit
+        theirs = (
+            (f"`{peer['name']}`", f"{peer['fp32'][unit]:.3g}", f"{peer['fp64'][unit]:.3g}") if peer else ("", "", "")
+        )
+        rows.append((f"`{r['case']}`{note}", f"{r['fp32'][unit]:.2g}", f"{r['fp64'][unit]:.2g}", *theirs))
+    machine = f"{found['hardware']['cpu']}, engine {found['engine']}, anymax {found['versions']['anymax']} ({found['versions']['commit']})"
+    head = ("map", "fp32", "fp64", "another package", "fp32", "fp64")
+    return text.table(head, rows, (1, 2, 4, 5)) + f"\n\n{machine}, {found['date']}."

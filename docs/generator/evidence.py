@@ -1,0 +1,56 @@
+"""The pages of `experiments/results/`: whichever are there, with their pictures, and all verdicts in one table."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from . import text
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+
+
+def found() -> list[dict[str, Any]]:
+    """What was found, by experiment; quick runs show that a script works, and are no evidence."""
+    out = []
+    for path in sorted(RESULTS.glob("*.json")):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known.get("claims") and not known["quick"] and path.with_suffix(".md").exists():
+            out.append(known)
+    return out
+
+
+def verdicts() -> str:
+    """Every claim with its verdict."""
+    rows = [
+        (
+            claim["claim"],
+            claim["source"],
+            f"**{claim['verdict']}**",
+            f"{{doc}}`{known['name']} </generated/evidence/{known['name']}>`",
+        )
+        for known in found()
+        for claim in known["claims"]
+    ]
+    return text.table(("claim", "made by", "verdict", ""), rows) if rows else "No experiment has been saved yet."
+
+
+def contents() -> str:
+    listed = "\n".join(f"generated/evidence/{known['name']}" for known in found())
+    return f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```" if listed else ""
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {known["name"] for known in found()}
+    for known in found():
+        page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
+        text.save(folder / f"{known['name']}.md", page.replace("$", "\\$"))
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
+            shutil.copy(RESULTS / picture, folder)
+    for stale in folder.glob("*.md"):
+        if stale.stem not in kept:
+            stale.unlink()

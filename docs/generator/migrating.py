@@ -1,0 +1,32 @@
+"""Old name to new name, from `docs/migrating.json`; `tests/test_docs.py` runs both sides of every row and compares them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import text
+
+DATA = Path(__file__).parents[1] / "migrating.json"
+INTRODUCTION = (
+    "Each row of these tables is run by a test: the call on the left and the call on the right give the same values, and where "
+    "they are differentiable the same gradients, on the same random inputs. `F` is `torch.nn.functional`; maps and margins are "
+    "imported from `anymax` and `anymax.margins`."
+)
+
+
+def tables() -> list[dict[str, Any]]:
+    return json.loads(DATA.read_text(encoding="utf-8"))
+
+
+def write(path: Path) -> None:
+    parts = [
+        "# Migrating",
+        INTRODUCTION,
+    ]
+    for table in tables():
+        rows = [(f"`{row['old']}`", f"`{row['new']}`", row.get("note", "")) for row in table["rows"]]
+        checked = f"Checked with {table['package']} {table['version']}."
+        parts += [f"## {table['title']}", f"{table['text']} {checked}", text.table(("old", "new", ""), rows)]
+    text.save(path, "\n\n".join(parts) + "\n")

@@ -1,0 +1,416 @@
+"""The documentation site: every example runs, every row of the migration tables holds, the generated pages are whole."""
+
+import doctest
+import importlib
+import importlib.metadata
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import CASES
+
+import anymax
+from anymax.mappings import CATALOGUE
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("the pages are in the repository only", allow_module_level=True)
+if str(DOCS) not in sys.path:
+    sys.path.insert(0, str(DOCS))
+
+from generator import api, build, docstrings, evidence, maps, measured, migrating, scores, site, text
+
+# -- examples -------------------------------------------------------------------------------------------------------------
+
+PAGES = sorted(DOCS.glob("*.md"))
+FENCE = re.compile(r"^(`{3,})(?:python|pycon)\n(.*?)^\1", flags=re.M | re.S)
+NEEDS = ("torch", "jax", "matplotlib", "sklearn", "transformers", "entmax")
+
+
+def blocks(page):
+    return [code for _, code in FENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    """In one scope, from top to bottom: what follows `>>>` prints what the page says, other blocks run."""
+    monkeypatch.chdir(tmp_path)
+    code = blocks(page)
+    for package in NEEDS:
+        if re.search(
+            rf"\b(import|from) {package}\b|anymax\.{'nn' if package == 'torch' else package}\b", "\n".join(code)
+        ):
+            pytest.importorskip(package)
+    scope = {"__name__": page.stem}
+    said = []
+    for i, block in enumerate(code, start=1):
+        where = f"{page.name}, example {i}"
+        if block.lstrip().startswith(">>>"):
+            test = doctest.DocTestParser().get_doctest(block, scope, where, str(page), 0)
+            runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+            runner.run(test, out=said.append, clear_globs=False)
+            scope.update(test.globs)
+        else:
+            exec(compile(block, where, "exec"), scope)
+    assert not said, "".join(said)
+
+
+def test_a_wrong_example_is_seen(tmp_path):
+    page = tmp_path / "wrong.md"
+    page.write_text("```pycon\n>>> 1 + 1\n3\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="Expected"):
+        test_the_examples_of_a_page_run(page, tmp_path, pytest.MonkeyPatch())
+
+
+def test_there_are_examples():
+    assert {"index", "start", "choose", "numerics", "attention", "huggingface", "sklearn", "zh"} <= {
+        p.stem for p in PAGES if blocks(p)
+    }
+
+
+# -- migration ------------------------------------------------------------------------------------------------------------
+
+ROWS = [(table, row) for table in migrating.tables() for row in table["rows"]]
+
+
+def torch_inputs():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    made = {name: torch.tensor(rng.normal(size=shape)) for name, shape in SHAPES.items()}
+    leaves = [made[name].requires_grad_() for name in ("x", "e", "q4", "k4", "v4", "s")]
+    made |= {
+        "y": torch.tensor([0, 1, 2, 3, 4, 2]), "w": torch.tensor(rng.uniform(0.5, 2.0, 5)), "q": torch.tensor(rng.dirichlet(np.ones(5), 6)),
+        "keep": torch.tensor(rng.uniform(size=(6, 5)) < 0.7).scatter(1, torch.zeros(6, 1, dtype=torch.int64), True),
+        "alpha": torch.tensor(rng.uniform(1.1, 1.9, (6, 1))), "g": torch.Generator().manual_seed(0),
+    }  # fmt: skip
+    made["onehot"] = torch.nn.functional.one_hot(made["y"], 5).double()
+    return made | {"torch": torch, "F": torch.nn.functional, "nn": torch.nn, "math": math}, leaves
+
+
+SHAPES = {
+    "x": (6, 5),
+    "e": (6, 8),
+    "W": (5, 8),
+    "q4": (2, 2, 4, 8),
+    "k4": (2, 2, 4, 8),
+    "v4": (2, 2, 4, 8),
+    "bias": (4, 4),
+    "s": (2, 4, 8),
+}
+
+
+def jax_inputs():
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    y = np.array([0, 1, 2, 3, 4, 2])
+    made = {
+        "x": rng.normal(size=(6, 5)),
+        "q": rng.dirichlet(np.ones(5), 6),
+        "onehot": np.eye(5)[y],
+        "t": rng.normal(size=6) * 2,
+    }
+    made = {name: jax.numpy.asarray(v, dtype="float32") for name, v in made.items()}
+    made |= {"y": jax.numpy.asarray(y), "sign": jax.numpy.asarray([0, 1, 0, 1, 1, 0]), "key": jax.random.key(0)}
+    made["keep"] = jax.numpy.asarray(rng.uniform(size=(6, 5)) < 0.7).at[:, 0].set(True)
+    made["argmax_onehot"] = lambda s: jax.nn.one_hot(jax.numpy.argmax(s, axis=-1), 5)
+    return made | {"jax": jax, "jnp": jax.numpy}
+
+
+def names(package):
+    module = pytest.importorskip(package)
+    known = {n: getattr(anymax, n) for n in ("Softmax", "Sparsemax", "Entmax", "transforms")}
+    known |= {n: getattr(anymax.margins, n) for n in ("ArcFace", "SphereFace")} | {"anymax": anymax, package: module}
+    if package == "pytorch_metric_learning":
+        known["losses"] = importlib.import_module("pytorch_metric_learning.losses")
+    return known
+
+
+def called(code, scope, arguments):
+    """The value of an expression; a module is called with the row's arguments, on weights that both sides share."""
+    value = eval(code, scope)
+    if arguments is None:
+        return value
+    if isinstance(value, scope["nn"].Module):
+        value = value.double()
+        for name, given in (("W", scope["W"].T), ("weight", scope["W"])):
+            if getattr(value, name, None) is not None:
+                getattr(value, name).data = given.clone()
+        if "in_proj_weight" in value.state_dict():
+            value.load_state_dict(scope.setdefault("shared", value.state_dict()))
+    out = value(*eval(f"({arguments},)", scope))
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=[row["old"][:60] for _, row in ROWS])
+def test_a_row_of_the_migration_tables(table, row):
+    scope, leaves = torch_inputs() if table["inputs"] == "torch" else (jax_inputs(), None)
+    scope |= names(table["package"])
+    if table["inputs"] == "torch":
+        scope["torch"].manual_seed(0)
+    old, new = (called(row[side], scope, row.get("call")) for side in ("old", "new"))
+    assert tuple(old.shape) == tuple(new.shape)
+    a, b = (np.asarray(v.detach() if leaves else v) for v in (old, new))
+    check = row.get("check", "gradient")
+    if check == "distribution":
+        for p in (a, b):
+            np.testing.assert_allclose(p.sum(-1), 1.0, rtol=1e-12)
+            assert set(np.unique(p.round(12))) == {0.0, 1.0}
+        return
+    if check == "index":
+        assert b.dtype.kind == "i"
+        assert ((b >= 0) & (b < 5)).all()
+        return
+    tolerance = row.get("tolerance", 1e-9 if leaves else 2e-5)
+    np.testing.assert_allclose(b, a, rtol=tolerance, atol=tolerance)
+    assert np.abs(a).max() > 1e-3
+    if check == "gradient" and leaves:
+        probe = scope["torch"].tensor(np.random.default_rng(1).normal(size=a.shape))
+        theirs, ours = (scope["torch"].autograd.grad(v, leaves, probe, allow_unused=True) for v in (old, new))
+        assert any(g is not None for g in ours)
+        for mine, his in zip(ours, theirs):
+            if mine is not None or his is not None:
+                np.testing.assert_allclose(mine, his, rtol=100 * tolerance, atol=100 * tolerance)
+
+
+def test_the_versions_are_those_of_the_tables():
+    for table in migrating.tables():
+        if table["package"] != "torch":
+            pytest.importorskip(table["package"])
+            found = importlib.metadata.version(table["package"].replace("_", "-"))
+            assert found.startswith(table["version"]), (table["package"], found)
+
+
+def test_a_wrong_row_is_seen():
+    pytest.importorskip("torch")
+    table = {"package": "torch", "inputs": "torch"}
+    with pytest.raises(AssertionError):
+        test_a_row_of_the_migration_tables(table, {"old": "F.softmax(x, dim=-1)", "new": "anymax.sparsemax(x)"})
+    with pytest.raises(AssertionError):  # the same value, another gradient
+        test_a_row_of_the_migration_tables(
+            table, {"old": "F.softmax(x, dim=-1)", "new": "anymax.softmax(x.detach()) + 0 * x"}
+        )
+
+
+# -- what is generated ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """All generated pages, without pictures; the examples of every map and transform run on the way, in three frameworks."""
+    for package in ("torch", "jax", "matplotlib", "rich"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("generated")
+    build.write(folder, pictures=False)
+    return folder
+
+
+def page_of(generated, name):
+    return (generated / name).read_text(encoding="utf-8")
+
+
+def test_every_map_has_a_page_with_its_facts(generated):
+    found = maps.pages()
+    assert [page.kind for page in found] == list(CATALOGUE)
+    for page in found:
+        body = page_of(generated, f"maps/{page.kind.name}.md")
+        assert body.startswith(f"# {page.kind.__name__}\n")
+        assert [t for t in re.findall(r"^## (.+)", body, flags=re.M) if t in maps.ALLOWED] == list(maps.ALLOWED)
+        for framework in ("NumPy", "PyTorch", "JAX"):
+            assert f"{{tab-item}} {framework}" in body
+        assert f"| Exact zeros | {'yes' if page.mapping.facts.sparse else 'no'} |" in body
+        assert "{image}" in body
+        assert f"[{page.kind.__name__}]({page.kind.name}.md)" in page_of(generated, "maps/index.md")
+
+
+def test_examples_print_what_the_library_computes(generated):
+    loss = anymax.sparsemax_loss(
+        np.array([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -np.inf]]), np.array([0, 1]), reduction="none"
+    )
+    assert str(loss.round(3)) in page_of(generated, "maps/sparsemax.md")
+    for path in generated.rglob("*.md"):
+        for output in re.findall(r"^```text\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S):
+            assert output.strip(), path
+            assert "nan" not in output, path
+
+
+def test_learnable_parameters():
+    found = {page.kind.__name__: maps.learnable(page.mapping) for page in maps.pages()}
+    assert found["Entmax"] == ["alpha"]
+    assert found["Budget"] == ["k"]
+    assert found["PerturbMax"] == ["scale"]
+    assert found["Softmax"] == found["Taylor"] == []
+
+
+def test_every_transform_and_margin_is_on_a_page():
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "scores").glob("*.md"))
+    missing = [name for name in scores.public() if not re.search(rf"\b{name}\b", everything)]
+    assert not missing, f"describe {', '.join(missing)} in docs/scores/"
+
+
+def test_the_api_reference_has_every_public_name(generated):
+    listed = {name for found in api.names().values() for name in found}
+    for name in anymax.__all__:
+        if name not in ("__version__", "margins", "transforms"):
+            assert f"anymax.{name}" in listed, name
+    for page, found in api.names().items():
+        body = page_of(generated, f"api/{page}.md")
+        for name in found:
+            assert re.search(rf":: {re.escape(name)}$", body, flags=re.M), name
+
+
+def test_a_map_without_prose_is_named(monkeypatch):
+    unwritten = type("Unwritten", (anymax.Softmax,), {"name": "unwritten"})
+    monkeypatch.setattr(maps, "CATALOGUE", (*maps.CATALOGUE, unwritten))
+    with pytest.raises(FileNotFoundError, match=r"write docs/maps/unwritten\.md"):
+        maps.pages()
+
+
+def test_prose_with_other_sections_is_named(tmp_path):
+    page = tmp_path / "one.md"
+    page.write_text("example: Softmax()\n\nWords.\n\n## Definition\n\nSo.\n\n## Papers\n\nSome.\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"missing: \['Paper'\]; unknown: \['Papers'\]"):
+        text.read(page, ("Definition", "Paper"), ("Definition", "Paper"))
+
+
+def test_every_page_is_linked():
+    """Each hand-written page is in the contents of another one."""
+    contents = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    entries = set(re.findall(r"^(?:[^\n<]*<)?([\w/*]+)>?$", contents, flags=re.M))
+    for page in PAGES:
+        assert page.stem == "index" or any(Path(page.stem).match(entry) for entry in entries), page.stem
+
+
+# -- figures come from the results ------------------------------------------------------------------------------------------
+
+needs_benchmarks = pytest.mark.skipif(
+    not measured.runs(), reason="the results of the benchmarks are in the repository only"
+)
+
+
+@needs_benchmarks
+def test_costs_are_those_of_the_results():
+    run = measured.main_run()
+    body = measured.costs()
+    readings = {(r["group"], r["name"], r["peer"]): r for r in run.readings}
+    reading = readings["forward", "sparsemax 1024x1024 normal", "torch.softmax"]
+    row = next(line for line in body.splitlines() if line.startswith("| `sparsemax` |"))
+    assert row.split("|")[2].strip() == measured.ratio(reading)
+    assert run.facts["hardware"]["cpu"] in body
+
+
+def test_noise_is_not_a_figure():
+    assert measured.ratio({"ratio": 0.5, "noisy": True}) == "noisy"
+    assert measured.ratio({"ratio": 0.5, "noisy": False}) == "0.50"
+    assert measured.ratio({"ratio": None, "noisy": False, "message": "needs torch"}) == "needs torch"
+
+
+@needs_benchmarks
+def test_pictures_of_performance(tmp_path):
+    pytest.importorskip("matplotlib")
+    body = measured.pictures(tmp_path)
+    drawn = list(tmp_path.glob("*.svg"))
+    assert drawn
+    for path in drawn:
+        assert f"/generated/{path.name}" in body
+        assert "sparsemax 1024x1024" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not measured.accuracy(), reason="the results of the benchmarks are in the repository only")
+def test_errors_are_those_of_the_results_and_within_the_bounds_of_the_tests():
+    body, bounds = measured.errors(), {case.id: case for case in CASES}
+    for row in measured.accuracy()[-1]["errors"]:
+        assert f"| `{row['case']}`" in body
+        case = bounds[row["case"]]
+        if case.tv is None:
+            assert row["fp32"]["ulps"] <= case.ulps
+            assert row["fp64"]["ulps"] <= case.ulps64
+        else:
+            assert row["fp32"]["tv"] <= case.tv[0]
+            assert row["fp64"]["tv"] <= case.tv[1]
+
+
+def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    assert evidence.verdicts() == "No experiment has been saved yet."
+    assert evidence.contents() == ""
+    claim = {"key": "a", "claim": "Zeros help | always.", "source": "a paper", "verdict": "contradicted"}
+    for name, quick in (("one", False), ("two", True)):
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"name": name, "quick": quick, "claims": [claim]}), encoding="utf-8"
+        )
+        (tmp_path / f"{name}.md").write_text("# Title\n\nIt cost $5.\n\n![words](one.png)\n", encoding="utf-8")
+    (tmp_path / "one.png").write_bytes(b"")
+    assert "| Zeros help \\| always. | a paper | **contradicted** | {doc}`one " in evidence.verdicts()
+    assert "two" not in evidence.verdicts() + evidence.contents()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "stale.md").write_text("# Stale\n", encoding="utf-8")
+    evidence.write(out)
+    assert sorted(p.name for p in out.iterdir()) == ["one.md", "one.png"]
+    assert "It cost \\$5." in (out / "one.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["`x_i` and *a* of p_ here."], ["``x_i`` and \\*a\\* of p\\_ here."]),
+        (["See `x", "y`s."], ["See ``x y``\\ s."]),
+        ([">>> f(*a)", "1 * 2"], [">>> f(*a)", "1 * 2"]),
+        (
+            ["Parameters", "----------", "a_ : int", "    One.", "", "Text"],
+            ["**Parameters**", "", "- a\\_ : int", "  One.", "", "Text"],
+        ),
+    ],
+)
+def test_docstrings_are_plain_english(given, meant):
+    assert docstrings.plain(given) == meant
+
+
+# -- the built site ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_page_names_another_server(generated):
+    """In the sources: no asset of a foreign host; links to papers are links."""
+    sources = [*DOCS.rglob("*.md"), *generated.rglob("*.md"), *(DOCS / "_static").iterdir(), DOCS / "conf.py"]
+    for path in sources:
+        body = path.read_text(encoding="utf-8")
+        assert not re.search(r"cdn|jsdelivr|unpkg|googleapis", body, flags=re.I), path
+        assert not re.search(r"""(src|@import|url\()\s*[=(]?\s*["']?https?:""", body), path
+
+
+def test_what_is_wrong_with_a_built_page_is_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<html><head><script src="https://cdn.example/x.js"></script><link rel="stylesheet" href="//fonts.example/a.css">'
+        '</head><body id="top"><a href="b.html#there">b</a><a href="b.html#gone">b</a><a href="c.html">c</a>'
+        '<a href="https://arxiv.org/abs/1">paper</a><img src="no.png"><a href="#top">up</a></body></html>',
+        encoding="utf-8",
+    )
+    (tmp_path / "b.html").write_text(
+        '<html><body><p id="there" style="background:url(http://x.example/y)">b</p></body></html>'
+    )
+    (tmp_path / "s.css").write_text(
+        '@import "https://fonts.example/b.css"; p { background: url(http://x.example/z.png) }'
+    )
+    wrong = site.problems(tmp_path)
+    for words in (
+        "cdn.example",
+        "fonts.example/a.css",
+        "b.html#gone",
+        "c.html",
+        "no.png",
+        "x.example/y",
+        "fonts.example/b",
+        "z.png",
+    ):
+        assert any(words in line for line in wrong), words
+    assert len(wrong) == 8
+    (tmp_path / "a.html").write_text("<html><body><a href='b.html#there'>b</a></body></html>")
+    (tmp_path / "b.html").write_text('<html><body><p id="there">b</p></body></html>')
+    (tmp_path / "s.css").unlink()
+    assert site.problems(tmp_path) == []
