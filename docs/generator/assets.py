@@ -20,10 +20,6 @@ def write(folder: Path) -> None:
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(f"the site needs MathJax: pip install {MATHJAX} (it is in the extra `docs`)")
     shutil.copy(Path(found.submodule_search_locations[0]) / "static" / "mathjax" / "tex-svg.js", static / "mathjax")
-    if EXPLORER.exists():
-        shutil.copytree(
-            EXPLORER.parent,
-            extra / "explorer",
-            dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("__pycache__", "*.py"),
-        )
+    if EXPLORER.exists():  # one file, whole in itself
+        (extra / "explorer").mkdir(exist_ok=True)
+        shutil.copy(EXPLORER, extra / "explorer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ def tables() -> list[dict[str, Any]]:
     return json.loads(DATA.read_text(encoding="utf-8"))
 
 
+def _version(package: str) -> str:
+    """What the rows are run against here."""
+    try:
+        return f" Names as in {package} {importlib.metadata.version(package.replace('_', '-'))}."
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def write(path: Path) -> None:
     parts = [
         "# Migrating",
@@ -27,6 +36,9 @@ def write(path: Path) -> None:
     ]
     for table in tables():
         rows = [(f"`{row['old']}`", f"`{row['new']}`", row.get("note", "")) for row in table["rows"]]
-        checked = f"Checked with {table['package']} {table['version']}."
-        parts += [f"## {table['title']}", f"{table['text']} {checked}", text.table(("old", "new", ""), rows)]
+        parts += [
+            f"## {table['title']}",
+            f"{table['text']}{_version(table['package'])}",
+            text.table(("old", "new", ""), rows),
+        ]
     text.save(path, "\n\n".join(parts) + "\n")
