@@ -191,6 +191,7 @@ extern "C" int anymax_packed(const anymax_packed_call *call) {
     c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
     if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP)) return ANYMAX_BAD_CALL;
     c.outer = call->rows, c.inner = 1, c.n = n, c.param = call->param;
+    if (c.map == ANYMAX_BUDGET && !(c.param <= (double)n)) return ANYMAX_BAD_PARAM;  // no mask may have left fewer classes: the caller's mistake
     c.x = anymax_view{call->x, n, 0, 1};
     c.p = anymax_view{call->p, n, 0, 1};
     c.g = anymax_view{call->g, n, 0, 1};

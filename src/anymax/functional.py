@@ -287,17 +287,13 @@ def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: An
     return apply(Sparsemax(), x, axis, out=out, **options)
 
 
-def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, **options: Any) -> Array:
+def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
-    if (
-        axis is None
-        and not options
-        and type(alpha) is float
-        and not _compiling()
-        and (p := _quickly(_entmax(alpha), x)) is not None
-    ):
-        return p
-    return apply(Entmax(alpha), x, axis, **options)
+    if axis is None and not options and type(alpha) is float:
+        quick = _QUICK.get(type(x))
+        if quick is not None and not _compiling() and (p := quick(_entmax(alpha), x, out)) is not None:
+            return p
+    return apply(Entmax(alpha), x, axis, out=out, **options)
 
 
 def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
@@ -314,18 +310,15 @@ def taylor_softmax(x: Any, order: int = 2, axis: int | None = None, **options: A
     return apply(Taylor(order), x, axis, **options)
 
 
-def sparse_softmax(x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, **options: Any) -> Array:
+def sparse_softmax(
+    x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
+) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
-    if (
-        axis is None
-        and not options
-        and p is None
-        and type(k) is int
-        and not _compiling()
-        and (q := _quickly(_topk(k), x)) is not None
-    ):
-        return q
-    return apply(SparseSoftmax(k=k, p=p), x, axis, **options)
+    if axis is None and not options and p is None and type(k) is int:
+        quick = _QUICK.get(type(x))
+        if quick is not None and not _compiling() and (q := quick(_topk(k), x, out)) is not None:
+            return q
+    return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
 
 
 def sigsoftmax(x: Any, axis: int | None = None, **options: Any) -> Array:

@@ -241,7 +241,7 @@ def packed(
 def short(mapping: Mapping) -> tuple[Mapping, int, float] | None:
     """The mapping with its code and number for `anymax_packed`; None where it takes more to say."""
     link = link_of(mapping)
-    if isinstance(link, str) or link.params is not None or link.kind in ("perturb_max", "budget"):
+    if isinstance(link, str) or link.params is not None or link.kind == "perturb_max":
         return None
     return mapping, link.code << 8, link.param
 
