@@ -75,13 +75,16 @@ def bootstrap(statistic: Callable[..., float], *rows: np.ndarray, draws: int = 1
     if any(len(r) != n for r in rows):
         raise ValueError(f"bootstrap: arrays of {[len(r) for r in rows]} rows; expected the same number in each")
     rng = np.random.default_rng(seed)
-    drawn = []
-    for _ in range(draws):
-        index = rng.integers(0, n, size=n)
-        drawn.append(statistic(*(r[index] for r in rows)))
+    indices = (rng.integers(0, n, size=n) for _ in range(draws))
+    drawn = [statistic(*(r[index] for r in rows)) for index in indices]
+    return from_draws(float(statistic(*rows)), drawn, n)
+
+
+def from_draws(value: float, drawn: Any, n: int) -> Interval:
+    """The percentile interval of a bootstrap over `n` test rows, from the statistic of each draw."""
     tail = 50.0 * (1.0 - CONFIDENCE)
     low, high = np.nanpercentile(np.asarray(drawn, dtype=float), (tail, 100.0 - tail))
-    return Interval(float(statistic(*rows)), float(low), float(high), n, f"bootstrap over {n} test rows")
+    return Interval(value, float(low), float(high), n, f"bootstrap over {n} test rows")
 
 
 def verdict(interval: Interval, *, at_most: float | None = None, at_least: float | None = None) -> str:
