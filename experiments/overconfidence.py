@@ -1,0 +1,293 @@
+"""Over-confidence: Taylor softmax, sigsoftmax and perturb-max against softmax in small networks; how far softmax drives scores apart."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import anymax
+from anymax import Entmax, Mapping, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
+
+from ._common import Experiment, Missing, Settings, main
+from ._report import Claim, Findings
+from ._statistics import difference, exact, over_seeds, ratio
+
+SU, SU_SPARSE = "Su 2024, kexue.fm/archives/10145", "Su 2021, kexue.fm/archives/8046"
+EXPERIMENT = Experiment(
+    name="overconfidence",
+    title="Over-confidence: Taylor softmax, sigsoftmax and perturb-max against softmax",
+    about="One small network a map on digits and Fashion-MNIST: accuracy, calibration, and the gap between the scores.",
+    claims={
+        "tails": Claim("The long tails of Taylor softmax relieve over-confidence: confidence exceeds accuracy by less", SU),
+        "calibration": Claim("Taylor softmax has a smaller calibration error than softmax", SU),
+        "taylor": Claim(
+            "Taylor softmax classifies images better than softmax", "de Brebisson and Vincent 2015, section 4"
+        ),
+        "exact": Claim(
+            "Trained for the accuracy itself (perturb-max, minus p of the target), a network is more accurate",
+            "Karpukhin et al. 2022 (EXACT)",
+        ),
+        "no effect": Claim(
+            "Perturb-max as a smooth accuracy has no particular effect: within one point of softmax's accuracy", SU
+        ),
+        "gap": Claim(
+            "With a cross-entropy of l, the scores of n classes are at least log(n-1) - log(exp(l)-1) apart", SU_SPARSE
+        ),
+        "apart": Claim("Softmax drives the scores of training rows farther apart than sparsemax", SU_SPARSE),
+    },
+    seeds=5,
+    needs=("matplotlib", "scipy", "sklearn", "torch"),
+    options={
+        "--fashion-mnist": {
+            "type": Path,
+            "default": Path("/usr/share/datasets/fashion-mnist"),
+            "metavar": "FOLDER",
+            "help": "with the four files of Fashion-MNIST (default: where Debian's dataset-fashion-mnist puts them)",
+        },
+        "--train": {"type": int, "default": 60000, "metavar": "N", "help": "training rows of Fashion-MNIST, at most"},
+        "--epochs": {"type": int, "default": 15, "metavar": "N", "help": "on Fashion-MNIST"},
+    },
+)  # fmt: skip
+
+Loss = Callable[[Any, Any], Any]
+MODELS: dict[str, tuple[Mapping, Loss]] = {
+    "softmax": (Softmax(), anymax.cross_entropy),
+    "Taylor softmax": (Taylor(2), anymax.taylor_softmax_loss),
+    "sigsoftmax": (Sigsoftmax(), lambda x, y: anymax.nll(Sigsoftmax(), x, y)),
+    "perturb-max": (PerturbMax(), anymax.perturb_max_loss),
+    "perturb-max, accuracy": (PerturbMax(), lambda x, y: anymax.accuracy_loss(PerturbMax(), x, y)),
+    "1.5-entmax": (Entmax(1.5), anymax.entmax15_loss),
+    "sparsemax": (Sparsemax(), anymax.sparsemax_loss),
+}
+DIAGRAMS = ("softmax", "Taylor softmax", "perturb-max, accuracy", "sparsemax")
+BATCH, RATE = 100, 1e-3
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def digits(seed: int) -> tuple[np.ndarray, ...]:
+    """The 1,797 digits of scikit-learn (from UCI), 1,000 drawn at random to train: x, y, x_test, y_test."""
+    from sklearn.datasets import load_digits  # late: an optional extra
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(y))
+    train, test = order[:1000], order[1000:]
+    return (x[train] / 16).astype(np.float32), y[train], (x[test] / 16).astype(np.float32), y[test]
+
+
+def fashion(folder: Path, rows: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017); of its training rows at most `rows`, drawn at random."""
+    parts = []
+    for part in ("train", "t10k"):
+        for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
+            path = folder / f"{part}-{kind}-ubyte.gz"
+            if not path.is_file():
+                raise Missing(
+                    f"overconfidence: no {path.name} in {folder}; Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) is Debian's package "
+                    "dataset-fashion-mnist: install it, or name a folder with its four files by --fashion-mnist"
+                )
+            with gzip.open(path) as file:
+                parts.append(np.frombuffer(file.read(), np.uint8, offset=header))
+    x, y, x_test, y_test = parts
+    x, x_test = (a.reshape(-1, 784).astype(np.float32) / 255 for a in (x, x_test))
+    chosen = np.random.default_rng(seed).permutation(len(y))[:rows]
+    return x[chosen], y[chosen].astype(np.int64), x_test, y_test.astype(np.int64)
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
+
+
+def train(loss: Loss, x: np.ndarray, y: np.ndarray, hidden: int, epochs: int, seed: int) -> Callable[[Any], np.ndarray]:
+    """A network with one hidden layer, by Adam; the same first weights and batches for every loss. Returns x -> scores."""
+    import torch  # late: listing the experiments needs no torch
+
+    shuffle = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(x.shape[1], hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, int(y.max()) + 1)
+        )
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    rows, target = torch.from_numpy(x), torch.from_numpy(y)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(rows), generator=shuffle).split(BATCH):
+            optimizer.zero_grad()
+            loss(model(rows[batch]), target[batch]).backward()
+            optimizer.step()
+
+    def scores(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(x)).double().numpy()
+
+    return scores
+
+
+def losses(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The cross-entropy of each row, exact also where it is tiny: log(1 + sum over the others of exp(z_j - z_target))."""
+    ahead = z - z[np.arange(len(y)), y][:, None]
+    ahead[np.arange(len(y)), y] = -np.inf
+    return np.log1p(np.exp(ahead).sum(axis=1))
+
+
+def slack(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """By how much the scores of each row are farther apart than the bound of its loss."""
+    loss = losses(z, y)
+    bound = np.array([anymax.logit_gap(float(value), z.shape[1]) for value in loss])
+    return np.ptp(z, axis=1) - bound
+
+
+def measure(data: tuple[np.ndarray, ...], name: str, hidden: int, epochs: int, seed: int) -> dict[str, Any]:
+    from anymax.plot import reliability  # late: an optional extra
+
+    x, y, x_test, y_test = data
+    mapping, loss = MODELS[name]
+    scores = train(loss, x, y, hidden, epochs, seed)
+    z, z_test = scores(x), scores(x_test)
+    p = anymax.apply(mapping, z_test)
+    confidence, accuracy = float(p.max(axis=1).mean()), float((p.argmax(axis=1) == y_test).mean())
+    truth = np.eye(p.shape[1])[y_test]
+    return {
+        "accuracy": 100 * accuracy,
+        "training accuracy": 100 * float((anymax.apply(mapping, z).argmax(axis=1) == y).mean()),
+        "confidence less accuracy": 100 * (confidence - accuracy),
+        "calibration error": 100 * reliability(p, y_test)[3],
+        "Brier score": float(((p - truth) ** 2).sum(axis=1).mean()),
+        "spread": float(np.ptp(z, axis=1).mean()),
+        "p": p,
+        "z": z,
+    }
+
+
+# -- the experiment ---------------------------------------------------------------------------------------------------
+
+
+def run(settings: Settings, found: Findings) -> None:
+    options, quick = settings.options, settings.quick
+    sets: dict[str, tuple[Callable[[int], tuple[np.ndarray, ...]], int, int]] = {
+        "digits": (digits, 32 if quick else 64, 20 if quick else 60)
+    }
+    found.data = "The digits of scikit-learn (UCI), 1,000 to train and 797 to test."
+    if not quick:
+        sets["Fashion-MNIST"] = (
+            lambda seed: fashion(options.fashion_mnist, options.train, seed),
+            128,
+            options.epochs,
+        )
+        found.data += f" Fashion-MNIST (Xiao, Rasul and Vollgraf 2017), {options.train:,} to train and 10,000 to test."
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {name: {model: [] for model in MODELS} for name in sets}
+    gaps: dict[str, float] = {}
+    jobs = [(name, seed) for name in sets for seed in settings.seeds]
+    for name, seed in settings.track(jobs, "data and seed", lambda job: f"{job[0]}, {job[1]}"):
+        draw_data, hidden, epochs = sets[name]
+        data = draw_data(seed)
+        for model in MODELS:
+            settings.say(f"{name}, seed {seed}: {model}")
+            one = measure(data, model, hidden, epochs, seed)
+            if model == "softmax":
+                gaps[name] = min(gaps.get(name, np.inf), float(slack(one["z"], data[1]).min()))
+            one["y"], one["y_test"] = data[1], data[3]
+            results[name][model].append(one)
+    figures = (
+        "accuracy",
+        "training accuracy",
+        "confidence less accuracy",
+        "calibration error",
+        "Brier score",
+        "spread",
+    )
+    for name, columns in results.items():
+        rows = [
+            {"map": model, **{figure: over_seeds([one[figure] for one in several]) for figure in figures}}
+            for model, several in columns.items()
+        ]
+        found.table(
+            name,
+            rows,
+            "Per cent, but for the Brier score (less is better) and the spread (of the training rows' scores).",
+        )
+    _tests(found, results, gaps)
+    found.table(
+        "The least gap between the scores of n classes, for a cross-entropy of l",
+        [
+            {"l": label, **{f"n = {n:,}": anymax.logit_gap(loss, n) for n in (10, 100, 1000, 100_000)}}
+            for label, loss in (("log 2", float(np.log(2))), ("0.1", 0.1), ("0.01", 0.01))
+        ],
+        "log(n-1) - log(exp(l)-1), by arithmetic.",
+    )
+    found.settings = {
+        "network": "one hidden layer, ReLU; " + ", ".join(f"{name}: {sets[name][1]} units" for name in sets),
+        "epochs": ", ".join(f"{name}: {sets[name][2]}" for name in sets),
+        "optimizer": f"Adam, learning rate {RATE:g}, batches of {BATCH}, no weight decay",
+        "perturb-max": "normal noise of scale 1",
+        "calibration error": "expected calibration error, 10 bins",
+    }
+    found.notes += [
+        "All maps have the same network, first weights, batches, learning rate and epochs; nothing is tuned for any of them.",
+        "The accuracy loss trains from scratch, with none of the remedies of EXACT (its margin and its normalised gradient).",
+        "The scores of two maps are on different scales: the loss of sparsemax is 0 from a lead of 1 on, that of softmax never.",
+        "Each map is judged by its own probabilities: softmax of the scores for softmax, perturb-max of the scores for perturb-max, ...",
+    ]
+    last = list(sets)[-1]
+    found.picture(
+        lambda figure: draw(figure, results[last]), (12.5, 6.2), caption=f"Calibration and gaps on {last}, seed 0"
+    )
+
+
+def _tests(found: Findings, results: dict[str, dict[str, list[dict[str, Any]]]], gaps: dict[str, float]) -> None:
+    for name, columns in results.items():
+
+        def of(model: str, figure: str, columns: dict[str, list[dict[str, Any]]] = columns) -> list[float]:
+            return [one[figure] for one in columns[model]]
+
+        def less(model: str, figure: str) -> Any:
+            return difference(of(model, figure), of("softmax", figure))
+
+        over, calibration = "confidence less accuracy", "calibration error"
+        found.test("tails", f"{name}: {over}, Taylor less softmax", less("Taylor softmax", over), at_most=0.0)
+        found.test("calibration", f"{name}: Taylor less softmax", less("Taylor softmax", calibration), at_most=0.0)
+        found.test("taylor", f"{name}: accuracy, Taylor less softmax", less("Taylor softmax", "accuracy"), at_least=0.0)
+        accurate = less("perturb-max, accuracy", "accuracy")
+        found.test("exact", f"{name}: accuracy, with the accuracy loss less softmax", accurate, at_least=0.0)
+        found.test("no effect", f"{name}: accuracy, with the accuracy loss less softmax", accurate, at_least=-1.0)
+        found.test("no effect", f"{name}: accuracy, with the accuracy loss less softmax", accurate, at_most=1.0)
+        found.test(
+            "gap",
+            f"{name}: least excess over the bound, of all training rows and seeds",
+            exact(gaps[name]),
+            at_least=-1e-9,
+        )
+        spread = ratio(of("softmax", "spread"), of("sparsemax", "spread"))
+        found.test("apart", f"{name}: spread of the scores, softmax / sparsemax", spread, at_least=1.0)
+
+
+def draw(figure: Any, columns: dict[str, list[dict[str, Any]]]) -> None:
+    from anymax.plot import COLOURS, calibration  # late: an optional extra
+
+    panels = figure.subplots(2, 4)
+    for ax, model in zip(panels[0], DIAGRAMS):
+        one = columns[model][0]
+        calibration(one["p"], one["y_test"], name=model, ax=ax)
+        ax.get_legend().set_visible(model == DIAGRAMS[0])
+    for ax, model in zip(panels[1], DIAGRAMS):
+        one = columns[model][0]
+        loss, spread = losses(one["z"], one["y"]), np.ptp(one["z"], axis=1)
+        step = max(1, len(loss) // 1500)
+        least = max(float(np.percentile(loss, 1)), 1e-16)
+        ax.scatter(np.maximum(loss[::step], least), spread[::step], s=4, color=COLOURS[0], alpha=0.4, linewidth=0)
+        line = np.geomspace(least, float(loss.max()), 200)
+        bound = [anymax.logit_gap(float(value), one["z"].shape[1]) for value in line]
+        ax.plot(line, np.maximum(bound, 0), color=COLOURS[1], label="the bound")
+        ax.set(xscale="log", xlabel="cross-entropy of a training row", title=model)
+        ax.grid(color="#E5E5E5", linewidth=0.6)
+    panels[1][0].set_ylabel("highest score less lowest")
+    panels[1][0].legend(frameon=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT, run))
