@@ -1011,16 +1011,32 @@ void again(Random &random, Case &c, const Result &first) {
 }
 
 void short_calls(const Case &c, const Result &first, Random &random) {
-    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.saves || c.reads_support || c.in_place || c.map == ANYMAX_PERTURB) return;
+    if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place || c.map == ANYMAX_PERTURB) return;
     if (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP) return;
     const auto dense = [&](const Operand &o) { return !o.block.data || (o.layout.outer == c.shape.n && o.layout.cls == 1); };
     if (!dense(c.x) || !dense(c.p) || !dense(c.g) || c.out.outer != c.shape.n || c.out.cls != 1) return;
     const int64_t code = c.op | c.map << 8 | c.dtype << 16 | random.below(2) << 24;
     Operand out;
     out.make(c.shape, c.dtype, c.out, 0xa5);
-    anymax_packed_call call{code, c.x.view().data, c.p.view().data, c.g.view().data, out.view().data, c.shape.rows(), c.shape.n, c.param};
+    anymax_packed_call call{code, c.x.view().data, c.p.view().data, c.g.view().data, out.view().data, c.shape.rows(), c.shape.n, c.param, nullptr, 0};
+    Block saved;
+    if (c.saves || c.reads_support) {
+        if (c.capacity < 1 || c.capacity > c.shape.n) return;
+        const int64_t size = c.shape.rows() * c.capacity, wide = c.wide() ? 8 : 4;
+        saved.make(size * (wide + 4) + c.shape.rows() * 4, 0xa5);
+        if (c.reads_support) {
+            memcpy(saved.data, c.s_value.data, size * wide), memcpy(saved.data + size * wide, c.s_index.data, size * 4);
+            memcpy(saved.data + size * (wide + 4), c.s_count.data, c.shape.rows() * 4);
+        }
+        call.saved = saved.data, call.capacity = c.capacity;
+    }
     calls++;
-    const int said = c.op != ANYMAX_VJP && random.chance(0.5) ? anymax_rows(code, call.x, call.out, call.rows, call.n, call.param) : anymax_packed(&call);
+    const bool plain = c.op != ANYMAX_VJP && !call.saved && random.chance(0.5);
+    const int said = plain ? anymax_rows(code, call.x, call.out, call.rows, call.n, call.param) : anymax_packed(&call);
+    if (c.map == ANYMAX_BUDGET && !(c.param <= (double)c.shape.n)) {
+        if (said != ANYMAX_BAD_PARAM) fail("the short call took a budget of %g for %ld classes", c.param, (long)c.shape.n);
+        return;
+    }
     if (said) fail("the short call was refused: %s", anymax_error(said));
     for (int64_t r = 0; r < c.shape.rows(); r++)
         for (int64_t i = 0; i < c.shape.n; i++)
