@@ -96,6 +96,76 @@ def test_torch_tensors_are_drawn():
     assert plot.support_histogram(w) is not None
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax.numpy"])
+def test_arrays_of_every_framework_are_drawn_alike(framework):
+    module = pytest.importorskip(framework)
+    array = module.tensor if framework == "torch" else module.asarray
+    mapping, plain = Entmax(array(1.5)), Entmax(1.5)
+    for draw in (plot.curves, plot.losses):
+        lines = [draw(m, t=array(np.linspace(-1, 1, 9, dtype=np.float32))).lines[-1] for m in (mapping, plain)]
+        np.testing.assert_allclose(lines[0].get_ydata(), lines[1].get_ydata(), atol=1e-6)
+        assert lines[0].get_label() == "entmax alpha=1.5"
+    x = np.array([1.0, 0.5, -2.0], dtype=np.float32)
+    images = [plot.jacobian(mapping, array(x)), plot.jacobian(plain, x)]
+    np.testing.assert_allclose(*(ax.images[0].get_array() for ax in images), atol=1e-6)
+    assert plot.simplex(mapping, resolution=11).get_title() == "entmax alpha=1.5"
+    p = P.astype(np.float32)
+    bars = [[bar.get_height() for bar in plot.support_histogram(a).patches] for a in (array(p), p)]
+    assert bars[0] == bars[1]
+    assert plot.calibration(array(p), array(Y)).get_title() == plot.calibration(p, Y).get_title()
+    np.testing.assert_array_equal(plot.attention(array(p[:4])).images[0].get_array().filled(0), p[:4])
+
+
+def test_long_supports_are_counted_in_steps():
+    sizes = np.array([0, 1, 25, 26, 1000])
+    p = np.arange(1000) < sizes[:, None]
+    ax = plot.support_histogram(p)
+    assert "in steps of 25" in ax.get_xlabel()
+    shares = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in ax.patches if bar.get_height()}
+    assert shares == {-12: 0.2, 13: 0.4, 38: 0.2, 988: 0.2}
+    low, high = ax.get_xlim()
+    assert all(low <= bar.get_x() and bar.get_x() + bar.get_width() <= high for bar in ax.patches)
+    assert "steps" not in plot.support_histogram(p[:, :60]).get_xlabel()
+
+
+def luminance(colour):
+    return float(np.dot(matplotlib.colors.to_rgb(colour), (0.2126, 0.7152, 0.0722)))
+
+
+@pytest.mark.parametrize("style", ["default", "dark_background"])
+def test_nothing_fades_into_the_background(style):
+    with plt.style.context(style):
+        for draw in (lambda: plot.curves(), lambda: plot.losses(), lambda: plot.calibration(P, Y)):
+            ax = draw()
+            behind = luminance(ax.get_facecolor())
+            for line in [*ax.lines, *ax.get_legend().get_lines()]:
+                assert abs(luminance(line.get_color()) - behind) > 0.08, line.get_label()
+        for ax in (plot.simplex(Sparsemax(), resolution=41), plot.jacobian(Sparsemax(), [0.5, 0.0, -2.0])):
+            for text in ax.texts:
+                box = text.get_bbox_patch()
+                over = 1.0 if box is not None or text.get_text() == "0" else None
+                if over is not None:
+                    assert luminance(text.get_color()) < 0.2
+        assert plot.jacobian(Sparsemax(), [0.5, 0.0, -2.0]).get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_lines_differ_in_more_than_colour():
+    maps = [Entmax(1.0 + 0.25 * i) for i in range(8)]
+    for ax, look in (
+        (plot.curves(maps), lambda line: (line.get_color(), str(line.get_linestyle()), line._dash_pattern)),
+        (plot.losses(maps, classic=False), lambda line: (line.get_marker(),)),
+    ):
+        assert len({str(look(line)) for line in ax.lines}) == 8
+
+
+def test_small_axes_have_a_small_legend():
+    sizes = []
+    for inches in (2.5, 6.0):
+        _, ax = plt.subplots(figsize=(inches, 3))
+        sizes.append(plot.curves(ax=ax).get_legend().get_texts()[0].get_fontsize())
+    assert sizes == [6.0, 8.0]
+
+
 @pytest.mark.parametrize(
     ("mapping", "words"),
     [

@@ -1,7 +1,7 @@
 """Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
 
 matplotlib is imported at the first call (extra `plot`). Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart; no line relies on its colour alone.
+apart; no line relies on its colour alone. What is neutral has the colour of the labels, so that dark styles work too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from .mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsema
 
 Axes = Any  # matplotlib's, which may not be installed
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+NEUTRAL = "#000000"  # stands for the colour of the labels
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEUTRAL, "#7F7F7F")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+MARKERS = "osD^vPX*"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the more, the darker; all apart from the grey of exact zeros
 USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftmax(), PerturbMax())
 
 
@@ -50,7 +53,7 @@ def curves(mappings: Mapping | Iterable[Mapping] | None = None, *, t: Array | No
     grid = np.linspace(-4.0, 4.0, 801) if t is None else _numpy(t).astype(float)
     scores = np.stack([grid, np.zeros_like(grid)], axis=-1)
     for i, mapping in enumerate(maps):
-        ax.plot(grid, _numpy(apply(mapping, scores))[:, 0], label=label(mapping), **_line(i))
+        ax.plot(grid, _numpy(apply(mapping, scores))[:, 0], label=label(mapping), **_line(i, ax))
     ax.set(xlabel="t, with the scores (t, 0)", ylabel="probability of the first class", title="Two classes")
     ax.set_xlim(grid[0], grid[-1])
     return _tidy(ax, len(maps))
@@ -80,15 +83,15 @@ def losses(
             ax.plot(grid, f(grid) / (at_zero if 0 < at_zero < np.inf else 1.0), **style)
 
     for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
-        draw(f, label=name, color="black", linestyle=DASHES[i], linewidth=1.2, zorder=3)
+        draw(f, label=name, color=_ink(ax), linestyle=DASHES[i], linewidth=1.2, zorder=3)
+    every = max(1, len(grid) // 12)
     for i, mapping in enumerate(maps):
-        draw(
-            _binary_loss(mapping),
-            label=label(mapping),
-            **{**_line(i), "linestyle": "-", "linewidth": 3.0, "alpha": 0.75},
-        )
-    scale = ", divided by the loss at t = 0" if scaled else ""
-    ax.set(xlabel="margin t = score of the target − score of the other", ylabel="loss" + scale, title="Two classes")
+        marks = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "markevery": (i * every // 3 % every, every)}
+        wide = {"linestyle": "-", "linewidth": 3.0, "alpha": 0.75}
+        draw(_binary_loss(mapping), label=label(mapping), **{**_line(i, ax), **marks, **wide})
+    ax.set(
+        xlabel="lead t of the target's score", ylabel="loss / loss at t = 0" if scaled else "loss", title="Two classes"
+    )
     ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(-0.1, 4.2)
     return _tidy(ax, 1 + len(maps) + 4 * classic)
@@ -118,6 +121,7 @@ def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax:
     White lines part the regions in which 1, 2 or 3 classes have a probability above 0. The dashed triangle is the simplex
     itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
     """
+    (mapping,) = _maps(mapping, ())
     ax = _axes(ax, (5.2, 4.8))
     basis = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]]) / np.sqrt([[2.0], [6.0]])  # orthonormal, both sum to 0
     side = np.linspace(-extent, extent, resolution)
@@ -133,12 +137,13 @@ def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax:
     corners = (np.eye(3) - 1 / 3) @ basis.T
     ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0, alpha=0.9)
     halo = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    tag = {"ha": "center", "va": "center", "fontsize": 8, "color": "black", "bbox": halo}
     for i, corner in enumerate(corners):
         x, y = corner / np.abs(corner).max() * extent * 0.8
-        ax.annotate(f"class {i + 1}", (x, y), ha="center", va="center", fontsize=8, bbox=halo)
+        ax.annotate(f"class {i + 1}", (x, y), **tag)
     for count in sorted(set(size.ravel().tolist()) - {1}) if size.min() < size.max() else ():
         x, y = _inside(plane, size == count)
-        ax.annotate(f"{count} of 3", (x, y), ha="center", va="center", fontsize=8, bbox=halo)
+        ax.annotate(f"{count} of 3", (x, y), **tag)
     ax.set(xlabel="(x1 − x2) / √2", ylabel="(2 x3 − x1 − x2) / √6", title=label(mapping), aspect="equal")
     return ax
 
@@ -158,12 +163,14 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
 
 def jacobian(mapping: Mapping, x: Array, *, ax: Axes = None) -> Axes:
     """`dp_i / dx_j` at the scores x, as a heat map around 0; small ones with their numbers. Exact zeros stay white."""
+    (mapping,) = _maps(mapping, ())
     x = _numpy(x).astype(float)
     if x.ndim != 1:
         raise ValueError(f"plot.jacobian draws one row of scores, got an array of shape {x.shape}; choose a row")
     j = _numpy(_jacobian(mapping, x))
     ax = _axes(ax, (5.0, 4.2))
     bound = float(np.abs(j).max()) or 1.0
+    ax.set_facecolor("white")
     image = ax.imshow(np.where(j == 0, np.nan, j), cmap=DIVERGING, vmin=-bound, vmax=bound)
     ax.figure.colorbar(image, ax=ax, label="dp / dx", shrink=0.85)
     n = len(x)
@@ -175,6 +182,8 @@ def jacobian(mapping: Mapping, x: Array, *, ax: Axes = None) -> Axes:
         names = [f"{v:g}".replace("-", "−") for v in x]
         ax.set_xticks(range(n), names)
         ax.set_yticks(range(n), names)
+    else:
+        _count(ax.xaxis, ax.yaxis)
     ax.set(xlabel="score x_j", ylabel="probability of the score x_i", title=label(mapping))
     return ax
 
@@ -202,10 +211,9 @@ def attention(
     ax = _axes(ax, (max(3.2, 0.36 * w.shape[1] + 1.8), max(2.6, 0.3 * w.shape[0] + 1.4)))
     ax.set_facecolor("#F2F2F2")
     ax.patch.set(hatch="////", edgecolor="#D0D0D0")
-    image = ax.imshow(
-        np.where(w == 0, np.nan, w), cmap=SEQUENTIAL + "_r", vmin=0.0, vmax=max(w.max(), 1e-12), aspect="auto"
-    )
+    image = ax.imshow(np.where(w == 0, np.nan, w), cmap=_shades(), vmin=0.0, vmax=max(w.max(), 1e-12), aspect="auto")
     ax.figure.colorbar(image, ax=ax, label="weight")
+    _count(ax.xaxis, ax.yaxis)
     if keys is not None:
         ax.set_xticks(range(len(keys)), keys, rotation=45, ha="right", rotation_mode="anchor")
     if queries is not None:
@@ -216,20 +224,30 @@ def attention(
 
 
 def support_histogram(p: Array | dict[str, Array], *, ax: Axes = None) -> Axes:
-    """How many rows of p [..., classes] have 1, 2, 3, ... probabilities above 0; a dict of several gives grouped bars."""
+    """How many rows of p [..., classes] have 1, 2, 3, ... probabilities above 0; a dict of several gives grouped bars.
+
+    Supports of more than 60 classes are counted in steps, so that the bars stay wide enough to be seen.
+    """
     groups = p if isinstance(p, dict) else {"": p}
     ax = _axes(ax, (6.0, 3.6))
     sizes = {name: (_numpy(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
     most = max((int(s.max()) for s in sizes.values() if s.size), default=1)
-    width = 0.8 / len(sizes)
+    step = 1 if most <= 60 else -(-most // 40)
+    bars = -(-most // step)
+    width = 0.8 * step / len(sizes)
     for i, (name, size) in enumerate(sizes.items()):
-        share = np.bincount(size, minlength=most + 1)[: most + 1] / max(size.size, 1)
+        share = np.bincount(-(-size // step), minlength=bars + 1) / max(size.size, 1)
         mean = f"mean {size.mean():.2f}" if size.size else "no rows"
-        at = np.arange(most + 1) + (i - (len(sizes) - 1) / 2) * width
-        ax.bar(at, share, width, label=f"{name} ({mean})" if name else mean, **_fill(i))
-    ax.set(xlabel="classes with a probability above 0", ylabel="share of rows", title="Support size")
-    ax.set_xlim(-0.6 if any((s == 0).any() for s in sizes.values()) else 0.4, most + 0.6)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+        at = np.arange(bars + 1) * step - (step - 1) / 2 + (i - (len(sizes) - 1) / 2) * width
+        ax.bar(at, share, width, label=f"{name} ({mean})" if name else mean, **_fill(i, ax))
+    ax.set(
+        xlabel="classes with a probability above 0" + f", in steps of {step}" * (step > 1),
+        ylabel="share of rows",
+        title="Support size",
+    )
+    empty = any((s == 0).any() for s in sizes.values())
+    ax.set_xlim(0.5 - step * (1.1 if empty else 0.1), bars * step + 0.5 + 0.1 * step)
+    _count(ax.xaxis)
     return _tidy(ax, len(sizes))
 
 
@@ -239,8 +257,10 @@ def calibration(p: Array, y: Array, *, bins: int = 10, name: str = "", ax: Axes 
     ax = _axes(ax, (4.6, 4.4))
     edges = np.linspace(0.0, 1.0, bins + 1)
     full = share > 0
-    ax.bar(edges[:-1][full], accuracy[full], 1.0 / bins, align="edge", label="accuracy", **{**_fill(0), "alpha": 0.45})
-    ax.plot([0, 1], [0, 1], color="black", linestyle=DASHES[1], linewidth=1.0, label="calibrated")
+    ax.bar(
+        edges[:-1][full], accuracy[full], 1.0 / bins, align="edge", label="accuracy", **{**_fill(0, ax), "alpha": 0.45}
+    )
+    ax.plot([0, 1], [0, 1], color=_ink(ax), linestyle=DASHES[1], linewidth=1.0, label="calibrated")
     ax.scatter(
         confidence[full], accuracy[full], s=10 + 90 * share[full], color=COLOURS[1], zorder=3, label="bin (area: rows)"
     )
@@ -273,6 +293,11 @@ def _numpy(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+def _plain(mapping: Mapping) -> Mapping:
+    """The map with its parameters as NumPy arrays, for NumPy scores."""
+    return mapping.replace(**{name: _numpy(value) for name, value in mapping.params().items()})
+
+
 def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
     if isinstance(given, str):
         raise TypeError(f"anymax.plot: expected a list of mappings such as [Softmax()], got the string {given!r}")
@@ -282,7 +307,7 @@ def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping])
         if not isinstance(m, Mapping):
             hint = f"; write {m.__name__}()" if isinstance(m, type) and issubclass(m, Mapping) else ""
             raise TypeError(f"anymax.plot: expected mappings such as Sparsemax(), got {m!r}{hint}")
-    return maps
+    return [_plain(m) for m in maps]
 
 
 def pyplot() -> Any:
@@ -304,25 +329,53 @@ def _grid(n: int) -> Any:
     return pyplot().subplots(rows, columns, figsize=(3.2 * columns, 2.8 * rows), layout="constrained", squeeze=False)[1]
 
 
-def _line(i: int) -> dict[str, Any]:
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 2.0}
+def _ink(ax: Axes) -> Any:
+    """The colour of the labels: black, or what a dark style has."""
+    return ax.xaxis.label.get_color()
 
 
-def _fill(i: int) -> dict[str, Any]:
+def _colour(i: int, ax: Axes) -> Any:
+    colour = COLOURS[i % len(COLOURS)]
+    return _ink(ax) if colour == NEUTRAL else colour
+
+
+def _line(i: int, ax: Axes) -> dict[str, Any]:
+    return {"color": _colour(i, ax), "linestyle": DASHES[i % len(DASHES)], "linewidth": 2.0}
+
+
+def _fill(i: int, ax: Axes) -> dict[str, Any]:
     return {
-        "color": COLOURS[i % len(COLOURS)],
+        "color": _colour(i, ax),
         "alpha": 0.8,
-        "edgecolor": "white",
+        "edgecolor": ax.get_facecolor(),
         "linewidth": 0.5,
         "hatch": ("", "//", "..", "xx")[i % 4],
     }
 
 
+def _shades() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap  # late, like pyplot
+
+    return LinearSegmentedColormap.from_list("weights", WEIGHTS)
+
+
+def _count(*sides: Any) -> None:
+    """Ticks at whole numbers only."""
+    for side in sides:
+        side.get_major_locator().set_params(integer=True)
+
+
 def _tidy(ax: Axes, entries: int) -> Axes:
-    ax.grid(color="#E5E5E5", linewidth=0.6)
+    ax.grid(color=_ink(ax), alpha=0.12, linewidth=0.6)
     ax.set_axisbelow(True)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     if entries:
-        ax.legend(frameon=False, fontsize=8, handlelength=3.2)
+        narrow = ax.get_position().width * ax.figure.get_figwidth() < 3.0  # inches
+        size = (
+            {"fontsize": 6, "handlelength": 2.4, "labelspacing": 0.25}
+            if narrow
+            else {"fontsize": 8, "handlelength": 3.2}
+        )
+        ax.legend(framealpha=0.6, edgecolor="none", **size)
     return ax
