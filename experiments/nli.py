@@ -10,8 +10,8 @@ attends. All weights come from `anymax.nn.Activation` and `anymax.attention`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,7 @@ EXPERIMENT = Experiment(
 CLOSE = -0.5  # points of accuracy: "as accurate as"
 IN_PAPER = {"none": 80.99, "logistic": 80.84, "soft": 82.08, "sparse": 82.20}
 EPOCHS, HELD = 5, 1000
+MODELS = {"Reader": "The paper's network", "Aligner": "Decomposable attention"}
 
 
 def kinds() -> dict[str, _entailment.Attention]:
@@ -64,6 +65,17 @@ def kinds() -> dict[str, _entailment.Attention]:
         "learned": Attention(Entmax(1.5), learn="alpha"),
         "sparse": Attention(Sparsemax()),
     }
+
+
+class Trained(NamedTuple):
+    """A network and what it reached: accuracies on the tests, exact zeros on the first of them, in %."""
+
+    model: str
+    kind: str
+    net: Any
+    accuracy: dict[str, float]
+    zeros: float
+    alpha: float | None
 
 
 def run(settings: Settings, found: Findings) -> None:
@@ -81,73 +93,72 @@ def run(settings: Settings, found: Findings) -> None:
             f"({len(tests['SNLI']):,} pairs), on the counterfactual test pairs ({len(tests['counterfactual']):,}) and on Breaking NLI "
             f"({len(tests['breaking']):,}, where one word was exchanged). The training set of SNLI, 549,367 pairs, was not at hand."
         )
-    main_test, vocabulary = next(iter(tests)), e.Vocabulary(pairs)
-    found.settings |= {
-        "epochs": epochs,
-        "size": e.SIZE,
-        "dropout": e.DROPOUT,
-        "batch": e.BATCH,
-        "rate": e.RATE,
-        "words": len(vocabulary),
-    }
-    models = {"Reader": e.Reader, "Aligner": e.Aligner}
-    accuracy: dict[str, dict[str, dict[str, list[float]]]] = {
-        m: {k: {t: [] for t in tests} for k in kinds()} for m in models
-    }
-    zeros: dict[str, dict[str, list[float]]] = {m: {k: [] for k in kinds()} for m in models}
-    alphas: dict[str, list[float]] = {m: [] for m in models}
-    nets: dict[tuple[str, str], Any] = {}  # of the first seed, for the pictures
+    vocabulary, main_test = e.Vocabulary(pairs), next(iter(tests))
+    trained: list[Trained] = []
+    done: list[int] = []
     for seed in settings.within(settings.options.minutes):
-        for model, kind in settings.track(((m, k) for m in models for k in kinds()), f"seed {seed}", " ".join):
+        for model, kind in settings.track(((m, k) for m in MODELS for k in kinds()), f"seed {seed}", " ".join):
             net = e.train(
-                models[model], kinds()[kind], vocabulary, pairs, held, epochs=epochs, seed=seed, say=settings.say
+                getattr(e, model), kinds()[kind], vocabulary, pairs, held, epochs=epochs, seed=seed, say=settings.say
             )
-            for name, test in tests.items():
-                got = e.measure(net, vocabulary, test)
-                accuracy[model][kind][name].append(100 * got.accuracy)
-                if name == main_test:
-                    zeros[model][kind].append(100 * got.zeros)
-            settings.say(f"{accuracy[model][kind][main_test][-1]:.2f} % of {main_test}")
-            nets.setdefault((model, kind), net)
-            if kind == "learned":
-                alphas[model].append(float(net.activation.mapping.params()["alpha"].detach()))
+            got = {name: e.measure(net, vocabulary, test) for name, test in tests.items()}
+            accuracy = {name: 100 * one.accuracy for name, one in got.items()}
+            alpha = float(net.activation.mapping.params()["alpha"].detach()) if kind == "learned" else None
+            trained.append(Trained(model, kind, net, accuracy, 100 * got[main_test].zeros, alpha))
+            settings.say(f"{accuracy[main_test]:.2f} % of {main_test}")
+        done.append(seed)
+    found.settings |= {"seeds": done, "epochs": epochs, "words": len(vocabulary)}
+    found.settings |= {"size": e.SIZE, "dropout": e.DROPOUT, "batch": e.BATCH, "learning rate": e.RATE}
+    _tell(found, trained, list(tests), against_paper=not settings.quick)
+    _show(found, trained, tests[main_test], vocabulary)
 
-    done = len(accuracy["Reader"]["none"][main_test])
-    found.settings["seeds"] = settings.seeds[:done]
-    for model, title in (("Reader", "The paper's network"), ("Aligner", "Decomposable attention")):
-        by = accuracy[model]
+
+def _tell(found: Findings, trained: Sequence[Trained], tests: Sequence[str], *, against_paper: bool) -> None:
+    def over(model: str, kind: str, of: Callable[[Trained], Any]) -> list[float]:
+        return [of(one) for one in trained if (one.model, one.kind) == (model, kind)]
+
+    first = tests[0]
+    accuracy = {m: {k: over(m, k, lambda one: one.accuracy[first]) for k in kinds()} for m in MODELS}
+    for model, title in MODELS.items():
         rows = []
         for kind in kinds():
             row: dict[str, Any] = {"attention": kind}
-            row |= {f"{name}, %": over_seeds(by[kind][name]) for name in tests}
-            soft = None if kind == "soft" else difference(by[kind][main_test], by["soft"][main_test])
-            row |= {f"{main_test} − soft, points": soft}
-            row |= {"exact zeros, %": None if kind == "none" else over_seeds(zeros[model][kind])}
-            row |= {"learned alpha": over_seeds(alphas[model]) if kind == "learned" else None}
-            rows.append(row)
+            row |= {f"{t}, %": over_seeds(over(model, kind, lambda one, t=t: one.accuracy[t])) for t in tests}
+            gain = None if kind == "soft" else difference(accuracy[model][kind], accuracy[model]["soft"])
+            zeros = None if kind == "none" else over_seeds(over(model, kind, lambda one: one.zeros))
+            alpha = over_seeds(over(model, kind, lambda one: one.alpha)) if kind == "learned" else None
+            rows.append({**row, f"{first} − soft, points": gain, "exact zeros, %": zeros, "learned alpha": alpha})
         found.table(title, rows, "Accuracy on the test sets; exact zeros among the weights of real words.")
-    by = {kind: values[main_test] for kind, values in accuracy["Reader"].items()}
-    found.test("attention", "accuracy of soft − none, points", difference(by["soft"], by["none"]), at_least=0.0)
-    found.test(
-        "normalised", "accuracy of soft − logistic, points", difference(by["soft"], by["logistic"]), at_least=0.0
-    )
-    found.test("sparse", "accuracy of sparse − soft, points", difference(by["sparse"], by["soft"]), at_least=CLOSE)
-    found.test("entmax", "accuracy of entmax − soft, points", difference(by["entmax"], by["soft"]), at_least=CLOSE)
-    found.test("few", "exact zeros of sparse attention, %", over_seeds(zeros["Reader"]["sparse"]), at_least=50.0)
-    if not settings.quick:
+    by = accuracy["Reader"]
+    for claim, ours, theirs, bound in (
+        ("attention", "soft", "none", 0.0),
+        ("normalised", "soft", "logistic", 0.0),
+        ("sparse", "sparse", "soft", CLOSE),
+        ("entmax", "entmax", "soft", CLOSE),
+    ):
+        found.test(claim, f"accuracy of {ours} − {theirs}, points", difference(by[ours], by[theirs]), at_least=bound)
+    zeros = over_seeds(over("Reader", "sparse", lambda one: one.zeros))
+    found.test("few", "exact zeros of sparse attention, %", zeros, at_least=50.0)
+    if against_paper:
         for kind, printed in IN_PAPER.items():
-            found.against_paper(
-                f"{kind}, test accuracy %", printed, over_seeds(by[kind]), "3 % of the paper's training set"
-            )
+            here = over_seeds(by[kind])
+            found.against_paper(f"{kind}, test accuracy %", printed, here, "3 % of the paper's training set")
     found.notes += [
         "The intervals hold the chance of start, order and dropout, not that of the training or test pairs.",
         "`learned` is entmax with an alpha between 1 and 2 that is trained with the network, from 1.5.",
         "The pictures show the first pair of each label in the test set with 9 to 16 words in the premise; the networks of the first seed.",
     ]  # fmt: skip
-    found.picture(
-        lambda figure: _accuracies(figure, accuracy, main_test), (9.5, 3.8), caption=f"Accuracy on {main_test}"
-    )
-    shown = _shown(tests[main_test], e)
+    found.picture(lambda figure: _accuracies(figure, accuracy, first), (9.5, 3.8), caption=f"Accuracy on {first}")
+
+
+def _show(found: Findings, trained: Sequence[Trained], test: Sequence[Any], vocabulary: Any) -> None:
+    from . import _entailment as e  # late, as above
+
+    good = [p for p in test if 9 <= len(p.premise) <= 16]
+    shown = [next(p for p in good if p.label == label) for label in range(len(e.LABELS))]
+    nets: dict[tuple[str, str], Any] = {}
+    for one in trained:
+        nets.setdefault((one.model, one.kind), one.net)
     found.picture(
         lambda figure: _once(figure, shown, nets, vocabulary, e), (9.0, 9.5), "reader",
         "What each kind of attention reads in the premise, given the hypothesis; hatched: exactly 0",
@@ -171,15 +182,10 @@ def _read(settings: Settings) -> tuple[list[Any], list[Any], dict[str, list[Any]
     return rest + augmented, held, tests
 
 
-def _shown(test: Sequence[Any], e: Any) -> list[Any]:
-    good = [p for p in test if 9 <= len(p.premise) <= 16]
-    return [next(p for p in good if p.label == label) for label in range(len(e.LABELS))]
-
-
-def _accuracies(figure: Any, accuracy: Any, test: str) -> None:
+def _accuracies(figure: Any, accuracy: dict[str, dict[str, list[float]]], test: str) -> None:
     for panel, (model, by) in zip(figure.subplots(1, 2), accuracy.items()):
         for i, kind in enumerate(reversed(by)):
-            values = by[kind][test]
+            values = by[kind]
             interval = over_seeds(values)
             half = interval.high - interval.mean
             panel.plot(values, [i] * len(values), ".", color=plot.COLOURS[7], alpha=0.7)
@@ -187,7 +193,7 @@ def _accuracies(figure: Any, accuracy: Any, test: str) -> None:
                 interval.mean, i, xerr=half if np.isfinite(half) else None, fmt="o", color=plot.COLOURS[0], capsize=3
             )
         panel.set_yticks(range(len(by)), list(reversed(by)))
-        panel.set(xlabel=f"accuracy on {test}, % (points: seeds; bars: 95 %)", title=model)
+        panel.set(xlabel=f"accuracy on {test}, % (points: seeds; bars: 95 %)", title=MODELS[model])
         panel.grid(axis="x", color="#E5E5E5", linewidth=0.6)
 
 
