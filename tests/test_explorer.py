@@ -138,6 +138,8 @@ SCREENS = {
     "steep": {"x": random(6, 3), "alpha": 0.5, "T": 0.1, "noise": "uniform", "target": 1},
     "alpha 4": {"x": random(9, 4), "alpha": 4, "norm": 6, "T": 10, "noise": "laplace", "order": 12},
     "masked": {"x": [1.5, -math.inf, 0.2, -math.inf, 0.3], "target": 2, "k": 2},
+    "a masked target": {"x": [1.5, -math.inf, 0.2], "target": 1},
+    "all below 0": {"x": [-0.5, -1.0, -2.5], "target": 0},
     "ties": {"x": [1.0, 1.0, 1.0, 0.0], "k": 2, "p": 0.5},
     "two": {"x": [0.3, -0.2], "k": 20},
     "sorted": {"x": random(40, 5), "sorted": True, "target": 39, "tilt": 1.5},

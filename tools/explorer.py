@@ -4,8 +4,8 @@
     python tools/explorer.py --check    # only say whether the page is that of the sources
 
 The compiler is Clang 14 or later with the C library for WebAssembly: on Debian and Ubuntu
-`apt-get install clang lld wasi-libc libclang-rt-14-dev-wasm32 libc++-14-dev-wasm32`. `CLANG` names another one, such as
-`CLANG="python -m ziglang c++"`. `wasm-opt` (the package binaryen) makes the result smaller. Changes to the page alone need no compiler.
+`apt-get install clang lld wasi-libc libclang-rt-14-dev-wasm32 libc++-14-dev-wasm32`. `CLANG` names another one than `clang++`. `wasm-opt`
+(of the package binaryen) makes the result quicker. Changes to the page alone need no compiler.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import { kernels, unpack } from "./kernels.mjs";
 import { EXTENT, HEATS, MOST, fresh, fromHash, parseScores, setting, tidy, toHash } from "./state.mjs";
 import { toPython } from "./python.mjs";
 import { brief, brush, colour, columns, ink } from "./draw.mjs";
-import { card, compute, drawCard, drawGradient, drawJacobian, drawPairs, drawPlane, finePlane, pairsOf, planeOf, spoken, toPlane, toScores } from "./figures.mjs";
+import { SHOWN, card, compute, drawCard, drawGradient, drawJacobian, drawPairs, drawPlane, finePlane, pairsOf, planeOf, spoken, toPlane, toScores } from "./figures.mjs";
 
 const FINGERS = 32; // classes that have a bar of their own to drag
 const $ = (id) => document.getElementById(id);
@@ -22,7 +22,16 @@ export async function start() {
   build();
   adopt();
   addEventListener("hashchange", () => location.hash !== toHash(state) && adopt());
-  addEventListener("resize", redraw);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth !== width) redraw(); // a phone's bars come and go above and below
+    width = innerWidth;
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) => {
+    prefer(matches);
+    redraw();
+  });
+  $("more").open = innerWidth > 900;
   document.documentElement.dataset.ready = "true";
 }
 
@@ -53,14 +62,20 @@ function refresh() {
   waiting = 0;
   const began = performance.now();
   one = Math.min(one, state.x.length - 1);
-  seen = compute(K, state);
+  try {
+    seen = compute(K, state);
+  } catch (error) {
+    complain(`The kernels can't compute this (${error.message}); the picture is the one before.`);
+    return;
+  }
   seen.top = topOf(seen.results);
   showScores();
   showSettings();
   showCards();
   showClose();
   showPairs();
-  $("python").textContent = state.x.length <= 200 ? toPython(state) : shortened(toPython(state));
+  const program = toPython(state);
+  $("python").textContent = state.x.length <= 200 ? program : shortened(program);
   performance.measure("anymax-update", { start: began, end: performance.now() });
   clearTimeout(saving);
   saving = setTimeout(save, 150);
@@ -388,6 +403,9 @@ function showCards() {
     chip.firstElementChild.checked = state.maps.includes(chip.dataset.map);
     chip.style.setProperty("--map", colour(chip.dataset.map));
   }
+  const n = state.x.length;
+  $("marks").textContent = `${n <= FINGERS ? "A ring marks a probability that is exactly 0." : "The strip below the bars is filled where a class is above 0."}${
+    state.sorted && n > SHOWN ? ` These are the ${SHOWN} largest scores.` : ""}`;
   const options = wanted.map((key) => `<option value="${key}">${label(key, state, state.x.length)}</option>`).join("");
   if (drawn.options !== options) $("focus").innerHTML = drawn.options = options;
   $("focus").value = state.focus;
@@ -490,6 +508,7 @@ function build() {
     });
     return button;
   }));
+  $("skip").addEventListener("click", () => $("sight").querySelector("input").focus());
   const board = $("board");
   board.addEventListener("pointerdown", grab);
   board.addEventListener("pointermove", drag);

@@ -37,9 +37,9 @@ export function brief(v) {
 
 const tick = (v) => String(Number(v.toFixed(2))).replace("-", "\u2212");
 
-// Columns of a row of numbers: for each of `count` columns the greatest and the least of those that fall into it.
+// Columns of a row of numbers, in `order` if there is one: for each of `count` columns the greatest and the least of those that fall into it.
 export function columns(values, order, count) {
-  const high = new Float64Array(count).fill(-Infinity), low = new Float64Array(count).fill(Infinity), n = values.length;
+  const high = new Float64Array(count).fill(-Infinity), low = new Float64Array(count).fill(Infinity), n = order ? order.length : values.length;
   for (let i = 0; i < n; i++) {
     const at = Math.min(count - 1, Math.floor((i * count) / n)), v = values[order ? order[i] : i];
     if (v > high[at]) high[at] = v;
@@ -52,7 +52,7 @@ const FEW = 32;
 
 // Probabilities: few classes as bars with their numbers and a ring for an exact 0, many as columns over a strip that shows the support.
 export function probabilities(canvas, p, { key, order, target, top }) {
-  const { pen, width, height } = brush(canvas), tint = colour(key), n = p.length, foot = n <= FEW ? 30 : 16, head = 16;
+  const { pen, width, height } = brush(canvas), tint = colour(key), n = order ? order.length : p.length, foot = n <= FEW ? 30 : 16, head = 16;
   const floor = height - foot, tall = floor - head, up = (v) => floor - (tall * v) / top;
   pen.strokeStyle = ink("line");
   pen.fillStyle = ink("soft");
@@ -89,7 +89,8 @@ export function probabilities(canvas, p, { key, order, target, top }) {
       if (n <= 16 || place % 4 === 0 || i === target) pen.fillText(i === target ? (step > 26 ? `◎ ${i}` : "◎") : String(i), x, floor + 13);
       if (n <= 9) {
         pen.fillStyle = ink(v === 0 ? "soft" : "ink");
-        pen.fillText(brief(v), x, floor + 26);
+        const text = brief(v), room = step - 3, short = v < 0.01 ? "<.01" : v.toFixed(2).replace(/^0/, "");
+        pen.fillText(v === 0 || pen.measureText(text).width <= room ? text : short, x, floor + 26);
       }
     }
   } else {
@@ -161,6 +162,8 @@ export function signed(canvas, values, { key, order, target, bound, names = true
   pen.stroke();
 }
 
+export const FAINT = () => (dark() ? 0.6 : 0.45);
+
 // Curves over [from, to] in a frame; each line: {values, tint, dash, wide}.
 export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
   const { pen, width, height } = brush(canvas), left = 30, foot = 32, head = 8, right = 10;
@@ -192,7 +195,7 @@ export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
   for (const line of lines) {
     pen.strokeStyle = line.tint;
     pen.lineWidth = line.wide ?? 2.2;
-    pen.globalAlpha = line.faint ? 0.4 : 1;
+    pen.globalAlpha = line.faint ? FAINT() : 1;
     pen.setLineDash(line.dash);
     pen.beginPath();
     line.values.forEach((v, i) => {

@@ -2,7 +2,7 @@
 import { MAPS, detail, label } from "./maps.mjs";
 import { EXTENT, HEATS } from "./state.mjs";
 import { CLOSE } from "./python.mjs";
-import { brief, brush, colour, curves, dark, dashes, depths, heat, ink, picture, probabilities, signed, signs } from "./draw.mjs";
+import { FAINT, brief, brush, colour, curves, dark, dashes, depths, heat, ink, picture, probabilities, signed, signs } from "./draw.mjs";
 
 // -- all that is on the screen, from the kernels -------------------------------------------------------------------------------
 
@@ -26,6 +26,8 @@ function look(K, key, state, s, moved) {
   return found;
 }
 
+export const SHOWN = 120; // of the sorted classes, on a card
+
 // -- one map a card ----------------------------------------------------------------------------------------------------------------
 
 export function card(key) {
@@ -46,7 +48,7 @@ export function drawCard(element, key, found, state, seen) {
   if (button.dataset.title !== title) button.innerHTML = button.dataset.title = title;
   element.querySelector(".formula").textContent = MAPS[key].formula;
   const canvas = element.querySelector("canvas");
-  probabilities(canvas, p, { key, order: seen.order, target: state.target, top: seen.top });
+  probabilities(canvas, p, { key, order: seen.order?.slice(0, SHOWN), target: state.target, top: seen.top });
   canvas.setAttribute("aria-label", `Probabilities of ${label(key, state, n)}. ${spoken(p)}`);
   const rows = [
     ["τ", "threshold", found.tau === undefined ? "–" : brief(found.tau)],
@@ -120,7 +122,7 @@ export function drawGradient(canvas, words, note, seen, state) {
 
 // -- the plane of three classes ------------------------------------------------------------------------------------------------------
 
-const COARSE = 49, FINE = 151; // points along a side: at once, and when the hand rests
+const COARSE = 49, FINE = 221; // points along a side: at once, and when the hand rests
 export const toScores = ([u, v]) => [u / Math.sqrt(2) - v / Math.sqrt(6), -u / Math.sqrt(2) - v / Math.sqrt(6), (2 * v) / Math.sqrt(6)];
 export const toPlane = ([a, b, c]) => [(a - b) / Math.sqrt(2), (2 * c - a - b) / Math.sqrt(6)];
 const CORNERS = [[1 / Math.sqrt(2), -1 / Math.sqrt(6)], [-1 / Math.sqrt(2), -1 / Math.sqrt(6)], [0, 2 / Math.sqrt(6)]]; // of the simplex itself
@@ -151,9 +153,8 @@ export async function finePlane(K, state, stale) {
 function planeFrom({ values, support }, points) {
   let [low, high] = [Infinity, -Infinity];
   for (const v of values) [low, high] = [Math.min(low, v), Math.max(high, v)];
-  if (!(high > low)) high = low + 1;
   const sizes = [...new Set(support)];
-  return { points, image: picture(values, points, low, high), support, low, high, sizes, labels: sizes.length > 1 ? depths(support, points) : [] };
+  return { points, image: picture(values, points, low, high > low ? high : low + 1), support, low, high, sizes, labels: sizes.length > 1 ? depths(support, points) : [] };
 }
 
 // Where the number of classes above 0 changes: short lines between neighbouring points.
@@ -245,6 +246,6 @@ export function drawPairs(curve, losses, legends, pairs) {
   curves(losses, pairs.losses, { from: -3, to: 3, low: -0.1, high: 4.2, xs: [-3, -2, -1, 0, 1, 2, 3], ys: [0, 1, 2, 3, 4], xName: "t = score of the target − score of the other" });
   curve.setAttribute("aria-label", `Probability of the first of two classes. At t = 0 and 1: ${pairs.p.map(({ name, values }) => `${name} ${brief(values[HALF])} and ${brief(values[HALF * 1.25])}`).join("; ")}`);
   losses.setAttribute("aria-label", `Loss against the margin, divided by its value at 0. At t = −1 and 1: ${pairs.losses.map(({ name, values }) => `${name} ${brief(values[HALF * 2 / 3])} and ${brief(values[HALF * 4 / 3])}`).join("; ")}`);
-  const entry = ({ name, tint, dash, wide = 2.2, faint }) => `<li><svg aria-hidden="true" viewBox="0 0 26 8"><line x1="0" x2="26" y1="4" y2="4" stroke="${tint}" stroke-width="${wide}" stroke-dasharray="${dash.join(" ")}" opacity="${faint ? 0.4 : 1}"/></svg>${name}</li>`;
+  const entry = ({ name, tint, dash, wide = 2.2, faint }) => `<li><svg aria-hidden="true" viewBox="0 0 26 8"><line x1="0" x2="26" y1="4" y2="4" stroke="${tint}" stroke-width="${wide}" stroke-dasharray="${dash.join(" ")}" opacity="${faint ? FAINT() : 1}"/></svg>${name}</li>`;
   [[legends[0], pairs.p], [legends[1], pairs.losses]].forEach(([list, lines]) => (list.innerHTML = lines.map(entry).join("")));
 }
