@@ -189,6 +189,7 @@ def test_search_against_all_strings(writing):
         best = max(truth, key=truth.get)
         assert whole.best == best  # a beam that holds everything
         assert math.exp(whole.log_p) == pytest.approx(truth[best], rel=1e-4)
+        assert whole.mass == pytest.approx(sum(truth.values()), rel=1e-4)
         for beam in (1, 3):
             found = _transducer.search(trained, pairs, beam, longest)[0]
             assert math.exp(found.log_p) == pytest.approx(truth.get(found.best, 0.0), rel=1e-4, abs=1e-12)
