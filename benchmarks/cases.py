@@ -175,7 +175,7 @@ def differs(got: Any, want: Any, dtype: str, slack: float = 0.0) -> str | None:
 def _double(x: Any) -> Any:
     import numpy as np
 
-    return np.asarray(x.detach().double() if hasattr(x, "detach") else x, dtype=np.float64)
+    return np.asarray(x.detach().double().cpu() if hasattr(x, "detach") else x, dtype=np.float64)
 
 
 def rounding(x: Any) -> float:

@@ -129,3 +129,94 @@ def test_what_it_refuses_is_served_by_plain_operations():
     x = scores(4, 50).double()
     assert "not torch.float64" in str(am.explain(am.Sparsemax(), x))
     assert float((am.sparsemax(x).sum(-1) - 1).abs().max()) < 1e-12
+
+
+# -- attention: the values are the business of attention_triton.py ------------------------------------------------------------------
+
+ATTENTION = {"softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "budget": am.Budget(3)}
+
+
+def attended(mapping, q, k, v, **options):
+    """Forward and backward."""
+    leaves = [a.detach().requires_grad_() for a in (q, k, v)]
+    out = am.attention(*leaves, mapping, implementation="triton", **options)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+
+
+def tokens(length, d=64, dtype=torch.bfloat16, seed=0):
+    q, k, v = (scores(2, 4, length, d, dtype=dtype, seed=seed + n) for n in range(3))
+    return 2 * q, k, v
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_waits_for_nothing_and_repeats_its_bits(name):
+    mapping, given = ATTENTION[name], tokens(1000)
+    want = attended(mapping, *given, is_causal=True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = attended(mapping, *given, is_causal=True)
+        am.attention(*given, mapping, dropout_p=0.1, implementation="triton")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@pytest.mark.parametrize("d", [16, 40, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_of_any_width(d, dtype):
+    given = tokens(777, d, dtype)
+    got = attended(am.Entmax(1.5), *given, is_causal=True)
+    with torch.enable_grad():
+        leaves = [a.double().requires_grad_() for a in given]
+        out = am.attention(*leaves, am.Entmax(1.5), is_causal=True, implementation="reference")
+        want = out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[dtype]
+    for a, b in zip(got, want):
+        assert float((a.double() - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("length", [4096, 16384])
+def test_long_attention_against_the_last_queries(length):
+    given = tokens(length)
+    for mapping in (am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.3)):
+        out = am.attention(*given, mapping, is_causal=True)
+        last = [given[0][:, :, -64:].double(), *(a.double() for a in given[1:])]
+        want = am.attention(*last, mapping, is_causal=True, offset=length - 64, implementation="reference")
+        torch.testing.assert_close(out[:, :, -64:].double(), want, rtol=0, atol=1e-2)
+
+
+def test_attention_in_a_graph():
+    q, k, v = tokens(500)
+    attended(am.Entmax(1.5), q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        attended(am.Entmax(1.5), q, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = attended(am.Entmax(1.5), q, k, v)
+    q.copy_(tokens(500, seed=5)[0])
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(got, attended(am.Entmax(1.5), q.clone(), k, v)))
+
+
+def test_attention_compiles():
+    f = torch.compile(
+        lambda q, k, v: am.attention(q, k, v, am.Entmax(1.5), is_causal=True, softcap=20.0), fullgraph=True
+    )
+    given = [a.requires_grad_() for a in tokens(300, dtype=torch.float32)]
+    want = am.attention(*given, am.Entmax(1.5), is_causal=True, softcap=20.0)
+    got = f(*given)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+    for a, b in zip(*(torch.autograd.grad(out.square().sum(), given) for out in (got, want))):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_attention_needs_no_matrix():
+    given = tokens(32768)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attended(am.Entmax(1.5), *given, is_causal=True)
+    matrix = 2 * 4 * 32768**2 * 2
+    assert torch.cuda.max_memory_allocated() - before < matrix / 16

@@ -33,25 +33,12 @@ WORDS = {  # of the names in rows_triton.py: one process each
 GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
 
 
-@needs_triton
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group):
+def interpreted(file, words):
+    """The tests of a file that `words` select, in a process where the interpreter stands in for the compiler."""
     here = Path(__file__).parent
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", words]
     out = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            str(here / "rows_triton.py"),
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-k",
-            GROUPS[group],
-        ],
+        [sys.executable, "-m", "pytest", str(here / file), *options],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=here.parent,
         capture_output=True,
@@ -61,6 +48,12 @@ def test_interpreted(group):
     )
     assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-1000:]
     assert " passed" in out.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    interpreted("rows_triton.py", GROUPS[group])
 
 
 # -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
@@ -73,6 +66,8 @@ POINTERS = {
     torch.float64: "fp64",
     torch.int64: "i64",
     torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
     torch.uint8: "u8",
 }
 
@@ -95,7 +90,7 @@ def compiled(target, kernel, args, options):
     from triton.compiler import ASTSource
 
     options = dict(options)
-    warps = options.pop("num_warps")
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
     names = list(inspect.signature(kernel.fn).parameters)
     assert set(names) == {*names[: len(args)], *options}
     signature, constants, hints = {}, {}, {}
@@ -113,7 +108,7 @@ def compiled(target, kernel, args, options):
             assert isinstance(value, float), (name, value)
             signature[name] = "fp32"
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": warps})
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=compiler)
 
 
 MAPS = {

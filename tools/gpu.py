@@ -1,10 +1,12 @@
-"""Everything that wants a GPU, in one call of ten minutes: tests, tuning, measurements. `python tools/gpu.py [folder for the results]`
+"""Everything that wants a GPU, in one call of ten minutes: tests, tuning, measurements. `python tools/gpu.py [folder for the results]`;
+attention is a call of its own: `python tools/gpu.py --attention [folder]`.
 
 The steps have a time limit each, write their whole output to the folder, and leave one line for the table that is printed last.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -16,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 START = time.monotonic()
 TOTAL = 570  # seconds
 
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=20"]
+BENCH = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--json", "--no-save"]
 SHAPES = ((4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
 
 
@@ -128,6 +132,55 @@ def tune() -> None:
                 )  # fmt: skip
 
 
+def tune_blocks() -> None:
+    """The fastest tiles of attention for heads of each width: lines of JSON, the tile that is in force first."""
+    import itertools
+
+    import torch
+
+    import anymax
+    from anymax.kernels.triton import plans
+    from benchmarks.gpu_attention import heads
+
+    def milliseconds(call) -> float:
+        call()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(3):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 3
+
+    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
+    for d in (64, 128, 256):
+        q, k, v = (a.clone().requires_grad_() for a in heads((1, 8, 16384, d), 0.125))
+        g = torch.randn_like(q)
+        call = functools.partial(anymax.attention, q, k, v, anymax.Entmax(1.5), is_causal=True, implementation="triton")
+        now = plans.blocks(d, 2, 16384, False)
+        others = (plans.Blocks(*b) for b in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)))
+        for tile in (now, *others):
+            if time.monotonic() > stop:
+                print("out of time: the last lines are missing")
+                return
+            plans.forced_blocks.append(tile)
+            try:
+                with torch.no_grad():
+                    alone = milliseconds(call)
+                line = {
+                    "d": d,
+                    "tile": str(tile),
+                    "now": tile == now,
+                    "forward_ms": alone,
+                    "both_ms": milliseconds(lambda c=call, i=(q, k, v), g=g: torch.autograd.grad(c(), i, g)),
+                }
+                print(json.dumps(line), flush=True)
+            except Exception as error:  # out of registers or shared memory: not a tile
+                print(f"# {d} {tile}: {type(error).__name__}")
+            finally:
+                plans.forced_blocks.clear()
+
+
 def table(folder: Path) -> list[str]:
     """One line a case of the benchmark: our time, its share of a copy, each bar."""
     lines = []
@@ -143,30 +196,14 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
-def main() -> None:
-    if sys.argv[1:] == ["--tune"]:
-        tune()
-        return
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", ROOT / "benchmarks" / "results" / "gpu"))
-    folder.mkdir(parents=True, exist_ok=True)
-    python = sys.executable
+def rows(folder: Path) -> None:
     said = [
-        step(
-            folder,
-            "parity",
-            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/rows_triton.py", "--maxfail=20"],
-            200,
-        ),
-        step(
-            folder,
-            "cuda",
-            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py", "--maxfail=20"],
-            100,
-        ),
-        step(folder, "bench", [python, "-m", "benchmarks", "--device", "cuda", "--json", "--no-save"], 200),
+        step(folder, "parity", [*PYTEST, "tests/rows_triton.py"], 200),
+        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "not attention"], 100),
+        step(folder, "bench", [*BENCH, "--only", "gpu (forward|backward|loss|package)"], 200),
     ]
     os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 40))
-    said.append(step(folder, "tune", [python, __file__, "--tune"], left()))
+    said.append(step(folder, "tune", [sys.executable, __file__, "--tune"], left()))
     print("\n".join(table(folder)))
     tuned = [line for line in (folder / "tune.log").read_text().splitlines() if line.startswith("{")]
     for line in tuned:
@@ -174,6 +211,36 @@ def main() -> None:
         shape, best = "x".join(map(str, r["shape"])), f"{r['best_of_copy'] or 0:.0%}"
         print(f"plan {r['kernel']:9} {shape:12} {r['dtype']:8} now {r['now_of_copy']:.0%} best {best} {r['best']}")
     print("\n".join(said))
+
+
+def attention(folder: Path) -> None:
+    said = [
+        step(folder, "parity", [*PYTEST, "tests/attention_triton.py"], 150),
+        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention"], 100),
+        step(folder, "bench", [*BENCH, "--only", "gpu attention", "--budget", "0.5"], 220),
+    ]
+    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 30))
+    said.append(step(folder, "tune", [sys.executable, __file__, "--tune-attention"], left()))
+    print("\n".join(table(folder)))
+    tuned = [json.loads(line) for line in (folder / "tune.log").read_text().splitlines() if line.startswith("{")]
+    for d in sorted({r["d"] for r in tuned}):
+        for what in ("forward_ms", "both_ms"):
+            now = next(r[what] for r in tuned if r["d"] == d and r["now"])
+            best = min((r for r in tuned if r["d"] == d), key=lambda r: r[what])
+            print(f"tile d = {d:3} {what:10} now {now:.3f} best {best[what]:.3f} {best['tile']}")
+    print("\n".join(said))
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if words in (["--tune"], ["--tune-attention"]):
+        (tune if words == ["--tune"] else tune_blocks)()
+        return
+    what = attention if "--attention" in words else rows
+    words = [word for word in words if word != "--attention"]
+    folder = Path(words[0] if words else os.environ.get("OUT", ROOT / "benchmarks" / "results" / "gpu"))
+    folder.mkdir(parents=True, exist_ok=True)
+    what(folder)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ one, lengths and offset of each batch in another. A backward that is itself diff
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -159,7 +160,7 @@ def _four(a: Tensor, batch: tuple[int, ...]) -> Tensor:
     a = a.reshape((1,) * (len(batch) + 3 - a.ndim) + tuple(a.shape))
     if any(n != 1 for n in a.shape[: len(batch)]):
         a = a.expand(*batch, *a.shape[-3:])
-        return a.reshape(-1, *a.shape[-3:])
+        return a.reshape(math.prod(batch), *a.shape[-3:])
     return a.reshape(1, *a.shape[-3:])
 
 
@@ -190,10 +191,12 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
     shape = s.shape if len(s.shape) > 2 else (1, *s.shape)
     batch, heads = shape[:-3], shape[-3]
     shared = heads // call.groups
-    q = call.q.expand(*batch, heads, *call.q.shape[-2:]).reshape(-1, heads, *call.q.shape[-2:])
-    k = call.k.expand(*batch, shared, *call.k.shape[-2:]).reshape(-1, shared, *call.k.shape[-2:])
-    v = call.v.expand(*batch, shared, *call.v.shape[-2:]).reshape(-1, shared, *call.v.shape[-2:])
-    arrays = _packed(s, q, batch, heads, q.shape[0])
+    count = math.prod(batch)
+    q, k, v = (
+        a.expand(*batch, own, *a.shape[-2:]).reshape(count, own, *a.shape[-2:])
+        for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
+    )
+    arrays = _packed(s, q, batch, heads, count)
     if seed is not None:
         arrays["seed"] = seed
     link, power, param = kernels.link_of(engine.link_of(s.mapping))

@@ -22,10 +22,9 @@ from .plans import Blocks, blocks
 
 Tensor = torch.Tensor
 
-_ENOUGH = {
-    True: (1e-2, 1e-4),
-    False: (2e-4, 2e-6),
-}  # |sum p - 1| after which one step is left, by half precision: smooth, edged
+# |sum p - 1| after which one step of Newton is the last, where the rate is smooth and where it jumps at the edge of the support; what a
+# step leaves is about the square, in half precision below the rounding of p
+_ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
 _SMOOTH = 0.67  # of alpha - 1: above it the rate all but jumps at the edge of the support
 
 
@@ -102,7 +101,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     if not out.numel():
         return out, saved
     common, options = _common(job, q, k, v, arrays, plan)
-    smooth, edged = _ENOUGH[q.element_size() < 4]
+    smooth, edged = _ENOUGH["half" if q.element_size() < 4 else "single"]
     edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
     enough = edged if edge else smooth
     with _device(q):
@@ -133,7 +132,7 @@ def backward(
     if not q.numel() or not out.numel():
         for a in found.values():
             a.zero_()
-        return found | {n: torch.zeros_like(arrays[n]) for n in wants}
+        return found | {n: torch.zeros_like(arrays[n]) for n in wants if n in arrays}
     g = g.to(q.dtype).contiguous()
     common, options = _common(job, q, k, v, arrays, plan)
     batch, heads, rows, _ = q.shape

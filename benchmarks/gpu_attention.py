@@ -1,0 +1,137 @@
+"""The GPU cases of attention: our kernels beside FlashAttention-2 through torch and beside AdaSplash, on scores of the same sparsity.
+
+The scores are local: queries and keys are waves of their place, so that a query sees the keys around its own; the share of the
+sequence that it reaches is the same at every length, and with it the share of blocks without any probability.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anymax
+
+from .cases import OURS, Bar, Case, Workload, differs
+
+MAPS = {
+    "softmax": anymax.Softmax(),
+    "entmax15": anymax.Entmax(1.5),
+    "sparsemax": anymax.Sparsemax(),
+    "entmax 1.3": anymax.Entmax(1.3),
+}
+LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+FLASH, ADASPLASH = "torch SDPA, FlashAttention-2", "adasplash"
+REACH = {"reach 1/2": 0.5, "reach 1/8": 0.125, "reach 1/32": 0.03125}
+
+
+@functools.lru_cache(maxsize=1)
+def heads(shape: tuple[int, ...], reach: float) -> tuple[Any, Any, Any]:
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(shape[-2])
+    draw = functools.partial(torch.randn, generator=generator, device="cuda")
+    length, d = shape[-2:]
+    place = torch.arange(length, device="cuda", dtype=torch.float64)[:, None]
+    phase = place * torch.linspace(0, math.pi / (reach * length), d // 2, device="cuda", dtype=torch.float64)
+    waves = torch.cat([phase.cos(), phase.sin()], -1).float()
+    q, k = (
+        waves * math.sqrt(16 * d**0.5 / (d // 2)) + 0.1 * draw(shape) for _ in range(2)
+    )  # a score of 16 at a query's own place
+    return tuple(a.to(torch.bfloat16) for a in (q, k, draw(shape)))  # type: ignore[return-value]
+
+
+def _reach(case: Case) -> float:
+    return REACH[case.note.split(", ")[0]]
+
+
+def empty_blocks(case: Case) -> float:
+    """The share of blocks under the causal mask that have no probability."""
+    from anymax.kernels.triton import attention, link_of
+
+    q, k, v = heads(case.shape, _reach(case))
+    job = attention.Job(
+        *attention.link_of(link_of(MAPS[case.map])), case.shape[-1] ** -0.5, 0.0, True, -1, -1, 0, 0.0, False, False
+    )
+    _, saved = attention.forward(job, q, k, v, {}, True)
+    plan, _ = attention.sizes(job, q, k, v, True)
+    tall, wide = saved.flags.shape[-2:]
+    seen = sum(min(wide, -(-(m + 1) * plan.M // plan.N)) for m in range(tall))
+    return 1.0 - float(saved.counts.sum(-1).double().mean()) / seen
+
+
+def _last(case: Case, q: Any, k: Any, v: Any) -> Any:
+    """The last queries by the reference."""
+    options = {"is_causal": True, "offset": case.shape[-2] - 8, "implementation": "reference"}
+    return anymax.attention(q[..., -8:, :].float(), k.float(), v.float(), MAPS[case.map], **options)
+
+
+def _contenders(case: Case, q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def flash() -> Any:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    out: dict[str, Callable[[], Any]] = {
+        OURS: lambda: anymax.attention(q, k, v, MAPS[case.map], is_causal=True, implementation="triton"),
+        FLASH: flash,
+    }
+    if ADASPLASH in case.needs:
+        adasplash = importlib.import_module("adasplash").adasplash
+        out[ADASPLASH] = lambda: adasplash(q, k, v, alpha=1.5, is_causal=True)
+    return out
+
+
+def forward(case: Case) -> Workload:
+    import torch
+
+    q, k, v = heads(case.shape, _reach(case))
+    contenders = _contenders(case, q, k, v)
+
+    def check() -> str | None:
+        print(f"# {case.name}: {empty_blocks(case):.0%} of the blocks are empty", flush=True)
+        return differs(contenders[OURS]()[..., -8:, :], _last(case, q, k, v), case.dtype)
+
+    return Workload(contenders, check, "triton", 0, torch.no_grad())
+
+
+def both(case: Case) -> Workload:
+    import torch
+
+    q, k, v = (a.clone().requires_grad_() for a in heads(case.shape, _reach(case)))
+    g = torch.randn_like(q)
+    forwards = _contenders(case, q, k, v)
+    contenders = {
+        name: functools.partial(lambda f: torch.autograd.grad(f(), (q, k, v), g), f) for name, f in forwards.items()
+    }
+
+    def check() -> str | None:
+        """The gradient of the queries needs no other query."""
+        got = contenders[OURS]()[0][..., -8:, :]
+        part = q.detach()[..., -8:, :].float().requires_grad_()
+        want = torch.autograd.grad(_last(case, part, k.detach(), v), part, g[..., -8:, :].float())[0]
+        return differs(got, want, case.dtype)
+
+    return Workload(contenders, check, "triton")
+
+
+def attention_cases() -> Iterator[Case]:
+    make = functools.partial(Case, "gpu attention", dtype="bfloat16", distribution="local")
+    for length in LENGTHS:
+        shape = (1, 8, length, 64)
+        for reach, share in REACH.items():
+            faster = 1.0 if share <= 0.125 else None  # 60 % of the blocks are empty, and more
+            peers = {"entmax15": (None, ADASPLASH), "sparsemax": (None,), "entmax 1.3": (None,)}
+            for name, packages in peers.items():
+                for package in packages:
+                    needs = ("torch", "triton", *([package] if package else []))
+                    beside = f", beside {package}" if package else ""
+                    for what, setup, least in (("", forward, 1.3), (", forward and backward", both, 1.0)):
+                        bar = Bar(package, at_least=least) if package else Bar(FLASH, at_least=faster)
+                        yield make(
+                            map=name, shape=shape, setup=setup, bars=(bar,), note=reach + what + beside, needs=needs
+                        )

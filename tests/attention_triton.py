@@ -1,0 +1,371 @@
+"""Attention by the Triton kernels against the reference in fp64: every option, map, dtype and layout, forward and all gradients.
+
+On a GPU it runs for real: `pytest tests/attention_triton.py`. Without one, test_triton_attention.py runs this file in Triton's
+interpreter, in a process of its own: TRITON_INTERPRET=1 is read when triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import anymax as am
+from anymax import Budget, Entmax, Softmax, Sparsemax
+from anymax.autodiff import flash
+from anymax.kernels.triton import plans
+
+REAL = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = "cuda" if REAL else "cpu"
+if not REAL and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
+    pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _tiles(monkeypatch):
+    if not REAL:
+        monkeypatch.setattr(plans, "forced_blocks", [plans.Blocks(16, 16, 4, 1)])
+
+
+H = 2
+L, S, D, E = (300, 411, 40, 24) if REAL else (19, 35, 5, 3)
+
+
+def numbers(*shape, seed=0, scale=1.0):
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(DEVICE)
+
+
+def heads(batch=1, rows=L, keys=S, d=D, e=E, shared=H, seed=0):
+    """q, k, v whose scores are of size 2."""
+    q = numbers(batch, H, rows, d, seed=seed, scale=2.0)
+    return q, numbers(batch, shared, keys, d, seed=seed + 1), numbers(batch, shared, keys, e, seed=seed + 2)
+
+
+def alphas(*values):
+    return torch.tensor(values, device=DEVICE).reshape(-1, 1, 1)
+
+
+def whole(*values):
+    return torch.tensor(values, device=DEVICE)
+
+
+KEEP = numbers(1, L, S, seed=7) < 0.7
+KEEP[:, 3] = False  # a query with nothing to attend to
+SLOPES, SINK = whole(0.5, 0.125), whole(0.3, 2.5)
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "causal at the end": {"is_causal": True, "offset": S - L},
+    "beyond the keys": {"window": (0, 0), "offset": S - 4},
+    "window": {"window": (5, 2), "offset": 3},
+    "lengths": {"lengths": whole(S - 14), "q_lengths": whole(L - 1)},
+    "alibi": {"alibi": SLOPES},
+    "softcap": {"softcap": 0.7},
+    "sink": {"sink": SINK, "is_causal": True},
+    "mask": {"mask": KEEP},
+    "additive": {"mask": numbers(1, 1, 1, S, seed=4)},
+    "bias": {"bias": numbers(H, L, S, seed=5)},
+    "bias of queries": {"bias": numbers(L, 1, seed=5), "sink": SINK},
+    "all": {
+        "bias": numbers(1, L, S, seed=5), "mask": KEEP, "is_causal": True, "sink": SINK, "softcap": 2.0, "alibi": SLOPES,
+        "window": (17, None), "offset": 9, "scale": 0.6,
+    },
+}  # fmt: skip
+MAPS = {
+    "softmax": Softmax(), "sparsemax": Sparsemax(), "entmax-1.25": Entmax(1.25), "entmax-1.3": Entmax(1.3), "entmax-0.7": Entmax(0.7),
+    "entmax-3": Entmax(3.0), "budget": Budget(2.5), "budget-all": Budget(S + 0.0),
+    "alphas": Entmax(alphas(1.4, 2.6)), "budgets": Budget(alphas(1.4, 6.5)),
+}  # fmt: skip
+
+
+def is_real(a):
+    return isinstance(a, torch.Tensor) and a.is_floating_point()
+
+
+def run(implementation, tensors, mapping, options, dtype):
+    """(output, all gradients, by name)."""
+    leaves = {n: a.detach().to(dtype).requires_grad_() for n, a in zip("qkv", tensors)}
+    own = {n: a.detach().to(dtype).requires_grad_() if is_real(a) else a for n, a in options.items()}
+    learned = {n: a.detach().to(dtype).requires_grad_() for n, a in mapping.params().items()}
+    out = am.attention(*leaves.values(), mapping.replace(**learned), implementation=implementation, **own)
+    free = {**leaves, **{n: a for n, a in own.items() if is_real(a)}, **learned}
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(DEVICE, dtype)
+    return out.detach(), dict(zip(free, torch.autograd.grad(out, list(free.values()), g)))
+
+
+def close(got, want, tol, name=""):
+    size = max(1.0, float(want.abs().max()))
+    error = float((got.double() - want.double()).abs().max())
+    assert got.shape == want.shape, name
+    assert error <= tol * size, (name, error, size)  # NaN is not below either
+
+
+def hold(tensors, mapping, options, tol=5e-6, steep=2e-4, dtype=torch.float32):
+    """Near the edge of the support above alpha = 2, gradients are as exact as the scores' own rounding lets them be."""
+    got, found = run("triton", [a.to(dtype) for a in tensors], mapping, options, dtype)
+    want, expected = run("reference", [a.to(dtype) for a in tensors], mapping, options, torch.float64)
+    assert got.dtype == dtype
+    close(got, want, tol, "output")
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        close(found[name], gradient, steep if "3" in str(mapping) or "2.6" in str(mapping) else tol, name)
+    return got, found
+
+
+# -- options and maps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option(option):
+    got, _ = hold(heads(), Entmax(1.5), OPTIONS[option])
+    if "mask" in option:
+        assert not got[:, :, 3].any()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map(name):
+    hold(heads(), MAPS[name], OPTIONS["plain" if name in ("budget-all", "entmax-0.7") else "all"])
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_shared_keys_of_several_batches(name):
+    lengths = {"lengths": whole(S, 9), "q_lengths": whole(L - 3, L), "offset": whole(2, 0), "is_causal": True}
+    hold(heads(batch=2, shared=1), MAPS[name], {**lengths, "enable_gqa": True})
+
+
+@pytest.mark.parametrize("name", ["softmax", "alphas", "budget"])
+def test_no_key_for_any_query(name):
+    out, found = hold(heads(rows=3), MAPS[name], {"mask": torch.zeros(1, 1, dtype=torch.bool, device=DEVICE)})
+    assert not out.any()
+    assert not any(found[n].any() for n in "qkv")
+
+
+def test_layouts():
+    """Keys that are broadcast over heads, queries with the heads inside, no heads at all, an alpha for each query."""
+    q, k, v = heads()
+    hold((q.transpose(1, 2).contiguous().transpose(1, 2), k[:, :1], v.mT.contiguous().mT), Sparsemax(), {})
+    each = torch.linspace(1.2, 1.9, L, device=DEVICE)[:, None]
+    hold((q[0, 0], k[0, 0], v[0, 0]), Entmax(each), {})
+
+
+@pytest.mark.parametrize("d", [1, 16, 24] + ([64, 80, 128, 200, 256] if REAL else []))
+def test_features(d):
+    hold(heads(d=d, e=257 - d if REAL else 17), Entmax(1.5), {"is_causal": True})
+
+
+@pytest.fixture
+def bf16(monkeypatch):
+    """The interpreter keeps bf16 as integers, and its product of matrices takes them for such."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    def dot(self, a, b, *rest):
+        a, b = (self.create_fp_ext(t, tl.float32) if t.dtype == tl.bfloat16 else t for t in (a, b))
+        return inner(self, a, b, *rest)
+
+    inner = interpreter.InterpreterBuilder.create_dot
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, bf16):
+    """As near as the rounding of the inputs, of p and of the result."""
+    for mapping in (Softmax(), Entmax(1.5)):
+        hold(heads(), mapping, OPTIONS["causal"], tol=3e-2 if dtype == torch.bfloat16 else 5e-3, dtype=dtype)
+
+
+# -- where blocks are left out ---------------------------------------------------------------------------------------------------
+
+
+def far_apart(rows, keys, seed=3):
+    """Queries that look at few keys each, near one another."""
+    q, k, v = heads(rows=rows, keys=keys, seed=seed)
+    place = torch.linspace(-1, 1, keys, device=DEVICE)
+    k[..., 0], k[..., 1] = 60 * place, -30 * place**2
+    q[..., 0], q[..., 1] = torch.linspace(-1, 1, rows, device=DEVICE) * D**0.5, D**0.5
+    return q, k, v
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax-1.3"])
+def test_blocks_are_left_out(name, monkeypatch):
+    """The lists hold the blocks that have a probability, all of them and nearly no other; the gradients are those of all."""
+    rows, keys = (1000, 3000) if REAL else (34, 100)
+    tensors, seen = far_apart(rows, keys), []
+    inner = flash.kernels.forward
+    monkeypatch.setattr(flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
+    hold(tensors, MAPS[name], {})
+    (_, saved), = seen  # fmt: skip
+    plan = plans.blocks(max(D, E), 4, rows, False)
+    _, p = am.attention(*tensors, MAPS[name], need_weights=True, implementation="reference")
+    tall, wide = saved.flags.shape[-2:]
+    table = torch.zeros(1, H, tall * plan.M, wide * plan.N, device=DEVICE)
+    table[..., :rows, :keys] = p
+    want = table.reshape(1, H, tall, plan.M, wide, plan.N).amax((-1, -3)) > 1e-6
+    live = saved.flags.bool()
+    assert want.float().mean() < 0.6
+    assert not (want & ~live).any()
+    assert (live & ~want).float().mean() < 0.03
+    assert torch.equal(live.sum(-1).int(), saved.counts)
+    for place in torch.cartesian_prod(*(torch.arange(n) for n in saved.counts.shape)).tolist():
+        count = int(saved.counts[tuple(place)])
+        assert saved.lists[tuple(place)][:count].tolist() == live[tuple(place)].nonzero().flatten().tolist()
+
+
+def test_flat_rows():
+    """Nearly equal scores: every key has a share, and the threshold lies far below the maximum's own."""
+    q, k, v = heads(keys=S + 60)
+    hold((0.01 * q, k, v), Entmax(1.5), {})
+    hold((0.0 * q, k, v), Sparsemax(), {})
+
+
+def test_far_offsets_of_the_scores():
+    q, k, v = heads(rows=5, keys=20)
+    bias = numbers(H, 5, 1, seed=8, scale=300.0)
+    a = am.attention(q, k, v, Entmax(1.5), implementation="triton")
+    b = am.attention(q, k, v, Entmax(1.5), bias=bias, implementation="triton")
+    close(b, a.double(), 2e-4)
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax-1.3"])
+def test_dropout(name):
+    """The same seed drops the same, forward as backward; what is kept is a matter of place, and makes up for what is dropped."""
+    q, k, _ = heads(rows=9, keys=30, shared=1)
+    eye = torch.eye(30, device=DEVICE)[None, None].clone().requires_grad_()
+    q.requires_grad_()
+    call = lambda v, seed: am.attention(  # noqa: E731
+        q, k, v, MAPS[name], enable_gqa=True, dropout_p=0.4, generator=seed, implementation="triton"
+    )
+    p = call(eye, 3)
+    assert torch.equal(p, call(eye, 3))
+    assert not torch.equal(p, call(eye, 4))
+    full = am.attention(q, k, eye, MAPS[name], enable_gqa=True, implementation="triton")
+    there = full.detach() > 1e-6
+    kept = (p.detach() > 0)[there]
+    assert 0.5 < float(kept.float().mean()) < 0.7
+    close(p.detach()[there][kept], full.detach()[there][kept].double() / 0.6, 1e-5)
+    g = numbers(*p.shape, seed=11)
+    dq, dv = torch.autograd.grad(p, (q, eye), g)
+    close(dv, (p.detach().double().mT @ g.double()).sum(1, keepdim=True), 2e-5)
+    exact = q.detach().double().requires_grad_()
+    weights = am.attention(
+        exact, k.double(), eye.detach().double(), MAPS[name], enable_gqa=True, implementation="reference"
+    )
+    mask = torch.where(p.detach() > 0, 1 / 0.6, 0.0)
+    close(dq, torch.autograd.grad(weights * mask, exact, g.double())[0], 2e-5)
+
+
+def test_poisoned_rows():
+    """NaN and +inf touch their own row alone."""
+    for mapping in (Softmax(), Entmax(1.5)):
+        q, k, v = heads()
+        want = am.attention(q, k, v, mapping, implementation="triton")
+        bias = torch.zeros(L, S, device=DEVICE)
+        bias[2, 5], bias[4, 20] = float("nan"), float("inf")
+        q.requires_grad_()
+        got = am.attention(q, k, v, mapping, bias=bias, implementation="triton")
+        rest = [i for i in range(L) if i not in (2, 4)]
+        assert got[:, :, [2, 4]].isnan().all()
+        assert torch.equal(got[:, :, rest], want[:, :, rest])
+        (dq,) = torch.autograd.grad(got[:, :, rest].sum(), q)
+        assert dq[:, :, rest].isfinite().all()
+        assert dq[:, :, [2, 4]].isnan().all()
+
+
+def test_the_same_bits_each_time():
+    one, other = (run("triton", heads(), MAPS["alphas"], OPTIONS["all"], torch.float32) for _ in range(2))
+    assert torch.equal(one[0], other[0])
+    assert all(torch.equal(one[1][n], other[1][n]) for n in one[1])
+
+
+def test_without_gradients_the_same_output():
+    want, _ = run("triton", heads(), Entmax(1.5), OPTIONS["bias"], torch.float32)
+    assert torch.equal(am.attention(*heads(), Entmax(1.5), implementation="triton", **OPTIONS["bias"]), want)
+
+
+def test_second_derivatives_go_by_blocks():
+    q, k, v = heads(rows=5, keys=18)
+
+    def second(implementation, dtype):
+        leaves = [a.to(dtype).requires_grad_() for a in (q, k, v)]
+        alpha = alphas(1.4, 1.7).to(dtype).requires_grad_()
+        sink = SINK.to(dtype).requires_grad_()
+        out = am.attention(*leaves, Entmax(alpha), sink=sink, is_causal=True, offset=9, implementation=implementation)
+        first = torch.autograd.grad(out.square().sum(), [*leaves, alpha, sink], create_graph=True)
+        return torch.autograd.grad(sum(a.square().sum() for a in first), [*leaves, alpha, sink])
+
+    for a, b in zip(second("triton", torch.float32), second("reference", torch.float64)):
+        close(a, b, 2e-4)
+    out = am.attention(q.requires_grad_(), k, v, Sparsemax(), dropout_p=0.5, generator=0, implementation="triton")
+    with pytest.raises(RuntimeError, match="no second derivative through the dropout"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_compile(dynamic):
+    torch._dynamo.reset()
+    alpha, sink = alphas(1.4, 1.6).requires_grad_(), SINK.clone().requires_grad_()
+
+    def f(q, k, v):
+        options = {"is_causal": True, "offset": 4, "implementation": "triton"}
+        return am.attention(q, k, v, Entmax(alpha), sink=sink, **options) + am.attention(
+            q, k, v, **options, softcap=3.0
+        )
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="inductor" if REAL else "aot_eager")
+    leaves = [a.requires_grad_() for a in heads()]
+    results = []
+    for call in (compiled, f):
+        out = call(*leaves)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [*leaves, alpha, sink])))
+    for a, b in zip(*results):
+        close(a, b, 1e-5)
+    with torch.no_grad():
+        close(compiled(*leaves), results[1][0], 1e-6)
+
+
+def test_refusals():
+    q, k, v = heads(rows=2, keys=3)
+    for words, mapping, options in (
+        ("no kernel for taylor", am.Taylor(2), {}),
+        ("no transforms", Sparsemax(), {"transform": am.temperature(2.0)}),
+        ("multiply q by an array", Sparsemax(), {"scale": torch.ones(H, 1, 1, device=DEVICE)}),
+        ("the matrix that it never has", Sparsemax(), {"need_weights": True}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            am.attention(q, k, v, mapping, implementation="triton", **options)
+    with pytest.raises(ValueError, match=r"not torch\.float64"):
+        am.attention(q.double(), k.double(), v.double(), Sparsemax(), implementation="triton")
+    wide = numbers(1, 1, 2, 300)
+    with pytest.raises(ValueError, match="1 to 256 features, not 300"):
+        am.attention(wide, wide, wide, Sparsemax(), implementation="triton")
+    with pytest.raises(ValueError, match="under a transform"):
+        torch.func.vmap(lambda a: am.attention(a, k[0], v[0], Sparsemax(), implementation="triton"))(q)
+
+
+def test_it_is_chosen_on_a_gpu_alone():
+    q, k, v = heads(rows=2, keys=3)
+    said = str(am.explain_attention(q, k, v, Sparsemax()))
+    assert ("attention   triton" in said) if REAL else ("it serves where it is asked for" in said)
+
+
+def test_empty():
+    for shape in ((0, H, L), (1, H, 0)):
+        q = torch.zeros(*shape, D, device=DEVICE, requires_grad=True)
+        k, v = (numbers(shape[0], H, S, n).requires_grad_() for n in (D, E))
+        bias = torch.zeros(H, shape[-1], S, device=DEVICE, requires_grad=True)
+        out = am.attention(q, k, v, Sparsemax(), bias=bias, implementation="triton")
+        assert out.shape == (*shape, E)
+        out.sum().backward()
+        assert not any(a.grad.any() for a in (q, k, v, bias))

@@ -1,0 +1,103 @@
+"""Attention by Triton without a GPU: attention_triton.py in the interpreter, and every form of launch compiled ahead of time."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_triton import Recorder, compiled, interpreted
+
+from anymax.kernels import triton as engine
+from anymax.kernels.triton import plans
+
+needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
+
+WORDS = {  # of the names in attention_triton.py: one process each
+    "options": "an_option",
+    "maps": "a_map or features or layouts or shared",
+}
+GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
+
+
+@needs_triton
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    interpreted("attention_triton.py", GROUPS[group])
+
+
+# -- ahead of time ---------------------------------------------------------------------------------------------------------------
+
+KERNELS = ("attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_columns")
+
+
+def launches(monkeypatch, job, dtype, d, e, arrays):
+    """Every launch of a forward and a backward of this call."""
+    from anymax.kernels.triton import attention
+
+    calls = []
+    for name in KERNELS:
+        monkeypatch.setattr(attention, name, Recorder(getattr(attention, name), calls))
+    q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, 4, 256, d), (1, 2, 512, d), (1, 2, 512, e)))
+    wants = {"q", "k", "v"} | {n for n, a in arrays.items() if a.is_floating_point()}
+    out, saved = attention.forward(job, q, k, v, arrays, True)
+    attention.backward(job, q, k, v, arrays, out, saved, out, wants)
+    return calls
+
+
+def everything(link):
+    arrays = {
+        "bias": torch.zeros(1, 4, 256, 512), "additive": torch.zeros(1, 1, 1, 512), "keep": torch.ones(1, 1, 256, 512, dtype=torch.bool),
+        "ranges": torch.zeros(1, 3, dtype=torch.int32), "heads": torch.zeros(4, 2), "seed": torch.zeros(1, dtype=torch.int64),
+    }  # fmt: skip
+    return arrays | ({"param": torch.full((1, 4, 1), 1.4)} if link in ("mixed", "budget") else {})
+
+
+# name -> link, power, alpha - 1, dtype, features, with everything, targets
+FORMS = {
+    "entmax-1.5 bf16": ("power", 2, 0.5, torch.bfloat16, 64, False, ("sm_90", "sm_80", "gfx942")),
+    "sparsemax fp16": ("power", 1, 1.0, torch.float16, 256, False, ("sm_90",)),
+    "entmax-1.3 fp32": ("any", 1, 0.3, torch.float32, 80, False, ("sm_80",)),
+    "softmax bf16": ("softmax", 1, 0.0, torch.bfloat16, 128, True, ("sm_90",)),
+    "alphas bf16": ("mixed", 1, 0.0, torch.bfloat16, 64, True, ("sm_80", "gfx942")),
+    "budgets fp32": ("budget", 1, 0.0, torch.float32, 64, True, ("sm_90",)),
+}
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
+def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
+    from triton import knobs
+
+    from anymax.kernels.triton import attention
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    link, power, param, dtype, d, full, _ = FORMS[name]
+    plan = plans.blocks(d, dtype.itemsize, 256, target == "gfx942")
+    monkeypatch.setattr(plans, "forced_blocks", [plan])
+    job = attention.Job(
+        link,
+        power,
+        param,
+        0.1,
+        30.0 if full else 0.0,
+        True,
+        9 if full else -1,
+        5 if full else -1,
+        0,
+        0.1 if full else 0.0,
+        full,
+        full,
+    )
+    calls = launches(monkeypatch, job, dtype, d, d, everything(link) if full else {})
+    names = [kernel.fn.__name__ for kernel, _, _ in calls]
+    assert {"attention_forward", "attention_queries", "attention_keys"} <= set(names)
+    assert names.count("attention_bias") == (2 if full else 0)
+    for kernel, args, options in calls:
+        made = compiled(target, kernel, args, options)
+        assert len(made.asm["hsaco" if target == "gfx942" else "cubin"]) > 1000
+        assert len(made.asm.get("ptx", "")) < 500_000, options
+        assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, options
