@@ -95,10 +95,12 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "start": [], "choose": [], "zh": []}
+html_sidebars = {
+    page: [] for page in ("index", "start", "choose", "zh", "explorer", "mathematics", "contributing", "changelog")
+}
 
-# One file, SVG output: no fonts, no network. The menu is off because parts of it load further files.
-mathjax_path = "mathjax/tex-svg.js"
+# One file with all of its extensions, SVG output: no fonts, no network. The menu is off because parts of it load further files.
+mathjax_path = "mathjax/tex-svg-full.js"
 mathjax3_config = {
     "options": {"enableMenu": False, "menuOptions": {"settings": {"assistiveMml": True}}},
     "svg": {"fontCache": "global"},

@@ -19,7 +19,9 @@ def write(folder: Path) -> None:
     found = importlib.util.find_spec(MATHJAX)
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(f"the site needs MathJax: pip install {MATHJAX} (it is in the extra `docs`)")
-    shutil.copy(Path(found.submodule_search_locations[0]) / "static" / "mathjax" / "tex-svg.js", static / "mathjax")
+    shutil.copy(
+        Path(found.submodule_search_locations[0]) / "static" / "mathjax" / "tex-svg-full.js", static / "mathjax"
+    )
     if EXPLORER.exists():  # one file, whole in itself
         (extra / "explorer").mkdir(exist_ok=True)
         shutil.copy(EXPLORER, extra / "explorer")

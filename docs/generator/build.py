@@ -24,4 +24,6 @@ def write(folder: Path, pictures: bool = True) -> None:
     }
     for name, body in parts.items():
         text.save(folder / "parts" / f"{name}.md", body + "\n")
+    if pictures:
+        maps.hero(folder / "hero.svg")
     text.save(folder / "benchmarks.md", measured.all_figures())

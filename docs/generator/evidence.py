@@ -39,7 +39,7 @@ def verdicts() -> str:
 
 
 def contents() -> str:
-    listed = "\n".join(f"generated/evidence/{known['name']}" for known in found())
+    listed = "\n".join(f"/generated/evidence/{known['name']}" for known in found())
     return f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```" if listed else ""
 
 

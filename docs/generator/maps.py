@@ -208,3 +208,20 @@ def draw(page: Page, folder: Path) -> None:
         figure.set_size_inches(8.8, 7.4)  # smaller, so that the words are larger
         figure.savefig(target, metadata={"Date": None})
     plt.close(figure)
+
+
+def hero(target: Path) -> None:
+    """The picture of the front page: two classes under three maps, three classes under sparsemax."""
+    from anymax import plot
+    from anymax.cli import pictures
+
+    if target.exists() and target.stat().st_mtime > max(Path(m).stat().st_mtime for m in (plot.__file__, __file__)):
+        return
+    pictures.prepare()
+    plt = plot.pyplot()
+    with plt.rc_context({"svg.hashsalt": "hero"}):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.5), layout="constrained", width_ratios=(1.35, 1))
+        plot.curves([anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax()], ax=left)
+        plot.simplex(anymax.Sparsemax(), ax=right).set_title("Three classes, sparsemax")
+        figure.savefig(target, metadata={"Date": None})
+    plt.close(figure)

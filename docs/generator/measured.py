@@ -108,8 +108,9 @@ def errors_of_map(name: str) -> str:
         return ""
     unit = "tv" if found[0]["quadrature"] else "ulps"
     words = "in total variation" if unit == "tv" else "in units of the last place of the largest probability"
-    each = "; ".join(f"`{r['case']}` {r['fp32'][unit]:.2g} in fp32, {r['fp64'][unit]:.2g} in fp64" for r in found)
-    return f"Largest error to 50 digits, {words}: {each}. How: {{doc}}`/numerics`."
+    rows = [(f"`{r['case']}`", f"{r['fp32'][unit]:.2g}", f"{r['fp64'][unit]:.2g}") for r in found]
+    table = text.table(("largest error", "fp32", "fp64"), rows, (1, 2))
+    return f"{table}\n\nAgainst 50 digits, {words}. How: {{doc}}`/numerics`."
 
 
 # -- the pages of performance and choice ------------------------------------------------------------------------------------

@@ -256,7 +256,8 @@ MARGIN = {
         cosines = np.array([[0.9, 0.1, -0.3], [0.2, 0.5, 0.4]])
         y = np.array([0, 1])
         print(margin(cosines, y).round(3))
-        print(anymax.margin_loss(Entmax(1.5), cosines, y, margin=margin, scale=8.0, reduction="none").round(3))
+        loss = anymax.margin_loss(Entmax(1.5), cosines, y, margin=margin, scale=8.0)
+        print(loss.round(3))
     """,
     "PyTorch": """
         import torch
