@@ -35,8 +35,6 @@ exclude_patterns = [
     "generated/static/*",
     "generated/extra/*",
 ]  # prose from which `generated/` is made
-if not assets.EXPLORER.exists():
-    exclude_patterns.append("explorer.md")
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!anymax\.).*"),
@@ -67,6 +65,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto_gallery",
     "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,  # that page loads scripts of other servers

@@ -12,7 +12,10 @@ pytest.register_assert_rewrite("mathematics")
 import mathematics
 from mathematics import entmax, losses, noise, ratios, scores, softmax, thresholds  # noqa: F401, importing them registers the checks
 
-PAGE = (Path(__file__).parents[1] / "docs" / "mathematics.md").read_text(encoding="utf-8")
+PATH = Path(__file__).parents[1] / "docs" / "mathematics.md"
+if not PATH.exists():
+    pytest.skip("the pages are in the repository only", allow_module_level=True)
+PAGE = PATH.read_text(encoding="utf-8")
 STATEMENTS = re.findall(r"^\(([a-z0-9-]+)\)=\n\*\*(\d+)\.(\d+) [^*]+\*\*", PAGE, flags=re.M)
 NUMBER = {name: f"{section}.{item}" for name, section, item in STATEMENTS}
 

@@ -1,0 +1,17 @@
+"""
+Three classes
+=============
+
+The largest of three probabilities, over all scores that sum to 0. White lines part the regions in which one, two or
+three classes have a probability above 0; the dashed triangle is the simplex itself, which sparsemax leaves where it
+is.
+"""
+
+import matplotlib.pyplot as plt
+
+from anymax import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, plot
+
+maps = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), SparseSoftmax(k=2), PerturbMax("uniform"))
+figure, axes = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
+for mapping, ax in zip(maps, axes.flat):
+    plot.simplex(mapping, resolution=241, ax=ax)

@@ -1,0 +1,26 @@
+"""
+From softmax to sparsemax
+=========================
+
+The probabilities of five fixed scores against alpha. At 1 they are softmax's, at 2 sparsemax's. Classes leave one
+by one.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import anymax
+from anymax import plot
+
+x = np.array([1.2, 0.9, 0.4, -0.2, -1.0])
+alphas = np.linspace(1.0, 3.0, 201)
+p = anymax.entmax(np.broadcast_to(x, (201, 5)), alpha=alphas[:, None])
+
+figure, (ax, below) = plt.subplots(2, 1, figsize=(6.4, 6), layout="constrained", sharex=True, height_ratios=(3, 1))
+for i in range(5):
+    style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % 4], "linewidth": 2}
+    ax.plot(alphas, p[:, i], label=f"score {x[i]:g}", **style)
+ax.set(ylabel="probability")
+ax.legend()
+below.step(alphas, anymax.support(p).sum(axis=-1), color=plot.COLOURS[0], where="post")
+below.set(xlabel="alpha", ylabel="support", yticks=range(1, 6))

@@ -1,0 +1,42 @@
+"""
+Margins
+=======
+
+What a margin makes of the target's cosine before the loss: the same angle counts as a worse one. Past the angle
+where a cosine would turn, the curve goes on falling.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import anymax
+from anymax import Entmax, Softmax, Sparsemax, margins, plot
+
+degrees = np.linspace(0.0, 180.0, 361)
+cosines = np.cos(np.radians(degrees))[:, None]
+target = np.zeros(len(degrees), dtype=int)
+
+figure, ax = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+rules = {
+    "no margin": margins.AM(0.0),
+    "AM, CosFace: 0.35": margins.AM(0.35),
+    "ArcFace: 0.5": margins.ArcFace(0.5),
+    "SphereFace: 2": margins.SphereFace(2.0),
+}
+for i, (name, rule) in enumerate(rules.items()):
+    style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
+    ax.plot(degrees, rule(cosines, target)[:, 0], label=name, **style)
+ax.set(xlabel="angle between embedding and class, in degrees", ylabel="cosine that the loss sees", xlim=(0, 180))
+ax.legend()
+
+# %%
+# The loss of a target against one other class at 90 degrees, with a margin of 0.35 and a scale of 10. A sparse
+# map stops at a lead that softmax never stops at.
+
+pair = np.concatenate([cosines, 0.0 * cosines], axis=-1)
+figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
+for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
+    loss = anymax.margin_loss(mapping, pair, target, margin=0.35, scale=10.0, reduction="none")
+    ax.plot(degrees, loss, label=plot.label(mapping), color=plot.COLOURS[i], linestyle=plot.DASHES[i], linewidth=2)
+ax.set(xlabel="angle between embedding and its class, in degrees", ylabel="loss", xlim=(0, 120), ylim=(-0.2, 8))
+ax.legend()

@@ -1,0 +1,41 @@
+"""
+Long rows
+=========
+
+One score of 4 among n scores of 0. Softmax forgets it as n grows. Scalable softmax multiplies the scores by log n
+and keeps it; sparsemax and entmax give it everything at any length, since it leads by more than 1 / (alpha - 1).
+
+With noise on all scores the best of many others comes near. Sparse maps then share among these few, and not among all.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import anymax
+from anymax import plot, transforms
+
+lengths = np.unique(np.geomspace(2, 30_000, 20).astype(int))
+maps = {
+    "softmax": anymax.softmax,
+    "scalable softmax, 0.43 log n": lambda x: anymax.softmax(transforms.scalable(beta=0.43)(x)),
+    "entmax 1.5": anymax.entmax15,
+    "sparsemax": anymax.sparsemax,
+}
+
+
+def scores(n, noise):
+    x = noise * np.random.default_rng(n).normal(size=(20, n))
+    x[:, 0] += 4.0
+    return x
+
+
+figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
+for noise, ax in zip((0.0, 0.7), axes):
+    for i, (name, p) in enumerate(maps.items()):
+        share = [p(scores(n, noise))[:, 0].mean() for n in lengths]
+        style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "marker": "osD^"[i], "markersize": 4}
+        ax.plot(lengths, share, label=name, **style)
+    ax.set(xscale="log", xlabel="length of the row")
+axes[0].set(ylabel="probability of the one score", title="the others are 0")
+axes[1].set_title("normal noise of 0.7 on all scores, mean of 20 rows")
+axes[0].legend()
