@@ -16,7 +16,7 @@ from ._common import Experiment, Settings, main
 from ._report import Claim, Findings
 from ._statistics import Interval, exact, from_draws
 
-PAPER = "Martins and Astudillo 2016, section 4.3, Table 2"
+PAPER = "Martins and Astudillo 2016, section 4.2, Table 2"
 MULAN = "of the Mulan repository (mulan.sourceforge.net)"
 FILES = {
     "scene": f"Scene (Boutell et al. 2004) {MULAN}",
