@@ -1,5 +1,6 @@
 """The experiments: each runs quickly without data and writes what it found; intervals and verdicts are what they say."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -248,6 +249,28 @@ def test_seeds_and_options(tmp_path, capsys):
     with pytest.raises(SystemExit):
         _common.main(experiment, run, ["--seeds", "0"])
     assert "positive whole number" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
+    module = load("multilabel")
+    for package in module.EXPERIMENT.needs:
+        pytest.importorskip(package)
+    whole = module.collection
+
+    def interrupted(settings, found, name, plan):
+        if name != "scene":
+            raise KeyboardInterrupt
+        small = module.Plan(folds=1, l2=(1e-2,), models=("sigmoid", "softmax", "1.5-entmax", "sparsemax", "ZLPR"))
+        return whole(dataclasses.replace(settings, quick=True), found, "synthetic", small)
+
+    monkeypatch.setattr(module, "collection", interrupted)
+    assert _common.main(module.EXPERIMENT, module.run, ["--out", str(tmp_path)]) == 0
+    known = json.loads((tmp_path / "multilabel.json").read_text(encoding="utf-8"))
+    assert known["notes"][0] == "Interrupted after scene."
+    assert [row["collection"] for row in known["tables"][0]["rows"]] == ["scene"]
+    monkeypatch.setattr(module, "collection", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        _common.main(module.EXPERIMENT, module.run, ["--out", str(tmp_path)])
 
 
 def test_a_test_of_no_claim(tmp_path):
