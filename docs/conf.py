@@ -66,6 +66,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "auto_gallery",
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
+    "capture_repr": (),
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,  # that page loads scripts of other servers
