@@ -26,7 +26,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
-    *(["sphinx_gallery.gen_gallery"] if list((HERE / "gallery").glob("plot_*.py")) else []),
+    "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = [
     "maps/*",
@@ -72,7 +72,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,  # that page loads scripts of other servers
     "min_reported_time": 1e6,
     "abort_on_example_error": True,
-    "plot_gallery": True,
+    "within_subsection_order": "FileNameSortKey",
 }
 
 templates_path = ["_templates"]
@@ -111,7 +111,7 @@ linkcheck_retries = 2
 linkcheck_workers = 8
 linkcheck_anchors = False
 
-suppress_warnings = ["config.cache", "toc.empty_glob"]
+suppress_warnings = ["config.cache"]
 
 
 def setup(app):

@@ -12,7 +12,7 @@ EXPLORER = ROOT / "src" / "anymax" / "explorer" / "index.html"
 
 
 def write(folder: Path) -> None:
-    """MathJax under `static/`, the explorer under `extra/`, where it has been built."""
+    """MathJax under `static/`, the explorer under `extra/`."""
     static, extra = folder / "static", folder / "extra"
     (static / "mathjax").mkdir(parents=True, exist_ok=True)
     extra.mkdir(parents=True, exist_ok=True)
@@ -22,6 +22,5 @@ def write(folder: Path) -> None:
     shutil.copy(
         Path(found.submodule_search_locations[0]) / "static" / "mathjax" / "tex-svg-full.js", static / "mathjax"
     )
-    if EXPLORER.exists():  # one file, whole in itself
-        (extra / "explorer").mkdir(exist_ok=True)
-        shutil.copy(EXPLORER, extra / "explorer")
+    (extra / "explorer").mkdir(exist_ok=True)
+    shutil.copy(EXPLORER, extra / "explorer")  # one file, whole in itself

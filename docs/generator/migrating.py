@@ -21,6 +21,10 @@ def tables() -> list[dict[str, Any]]:
     return json.loads(DATA.read_text(encoding="utf-8"))
 
 
+def _note(row: dict[str, Any]) -> str:
+    return f"<br>{row['note']}" if "note" in row else ""
+
+
 def _version(package: str) -> str:
     """What the rows are run against here."""
     try:
@@ -35,10 +39,10 @@ def write(path: Path) -> None:
         INTRODUCTION,
     ]
     for table in tables():
-        rows = [(f"`{row['old']}`", f"`{row['new']}`", row.get("note", "")) for row in table["rows"]]
+        rows = [(f"`{row['old']}`", f"`{row['new']}`{_note(row)}") for row in table["rows"]]
         parts += [
             f"## {table['title']}",
             f"{table['text']}{_version(table['package'])}",
-            text.table(("old", "new", ""), rows),
+            text.table(("old", "new"), rows),
         ]
     text.save(path, "\n\n".join(parts) + "\n")
