@@ -277,3 +277,64 @@ def test_a_test_of_no_claim(tmp_path):
     found = _report.Findings("made_up", {"it": _report.Claim("It is so", "nobody")}, tmp_path)
     with pytest.raises(KeyError, match="no claim 'that'"):
         found.test("that", "x", _statistics.exact(1.0), at_most=2.0)
+
+
+# -- formulas of single experiments -----------------------------------------------------------------------------------
+
+
+def test_f1_is_that_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(3)
+    y, chosen = rng.random((80, 7)) < 0.3, rng.random((80, 7)) < 0.25
+    chosen[:, 6] = False  # a label never chosen
+    micro, macro = load("multilabel").measured(chosen, y.astype(np.uint8))
+    assert micro == pytest.approx(100 * metrics.f1_score(y, chosen, average="micro"))
+    precision = metrics.precision_score(y, chosen, average="macro", zero_division=0)
+    recall = metrics.recall_score(y, chosen, average="macro", zero_division=0)
+    assert macro == pytest.approx(100 * stats.hmean([precision, recall]))
+
+
+def test_f1_of_a_draw_is_that_of_its_rows():
+    rng = np.random.default_rng(4)
+    y, chosen = rng.random((50, 5)) < 0.3, rng.random((50, 5)) < 0.3
+    index = rng.integers(0, 50, size=(3, 50))
+    weights = np.stack([np.bincount(i, minlength=50) for i in index]).astype(np.float32)
+    measured = load("multilabel").measured
+    one_by_one = np.stack([measured(chosen[i], y[i]) for i in index], axis=1)
+    np.testing.assert_allclose(measured(chosen, y, weights), one_by_one, rtol=1e-5)
+
+
+def test_divergence_is_that_of_scipy():
+    distance = pytest.importorskip("scipy.spatial.distance")
+    rng = np.random.default_rng(5)
+    p, q = rng.dirichlet(np.ones(6), size=9), rng.dirichlet(np.ones(6), size=9)
+    p[0], q[0], q[1] = np.eye(6)[0], np.eye(6)[1], np.eye(6)[2]  # exact zeros
+    expected = np.mean([distance.jensenshannon(a, b) ** 2 for a, b in zip(p, q)])
+    assert load("proportions").jensen_shannon(p, q) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "random"])
+def test_documents_are_what_they_say(kind):
+    x, q = load("proportions").documents(np.random.default_rng(6), 400, 10, 300, kind)
+    assert x.shape == q.shape == (400, 10)
+    np.testing.assert_allclose(q.sum(axis=1), 1.0)
+    count = (q > 0).sum(axis=1)
+    assert count.min() == 1
+    # Poisson(1) given that it is not 0 has the mean 1 / (1 - 1/e)
+    assert count.mean() == pytest.approx(1 / (1 - math.exp(-1)), abs=4 * count.std() / 20)
+    assert x.sum(axis=1).mean() == pytest.approx(300, abs=4 * math.sqrt(300) / 20)
+    even = np.array([len(set(np.round(row[row > 0], 12))) == 1 for row in q])
+    assert even.all() if kind == "uniform" else not even[count > 1].any()
+
+
+def test_gap_of_scores_that_meet_the_bound():
+    """Equal scores but for the target's: there the bound is met."""
+    overconfidence = load("overconfidence")
+    lead = np.array([0.5, 3.0, 40.0])
+    z = np.zeros((3, 10))
+    z[[0, 1, 2], [4, 5, 6]] = lead
+    y = np.array([4, 5, 6])
+    np.testing.assert_allclose(overconfidence.losses(z, y), np.log1p(9 * np.exp(-lead)), rtol=1e-12)
+    np.testing.assert_allclose(overconfidence.slack(z, y), 0.0, atol=1e-9)
+    z[:, 0] = -1.0
+    assert (overconfidence.slack(z, y) > 0.5).all()
