@@ -26,7 +26,7 @@ from anymax import Mapping
 from anymax.nn import Activation
 
 LABELS = ("entailment", "neutral", "contradiction")
-SIZE, DROPOUT, BATCH, RATE = 64, 0.1, 64, 2e-3
+SIZE, DROPOUT, BATCH, RATE = 64, 0.1, 64, 5e-3
 
 
 class Pair(NamedTuple):
