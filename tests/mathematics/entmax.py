@@ -310,6 +310,9 @@ def normmax():
             np.testing.assert_allclose(A.threshold(NormMax(alpha), x)[0], tau[0], atol=1e-12)
             others = simplex() @ x - np.sum(simplex() ** alpha, -1) ** (1 / alpha)
             assert np.all(others <= tau[0] + 1e-12)
+        p = A.normmax(X, alpha)
+        np.testing.assert_allclose(A.normmax(X + 7.0, alpha), p, atol=1e-12)
+        assert np.all(np.diff(np.take_along_axis(p, np.argsort(X, -1), -1), axis=-1) >= 0)
         slope = gradient(lambda v: float(A.threshold(NormMax(alpha), v)[0]), X[0])  # noqa: B023
         np.testing.assert_allclose(slope, A.normmax(X[0], alpha), atol=1e-7)
         lead = np.array([[1.0, 0.0, -2.0]])

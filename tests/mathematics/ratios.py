@@ -37,6 +37,8 @@ def sparse_softmax():
                     assert q @ x + shannon(q) <= potential(x) + 1e-12
             np.testing.assert_allclose(gradient(potential, x), p, atol=1e-7)
             assert potential((x + other) / 2) <= (potential(x) + potential(other)) / 2 + 1e-12
+            assert np.all(np.diff(p[np.argsort(x)]) >= 0)
+            np.testing.assert_allclose(A.sparse_softmax(x + 7.0, k=k), p, atol=1e-13)
 
 
 @checks("sparse-softmax-loss")
