@@ -28,18 +28,11 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = [
-    "maps/*",
-    "scores/*",
-    "gallery/*",
-    "generated/static/*",
-    "generated/extra/*",
-]  # prose from which `generated/` is made
+# prose, code and parts from which pages are made
+exclude_patterns = ["maps/*", "scores/*", "gallery/*", "generated/static/*", "generated/extra/*", "generated/parts/*"]
 nitpicky = True
-nitpick_ignore_regex = [
-    (r"py:.*", r"(?!anymax\.).*"),
-    (r"py:.*", r"anymax\.(.*\.)?_.*"),
-]  # the types of other packages, and private ones
+# the types of other packages, and private ones
+nitpick_ignore_regex = [(r"py:.*", r"(?!anymax\.).*"), (r"py:.*", r"anymax\.(.*\.)?_.*")]
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = [
@@ -72,7 +65,6 @@ sphinx_gallery_conf = {
     "write_computation_times": False,  # that page loads scripts of other servers
     "min_reported_time": 1e6,
     "abort_on_example_error": True,
-    "within_subsection_order": "FileNameSortKey",
 }
 
 templates_path = ["_templates"]
