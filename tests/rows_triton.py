@@ -33,8 +33,14 @@ pytestmark = [
 ]
 
 STEPS = plans.Plan(1, 2, 64, False, 4)  # a long row, on a small scale
-FORMS = {"whole": None, "few": 16, "steps": 0}  # lanes that are gathered: some rows have as few, others not
-each_form = pytest.mark.parametrize("form", ["whole", "few"])
+PARTS = plans.Plan(1, 2, 32, False, 4, 4)  # the same in parts
+FORMS = {
+    "whole": None,
+    "few": 16,
+    "steps": 0,
+    "parts": 16,
+}  # lanes that are gathered: some rows have as few, others not
+each_form = pytest.mark.parametrize("form", ["whole", "few", "parts"])
 SIZES = (1, 5, 63, 507) + ((4096, 40_001, 131_072) if REAL else ())
 LONG = 40_001 if REAL else 507
 DTYPES = ("float32", "bfloat16", "float16")
@@ -52,7 +58,8 @@ def planned(form):
         yield
         return
     before, plans.FEW = plans.FEW, FORMS[form]
-    plans.forced.update(dict.fromkeys(("separable", "truncated", "dense", "backward"), STEPS))
+    forced = PARTS if form == "parts" else STEPS
+    plans.forced.update(dict.fromkeys(("separable", "truncated", "dense", "backward"), forced))
     try:
         yield
     finally:
@@ -157,7 +164,9 @@ def test_halves(case, dtype, form):
 
 
 @each(FEW)
-@pytest.mark.parametrize(("sigma", "form"), [(0.02, "whole"), (0.02, "few"), (8.0, "few")])
+@pytest.mark.parametrize(
+    ("sigma", "form"), [(0.02, "whole"), (0.02, "few"), (8.0, "few"), (0.02, "parts"), (8.0, "parts")]
+)
 def test_flat_and_peaked_rows(case, sigma, form):
     x = torch.as_tensor(np.random.default_rng(1).normal(size=(2, LONG)) * sigma, device=DEVICE).float()
     want = wide(lambda t: am.apply(mapped(case), t), x)
@@ -293,6 +302,30 @@ def test_backward_is_the_references(case, n, form):
         got = engine.vjp(mapped(case), x, p, g)
     want = wide(lambda *t: reference.vjp(mapped(case), *t), x, p, g)
     close(got, want, 3e-6 * max(1.0, float(want.abs().max())))
+
+
+@each([c for c in FEW if c.mapping.kernel in engine._SPARSE or c.row == "SparseSoftmax"])
+@pytest.mark.parametrize("sigma", [0.02, 2.0, 8.0])
+@pytest.mark.parametrize("form", ["few", "parts"])
+def test_backward_from_the_lanes_that_the_forward_found(case, sigma, form):
+    x, g = rows(LONG, sigma=sigma, batch=(3,)), rows(LONG, seed=9, batch=(3,))
+    x[1, ::7] = -torch.inf
+    x[2, 3] = torch.nan
+    with planned(form):
+        p, saved = engine.forward_saving(mapped(case), x)
+        got, want = engine.vjp(mapped(case), x, p, g, saved), engine.vjp(mapped(case), x, p, g)
+    assert case.id == "entmax-array-1.75" or saved is not None
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    if sigma == 8.0 and saved is not None and not REAL:
+        assert int(saved.memory[3 * saved.few :].min()) <= saved.few  # a row that had few
+
+
+def test_the_lanes_serve_autograd():
+    x, g = rows(LONG, sigma=8.0, batch=(3,)).requires_grad_(), rows(LONG, seed=9, batch=(3,))
+    with planned("parts"):
+        got = torch.autograd.grad(am.sparsemax(x), x, g)[0]
+    p = am.sparsemax(x.detach())
+    close(got, wide(lambda *t: reference.vjp(am.Sparsemax(), *t), x.detach(), p, g), 1e-5)
 
 
 def test_one_alpha_a_row_on_both_sides_of_two():

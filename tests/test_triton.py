@@ -124,13 +124,14 @@ def launches(monkeypatch, mapping, n, dtype):
     """Every launch that this map has, of rows like these."""
     launch = engine.load()
     calls = []
-    for name in ("separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows"):
+    names = "separable_rows truncated_rows dense_rows perturb_rows backward_rows survey_parts dense_parts"
+    for name in names.split():
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), calls))
     x = torch.zeros(4, n, dtype=dtype)
     keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
     link = engine.link_of(mapping)
-    engine.forward(mapping, x, keep)
-    engine.vjp(mapping, x, x, x)
+    _, saved = engine.forward_saving(mapping, x, keep)
+    engine.vjp(mapping, x, x, x, saved)
     if link.kind in engine._WITH_LOG:
         engine.log_forward(mapping, x)
         if link.kind != "sigsoftmax":
@@ -161,14 +162,33 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
         target
     ]
-    calls = launches(monkeypatch, MAPS[name], n, dtype)
+    compile_all(launches(monkeypatch, MAPS[name], n, dtype), target)
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
+def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(plans, "PART", (2, 512, 8))
+    monkeypatch.setitem(plans.STEP, "backward", (2, 2048, 16))
+    calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
+    assert any(options.get("PARTS", 0) > 0 for _, _, options in calls)
+    compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
+
+
+def compile_all(calls, target, most=900_000):
     assert len(calls) >= 2
     for kernel, args, options in calls:
         made = compiled(target, kernel.kernel if isinstance(kernel, Recorder) else kernel, args, options)
         binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
         assert len(binary) > 1000
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
-        assert len(made.asm.get("ptx", "")) < 900_000, options
+        assert len(made.asm.get("ptx", "")) < most, options
         assert made.metadata.shared <= 64 * 1024
 
 

@@ -131,22 +131,22 @@ class _Apply(torch.autograd.Function):
             p, saved = engine.forward_saving(mapping, x, mask)
         else:
             p, saved = engine.forward(mapping, x), None
-        ctx.sizes = saved and saved[1:]
+        ctx.kind, ctx.sizes = type(saved), saved and saved[1:]
         ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, p, *memory = ctx.saved_tensors
-        return _vjp(ctx.mapping, x, p, grads[0], native.Saved(*memory, *ctx.sizes) if memory else None), None, None
+        return _vjp(ctx.mapping, x, p, grads[0], ctx.kind(*memory, *ctx.sizes) if memory else None), None, None
 
 
-def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: native.Saved | None = None) -> Tensor:
+def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: Any = None) -> Tensor:
     if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
         return reference.vjp(mapping, x, p, g)
     engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
-    if engine is native and saved:
-        return native.vjp(mapping, x, p, g, saved)
+    if engine in kernels.COMPILED and saved is not None and g.shape == p.shape:
+        return engine.vjp(mapping, x, p, g, saved)
     return engine.vjp(mapping, x, p, g)
 
 

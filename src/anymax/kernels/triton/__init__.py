@@ -24,6 +24,7 @@ _OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
+_SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
 _WITH_LOG = ("softmax", "topk", "topp", "sigsoftmax")
 _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
 
@@ -137,9 +138,13 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
     return low1, low_n, deep, up1, up_n, shallow
 
 
-def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, None]:
-    """p(x); the backward reads p alone, and g where p is not 0."""
-    return forward(mapping, x, mask), None
+def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Any]:
+    """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
+    launch, link = _prepared(mapping)
+    if not x.numel() or link.kind not in _SPARSE:
+        return forward(mapping, x, mask), None
+    p = sys.modules["torch"].empty_like(x)
+    return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
 
 
 def log_forward(mapping: Mapping, x: Array) -> Array:
@@ -152,7 +157,7 @@ def log_forward(mapping: Mapping, x: Array) -> Array:
 
 def vjp(mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
     """J^T g."""
-    return _backward(mapping, False, x, p, g)
+    return _backward(mapping, False, x, p, g, saved)
 
 
 def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
@@ -160,14 +165,14 @@ def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
     return _backward(mapping, True, x, log_p, g)
 
 
-def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array) -> Array:
+def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
     launch, link = _prepared(mapping)
     out = sys.modules["torch"].empty_like(p)
     if p.numel():
         if link.kind == "perturb_max":
             launch.perturb(link, *_quadrature(mapping, x), x, g, out, None)
         else:
-            launch.backward(link, logs, x, p, g, out)
+            launch.backward(link, logs, x, p, g, out, saved)
     return out
 
 

@@ -74,7 +74,8 @@ def sizes(
     """(blocks, shape and dtype of each part of `Saved`)."""
     batch, heads, rows, d = q.shape
     keys = k.shape[-2]
-    plan = blocks(max(d, v.shape[-1]), q.element_size(), rows, torch.version.hip is not None)
+    long = job.link == "mixed" or job.softcap > 0.0 or job.dropout_p > 0.0
+    plan = blocks(max(d, v.shape[-1]), q.element_size(), rows, torch.version.hip is not None, long)
     tall, wide = -(-rows // plan.M), -(-keys // plan.N)
     lists = job.link != "softmax"
     held = save and lists

@@ -90,12 +90,11 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
     less = tl.zeros([M, D], tl.float32)
     if SINK:
         extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
-        p, s = shares(extra, top, row, LINK, P)
+        _, s0 = shares(extra, top, row, LINK, P)
         if SWEEPS == 2:
-            best = s
-            anchor = tl.where(s > 0.0, 0.0, anchor)
-        s0 += s
-        s1 -= s * anchor
+            best = s0
+            anchor = tl.where(s0 > 0.0, 0.0, anchor)
+        s1 = -s0 * anchor
     for sweep in tl.static_range(SWEEPS):
         for t in range(steps):
             n = begin + t
@@ -165,8 +164,8 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
             tl.store(sums + 1, rest * l0 - l1, mask=i < rows)
         if LINK == "mixed":
             if SINK:
-                p, s = shares(extra, top, row, LINK, P)
-                h1 -= lean(p, s, row[5]) * (anchor + rest)
+                sink_p, sink_s = shares(extra, top, row, LINK, P)
+                h1 -= lean(sink_p, sink_s, row[5]) * (anchor + rest)
             tl.store(sums + 2, h1, mask=i < rows)
         if LINK == "budget":
             tl.store(sums + 2, tl.where(s0 > 0.0, anchor + rest, 0.0), mask=i < rows)

@@ -40,6 +40,12 @@ def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
+def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
+    value, rate = shares(extra, top, row, LINK, P)
+    return s0 + value.to(tl.float64), s1 + rate.to(tl.float64)
+
+
+@triton.jit
 def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
     """z of a lower bound of the threshold: four of Newton's steps on the lane maxima, which the other keys only add to."""
     z = top.to(tl.float64) * 0.0 + 1.0  # where the maximum alone has probability 1
@@ -48,9 +54,7 @@ def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK:
         value, rate = shares(lanes, top, row, LINK, P)
         s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
         if SINK:
-            value, rate = shares(extra, top, row, LINK, P)
-            s0 += value.to(tl.float64)
-            s1 += rate.to(tl.float64)
+            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
         z = tl.where(c > 1.0, z, z - fall(s0, s1, 1.0 / c))
     return z
 
@@ -217,9 +221,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             row = constants(top, z, c, LINK, P)
             s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
             if SINK:
-                value, rate = shares(extra, top, row, LINK, P)
-                s0 += value.to(tl.float64)
-                s1 += rate.to(tl.float64)
+                s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
             were = live
             live = 0
             for t in range(were):
@@ -244,9 +246,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         row = constants(top, z, c, LINK, P)
         s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
         if SINK:
-            value, rate = shares(extra, top, row, LINK, P)
-            s0 += value.to(tl.float64)
-            s1 += rate.to(tl.float64)
+            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
         were = live
         live = 0
         for t in range(were):

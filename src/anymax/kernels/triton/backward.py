@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .links import sensitivity, taylor
-from .tile import fetch, lanes, largest, place, put, total
+from .tile import fetch, lanes, largest, listed, one, place, put, scatter, total
 
 
 @triton.jit
@@ -64,22 +64,35 @@ def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
-def backward_rows(X, P, G, OUT, PARAMS, rows, n, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, param,
-                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
-                  R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """`param` is alpha - 1. STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g,
-    nothing cancels."""
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    xa = (X, place(row, d1, d2, x0, x1, x2), xc, X, 0, xc, n, valid)
-    pa = (P, place(row, d1, d2, p0, p1, p2), pc, P, 0, pc, n, valid)
-    ga = (G, place(row, d1, d2, g0, g1, g2), gc, G, 0, gc, n, valid)
-    oo = place(row, d1, d2, o0, o1, o2)
-    if PER_ROW:
-        c = tl.load(PARAMS + row, mask=valid, other=1.0).to(tl.float32)
-    else:
-        c = (tl.zeros([R, 1, 1], tl.float64) + param).to(tl.float32)
-    e = 1.0 - c
+def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, c, e, SENSE: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr,
+              DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """The row from its listed lanes: zeros, and over them what is not."""
+    n, valid = pa[6], pa[7]
+    nothing = tl.zeros([R, K, L], tl.float32)
+    for begin in range(0, n, K * L):
+        put(OUT, oo, oc, begin, nothing, n, valid, FAR, K, L)
+    p, cols = listed(pa, mine, count, span, FEW, DEPTH, False, FAR, LANES)
+    g, _ = listed(ga, mine, count, span, FEW, DEPTH, False, FAR, LANES)
+    inside = (tl.arange(0, FEW)[None, None, :] < count) & (cols < n)
+    p = tl.where(inside, p, 0.0)
+    held = inside & ((p <= 0.0) == 0)
+    g = tl.where(held, g, 0.0)
+    s, h = parts(p, g, 0.0, one(e), SENSE)
+    rate, dot = tl.sum(s.to(tl.float64)), tl.sum((s * h).to(tl.float64))
+    norm, cross = rate, rate
+    if SENSE == "norm":
+        dot = tl.sum((p * h).to(tl.float64))
+        norm = tl.sum(tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64))
+        cross = tl.sum((s * (h - dot.to(tl.float32))).to(tl.float64))
+    out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
+    scatter(OUT, oo, oc, cols, out, held, n, valid, FAR)
+
+
+@triton.jit
+def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, FAR: tl.constexpr,
+              R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g, nothing cancels."""
+    n, valid = pa[6], pa[7]
     anchor = tl.zeros([R, 1, 1], tl.float32)
     scale = tl.full([R, 1, 1], 1.0, tl.float32)
     share = tl.full([R, 1, 1], 1.0, tl.float32)
@@ -191,6 +204,36 @@ def backward_rows(X, P, G, OUT, PARAMS, rows, n, d1, d2, x0, x1, x2, xc, p0, p1,
                 K,
                 L,
             )
+
+
+@triton.jit
+def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
+                  o0, o1, o2, oc, param,
+                  SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
+                  FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                  WHOLE: tl.constexpr):  # fmt: skip
+    """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
+    there are no more than FEW, p and g are read there alone."""
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+    valid = row < rows
+    xa = (X, place(row, d1, d2, x0, x1, x2), xc, X, 0, xc, n, valid)
+    pa = (P, place(row, d1, d2, p0, p1, p2), pc, P, 0, pc, n, valid)
+    ga = (G, place(row, d1, d2, g0, g1, g2), gc, G, 0, gc, n, valid)
+    oo = place(row, d1, d2, o0, o1, o2)
+    if PER_ROW:
+        c = tl.load(PARAMS + row, mask=valid, other=1.0).to(tl.float32)
+    else:
+        c = (tl.zeros([R, 1, 1], tl.float64) + param).to(tl.float32)
+    e = 1.0 - c
+    if FEW > 0:
+        few = tl.load(COUNT + tl.program_id(0))
+        if few <= FEW:
+            mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+            few_lanes(pa, ga, OUT, oo, oc, mine, few, span, one(c), e, SENSE, FAR, FEW, DEPTH, LANES, R, K, L)
+        else:
+            all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, R, K, L, WHOLE)
+    else:
+        all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, R, K, L, WHOLE)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,10 +13,11 @@ import triton
 from .._rows import merged
 from ..native import Link
 from .backward import backward_rows
-from .dense import dense_rows
+from .dense import dense_parts, dense_rows
 from .perturb import perturb_rows
-from .plans import few_lanes, plan
+from .plans import SOLVING, few_lanes, plan, span
 from .separable import separable_rows
+from .tile import survey_parts
 from .truncated import truncated_rows
 
 Tensor = torch.Tensor
@@ -67,20 +68,31 @@ def _per_row(value: Any, x: Tensor) -> Tensor:
     return value.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
 
 
-def _launch(
-    kernel: str, function: Any, x: Tensor, rows: _Rows, one_row: bool, args: tuple, options: dict[str, Any]
-) -> None:
-    p = plan(kernel, rows.count, rows.n, one_row, rows.sideways, _wave())
-    options = {**options, "FAR": rows.far, "R": p.R, "K": p.K, "L": p.L}
-    if kernel != "perturb":
-        options["WHOLE"] = p.whole
-    if kernel in ("separable", "truncated"):
-        few, depth = few_lanes(p, rows.n) if not (one_row or options["MODE"] == "grad") else (0, 1)
-        lists = torch.empty(rows.count * few, dtype=torch.int32, device=x.device) if few else x
-        args = (*args[:8], lists, *args[8:])
-        options |= {"FEW": few, "DEPTH": depth}
-    with _device(x):
-        function[(triton.cdiv(rows.count, p.R),)](*args, num_warps=p.warps, **options)
+class Saved(NamedTuple):
+    """The live lanes of each row, for the backward of a sparse map: `few` of them in a list, and how many there are."""
+
+    memory: Tensor  # int32: [rows, few] lanes, [rows] numbers
+    few: int
+    depth: int
+    span: int
+    lanes: int
+
+
+class _Call:
+    """A kernel on rows, cut as the plan says."""
+
+    def __init__(self, kernel: str, x: Tensor, rows: _Rows, *, one_row: bool = False, cut: bool = False) -> None:
+        self.x, self.rows = x, rows
+        self.plan = p = plan(kernel, rows.count, rows.n, one_row, rows.sideways, _wave(), cut and not one_row)
+        self.shape, self.parts = (rows.count, rows.n, span(p, rows.n)), p.parts
+        self.tile = {"FAR": rows.far, "R": p.R, "K": p.K, "L": p.L}
+
+    def __call__(
+        self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
+    ) -> None:
+        grid = (triton.cdiv(self.rows.count, self.plan.R), parts)
+        with _device(self.x):
+            function[grid](*pointers, *self.shape, *numbers, num_warps=warps or self.plan.warps, **options)
 
 
 def _budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
@@ -111,8 +123,9 @@ def run(
     scale: Tensor | None = None,
     value: Tensor | None = None,
     state: Tensor | None = None,
-) -> None:
-    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"."""
+    keep_lanes: bool = False,
+) -> Saved | None:
+    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few."""
     operands = {}
     if mask is not None:
         operands["mask"] = mask.expand(x.shape).view(torch.uint8)
@@ -121,12 +134,8 @@ def run(
     rows = _Rows(x, **operands)
     x = rows.held["x"]
     keep, result = rows.held.get("mask", x), rows.held.get("out", x)
-    shape = (rows.count, rows.n, *rows.sizes)
-    steps = (
-        *rows.strides["x"],
-        *rows.strides.get("mask", rows.strides["x"]),
-        *rows.strides.get("out", rows.strides["x"]),
-    )
+    strides = (*rows.strides["x"], *rows.strides.get("mask", rows.strides["x"]))
+    steps = (*rows.sizes, *strides, *rows.strides.get("out", rows.strides["x"]))
     other = (
         x if index is None else index.contiguous(),
         x if scale is None else scale.contiguous(),
@@ -134,27 +143,70 @@ def run(
         x if state is None else state,
     )
     common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None}
+    first = {"MASKED": mask is not None, "FAR": rows.far}
+    writes = mode in ("p", "log", "grad")
     if link.kind in ("softmax", "sigsoftmax", "taylor"):
         order = int(link.param) if link.kind == "taylor" else 0
-        args = (x, keep, result, *other, *shape, *steps)
-        return _launch("dense", dense_rows, x, rows, False, args, {**common, "LINK": link.kind, "ORDER": order})
+        call = _Call("dense", x, rows, cut=mode == "grad" or link.kind != "taylor")
+        parts, sums = 0 if mode == "grad" else call.parts, x
+        if parts:
+            sums = torch.empty(rows.count * parts * 3, dtype=torch.float64, device=x.device)
+            cut = {"LINK": link.kind, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L}
+            call(dense_parts, (x, keep, sums), (*rows.sizes, *strides), cut, parts)
+        options = {**common, "LINK": link.kind, "ORDER": order, "PARTS": parts, **call.tile, "WHOLE": call.plan.whole}
+        call(dense_rows, (x, keep, result, *other, sums), steps, options, call.parts or 1 if writes else 1)
+        return None
     per_row = link.params is not None
     params = x
     if per_row:
         params = _per_row(link.params, x)
         if link.kind == "entmax":
             params = params - 1.0
+    kernel: Any
     if link.kind in ("topk", "topp"):
-        args = (x, keep, result, params, *other, *shape, *steps, float(link.param))
-        by = "count" if link.kind == "topk" else "exp"
-        return _launch("truncated", truncated_rows, x, rows, False, args, {**common, "BY": by, "PER_ROW": per_row})
-    name, r, slope, norm, param = _budget_or_alpha(link)
-    args = (x, keep, result, params, *other, *shape, *steps, float(param))
-    options = {**common, "LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "PER_ROW": per_row}
-    return _launch("separable", separable_rows, x, rows, per_row and name == "any", args, options)
+        family, kernel, param = "truncated", truncated_rows, link.param
+        kind = {"BY": "count" if link.kind == "topk" else "exp", "LOGS": mode == "log"}
+        one_row, cut = False, link.kind == "topk"
+    else:
+        name, r, slope, norm, param = _budget_or_alpha(link)
+        family, kernel = "separable", separable_rows
+        kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm}
+        one_row, cut = per_row and name == "any", True
+    call = _Call(family, x, rows, one_row=one_row, cut=cut or mode == "grad")
+    parts = 0 if mode == "grad" else call.parts
+    few, depth = few_lanes(call.plan, rows.n) if not (one_row or mode == "grad") else (0, 1)
+    saved = None
+    lists = counts = tops = x
+    if few:
+        lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
+        if keep_lanes:
+            saved, counts = Saved(lists, few, depth, call.shape[2], call.plan.L), lists[rows.count * few :]
+    options = {
+        **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
+        **call.tile, "WHOLE": call.plan.whole,
+    }  # fmt: skip
+    numbers = (*steps, float(param))
+    if parts:
+        tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
+        call(
+            survey_parts,
+            (x, keep, tops),
+            (*rows.sizes, *strides),
+            {**first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L},
+            parts,
+        )
+    pointers = (x, keep, result, params, *other, lists, counts, tops)
+    if parts and writes:  # solved by one program a row, written by one a part
+        numbers_of = torch.empty(rows.count * 4, dtype=torch.float64, device=x.device)
+        pointers = (*pointers[:7], numbers_of, *pointers[8:])
+        call(kernel, pointers, numbers, {**options, "MODE": "state", "SAVE": True}, warps=SOLVING)
+        call(kernel, pointers, numbers, {**options, "MODE": "write", "FEW": 0, "DEPTH": 1, "KEEP": False}, parts)
+    else:
+        call(kernel, pointers, numbers, options, call.parts or 1 if writes else 1, SOLVING if parts else 0)
+    return saved
 
 
-def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tensor) -> None:
+def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None) -> None:
     """J^T g, of log p where `logs`."""
     kind, order, param = link.kind, 0, 1.0
     if logs:
@@ -183,10 +235,27 @@ def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tenso
         *rows.strides["g"],
         *rows.strides["out"],
     )
-    args = (scores, p, g, rows.held["out"], params, rows.count, rows.n, *rows.sizes, *steps, float(param))
     steep = sense == "any" and (per_row or param > 1.0)
-    options = {"SENSE": sense, "ORDER": order, "STEEP": steep, "PER_ROW": per_row}
-    _launch("backward", backward_rows, p, rows, False, args, options)
+    call = _Call("backward", p, rows)
+    lists = counts = p
+    few, depth, lanes = 0, 1, 1
+    if saved is not None and not steep and not call.plan.whole and call.plan.R == 1:
+        few, depth, classes, lanes = saved[1:]
+        call.shape = (*call.shape[:2], classes)
+        lists, counts = saved.memory, saved.memory[rows.count * few :]
+    options = {
+        "SENSE": sense,
+        "ORDER": order,
+        "STEEP": steep,
+        "PER_ROW": per_row,
+        "FEW": few,
+        "DEPTH": depth,
+        "LANES": lanes,
+    }
+    call(
+        backward_rows, (scores, p, g, rows.held["out"], params, lists, counts), (*rows.sizes, *steps, float(param)),
+        {**options, **call.tile, "WHOLE": call.plan.whole},
+    )  # fmt: skip
 
 
 def perturb(
@@ -208,9 +277,12 @@ def perturb(
     rows = _Rows(x, **operands)
     x = rows.held["x"]
     other = {key: (rows.held.get(key, x), rows.strides.get(key, rows.strides["x"])) for key in ("mask", "g", "out")}
-    args = (
-        x, *(other[key][0] for key in ("mask", "g", "out")), rows.count, rows.n, nodes, *rows.sizes, *rows.strides["x"],
-        *(s for key in ("mask", "g", "out") for s in other[key][1]), float(link.param), *ends,
+    pointers = (x, *(other[key][0] for key in ("mask", "g", "out")))
+    numbers = (
+        nodes, *rows.sizes, *rows.strides["x"], *(s for key in ("mask", "g", "out") for s in other[key][1]),
+        float(link.param), *ends,
     )  # fmt: skip
     options = {"BACK": g is not None, "NOISE": noise, "MASKED": mask is not None, "Q": 1 << (nodes - 1).bit_length()}
-    _launch("perturb", perturb_rows, x, rows, False, args, options)
+    call = _Call("perturb", x, rows)
+    call.shape = call.shape[:2]
+    call(perturb_rows, pointers, numbers, {**options, **call.tile})

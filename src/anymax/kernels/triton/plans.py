@@ -14,6 +14,7 @@ class Plan:
     L: int
     whole: bool
     warps: int
+    parts: int = 0  # > 0: of a row, each to a program of its own
 
 
 WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
@@ -23,20 +24,32 @@ STEP = {
     "dense": (4, 4096, 16),
     "backward": (2, 4096, 16),
 }  # K, L, warps
+VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
+PART = (
+    8,
+    512,
+    8,
+)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 128  # live lanes that are gathered to one tile
 SHORT = 2048  # classes of a tile of several short rows
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
-def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32) -> Plan:
-    """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp."""
+def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False) -> Plan:
+    """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp;
+    `cut`: a row may be cut in parts."""
     if kernel in forced:
-        return forced[kernel]
+        return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
     most = 1024 // wave
     block = _power_of_two(n)
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
+    if cut and n > VERY_LONG and rows <= CROWD:
+        k, lanes, warps = PART
+        parts = 16 if rows > CROWD // 4 else 32
+        return Plan(1, k, lanes, False, min(warps, most), parts)
     if block > WHOLE[kernel]:
         k, lanes, warps = STEP[kernel]
         return Plan(1, k, lanes, False, min(warps, most))
@@ -51,9 +64,17 @@ def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: in
     return Plan(1, block // lanes, lanes, True, warps)
 
 
+def span(p: Plan, n: int) -> int:
+    """Classes of a part, whole steps of them; all of them where the row is not cut."""
+    if not p.parts:
+        return n
+    step = p.K * p.L
+    return -(-n // (p.parts * step)) * step
+
+
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
-    """(FEW, DEPTH): so many live lanes of a row in steps are gathered to one tile, of as many classes each; (0, 1): none."""
-    depth = _power_of_two(-(-n // p.L))
+    """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
+    depth = _power_of_two(-(-span(p, n) // p.L))
     few = min(FEW, p.L, 32768 // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
@@ -78,8 +99,8 @@ class Blocks:
 forced_blocks: list[Blocks] = []  # of the tuner and of the tests
 
 
-def blocks(width: int, size: int, rows: int, hip: bool) -> Blocks:
-    """`width`: the wider of the heads' two dimensions; `size`: bytes of a number."""
+def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
+    """`width`: the wider of the heads' two dimensions; `size`: bytes of a number; `long`: much is done for each score."""
     if forced_blocks:
         return forced_blocks[-1]
     if width <= 64:
@@ -90,6 +111,8 @@ def blocks(width: int, size: int, rows: int, hip: bool) -> Blocks:
         m, n, warps, stages = 64, 32, 4, 1
     if size > 2:
         m, n, stages = m // 2, max(16, n // 2), 1
+    if long:
+        m, n, warps = min(m, 64), min(n, 32), 4
     if hip:  # 64 KB of shared memory
         m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
     while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from .links import bend, expm1, ground, steep, terms
 from .search import of_lanes, select
-from .tile import fetch, gather, largest, one, place, put, scatter, smallest, some, survey, total
+from .tile import fetch, gather, largest, one, place, put, scatter, smallest, some, survey, surveyed, total
 
 
 @triton.jit
@@ -259,16 +259,17 @@ def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constex
 
 
 @triton.jit
-def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
-                   rows, n, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
+def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
                    PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, FAR: tl.constexpr,
-                   FEW: tl.constexpr, DEPTH: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                   WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p": probabilities; "loss": VALUE and, if SAVE, the row's numbers;
-    "grad": scale (p - y) from those; "tau": the threshold.
+                   FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr,
+                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """MODE "p": probabilities; "loss": VALUE and, if SAVE, the row's numbers; "grad": scale (p - y) from those; "tau": the threshold;
+    "state": the numbers alone; "write": probabilities from those.
 
-    FEW: a longer row is solved from so many live lanes, DEPTH classes each, where no more are live; 0: always in steps.
+    FEW: a longer row is solved from so many live lanes, DEPTH classes each, where no more are live; 0: always in steps. KEEP: their number
+    goes to COUNT, and the list is for the backward. PARTS > 0: `survey_parts` has been over the row.
 
     `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2.
     """
@@ -286,7 +287,8 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         sound = par > -1.0
         par = tl.where(sound, par, 1.0)
     over = some(par > 1.0)  # PER_ROW has one row a program
-    if MODE == "grad":
+    first = tl.program_id(1) * span
+    if MODE == "grad" or MODE == "write":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
         s1 = tl.load(STATE + row * 4 + 1, mask=valid, other=0.5)
@@ -294,10 +296,17 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         s3 = tl.load(STATE + row * 4 + 3, mask=valid, other=0.0)
         bad = s0 != s0
         tops = x
+        if MODE == "write":
+            tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         empty = tl.zeros([R, 1, 1], tl.int1)
         small = False
     else:
-        x, tops, top, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+        if PARTS > 0:
+            cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
+            x = tops
+        else:
+            x, tops, top, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+            cells = tops
         bad = bad | (sound == 0)
         empty = top == float("-inf")
         if PER_ROW and LINK == "any":
@@ -306,9 +315,12 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
             else:
                 s0, s1, s2, s3 = solve(x, tops, top, par, at, LINK, P, SLOPE, NORM, MASKED, FAR, R, K, L, WHOLE)
         elif FEW > 0:
-            live = matters(tops, top, par, LINK, P, SLOPE, NORM, R, L)
-            tile, cols, count = gather(at, live, LIST, FEW, DEPTH, MASKED, FAR, L)
+            LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
+            live = matters(cells, top, par, LINK, P, SLOPE, NORM, R, LIVE)
+            tile, cols, count = gather(at, live, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
             small = count <= FEW
+            if KEEP:
+                tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 s0, s1, s2, s3 = solve(tile, best, top, par, at, LINK, P, SLOPE, NORM, MASKED, FAR, R, DEPTH, FEW, True)
@@ -317,7 +329,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         else:
             s0, s1, s2, s3 = solve(x, tops, top, par, at, LINK, P, SLOPE, NORM, MASKED, FAR, R, K, L, WHOLE)
     c, r = slope_and_power(par, LINK, P, NORM)
-    if MODE == "p" or MODE == "grad":
+    if MODE == "p" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2)
         t = tl.full([R, 1, 1], -1, tl.int64)
         scale = tl.full([R, 1, 1], 1.0, tl.float32)
@@ -335,10 +347,10 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
                 p = emit(tile, one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE)
                 scatter(OUT, oo, oc, cols, p, (p > 0.0) & (bad == 0), n, valid, FAR)
             else:
-                in_steps(OUT, oo, oc, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at,
+                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at,
                          MODE, LINK, P, SLOPE, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
         else:
-            in_steps(OUT, oo, oc, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at,
+            in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at,
                      MODE, LINK, P, SLOPE, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
     if MODE == "loss":
         t = tl.load(INDEX + row, mask=valid, other=-1)
@@ -367,11 +379,11 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         value = tl.where(bad | (t >= n), float("nan"), value)
         value = tl.where(t < 0, 0.0, value)
         tl.store(VALUE + row, value.to(tl.float32), mask=valid)
-        if SAVE:
-            tl.store(STATE + row * 4, tl.where(bad, float("nan"), s0), mask=valid)
-            tl.store(STATE + row * 4 + 1, s1, mask=valid)
-            tl.store(STATE + row * 4 + 2, s2, mask=valid)
-            tl.store(STATE + row * 4 + 3, s3, mask=valid)
+    if SAVE and (MODE == "loss" or MODE == "state"):
+        tl.store(STATE + row * 4, tl.where(bad, float("nan"), s0), mask=valid)
+        tl.store(STATE + row * 4 + 1, s1, mask=valid)
+        tl.store(STATE + row * 4 + 2, s2, mask=valid)
+        tl.store(STATE + row * 4 + 3, s3, mask=valid)
     if MODE == "tau":
         if LINK == "steep":
             tau = s0 - tl.exp(par * tl.log(tl.maximum(s1, 1e-300))) / par
@@ -397,15 +409,15 @@ def shares(
 
 
 @triton.jit
-def in_steps(OUT, oo, oc, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at, MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr,
+def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at, MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr,
              SLOPE: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
              L: tl.constexpr):  # fmt: skip
-    """Writes a longer row; a lane that has no probability is not read again."""
+    """Writes a longer row, or a part of it; a lane that has no probability is not read again."""
     n, valid = at[6], at[7]
     live = tl.full([R, 1, L], 1, tl.int1)
-    if MODE == "p":
+    if MODE != "grad":
         live = shares(tops, s0, s1, s2, s3, c, r, over, LINK, P, SLOPE, PER_ROW) > 0.0
-    for begin in range(0, n, K * L):
+    for begin in range(first, tl.minimum(first + span, n), K * L):
         v = fetch(at, begin, live, MASKED, FAR, K, L, False)
         p = shares(v, s0, s1, s2, s3, c, r, over, LINK, P, SLOPE, PER_ROW)
         finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)

@@ -4,6 +4,9 @@ The maximum of each lane is then a reduction within a thread.
 
 A row that fits on chip is one tile, read once (WHOLE). A longer one goes by in steps of K * L classes; once the maximum of each lane is
 known, only lanes that reach above a bound are read again: where they are few, as one tile (`gather`), from which the row is solved.
+
+Few rows of very many classes are shared out in PARTS of `span` classes, each to a program: one reads its part for the maxima of its lanes
+(`survey_parts`), one program a row solves it from those, and the parts are written.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -111,6 +114,33 @@ def survey(
 
 
 @triton.jit
+def survey_parts(X, M, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc,
+                 MASKED: tl.constexpr, FAR: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """TOPS [rows, PARTS, L]: the maximum of each lane of each part; +inf where a score of the lane is NaN or +inf."""
+    row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
+    valid = row < rows
+    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
+    first = tl.program_id(1) * span
+    tops = tl.full([1, 1, L], float("-inf"), tl.float32)
+    for begin in range(first, tl.minimum(first + span, n), K * L):
+        x = fetch(at, begin, True, MASKED, FAR, K, L, True)
+        tops = tl.maximum(tops, tl.max(tl.where(x < float("inf"), x, float("inf")), 1, keep_dims=True))
+    lane = tl.arange(0, L)[None, None, :]
+    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, tops)
+
+
+@triton.jit
+def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
+    """(lanes of all parts [1, 1, PARTS L], lanes of the row, maximum, poisoned), from what `survey_parts` found."""
+    part = tl.arange(0, PARTS)[None, :, None] * L + tl.arange(0, L)[None, None, :]
+    found = tl.load(TOPS + row.to(tl.int64) * PARTS * L + part)
+    wrong = found == float("inf")
+    found = tl.where(wrong, float("-inf"), found)
+    tops = tl.max(found, 1, keep_dims=True)
+    return tl.reshape(found, [1, 1, PARTS * L]), tops, largest(tops), largest(wrong.to(tl.int32)) > 0
+
+
+@triton.jit
 def one(v):
     """The number of a single row as a scalar, which has no layout. Beside a number in the layout of another tile, a gathered tile would be
     converted to that one, down to its loads, and computed many times over."""
@@ -118,27 +148,45 @@ def one(v):
 
 
 @triton.jit
-def gather(
-    at, live, LIST, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr
+def listed(
+    at,
+    mine,
+    count,
+    span,
+    FEW: tl.constexpr,
+    DEPTH: tl.constexpr,
+    MASKED: tl.constexpr,
+    FAR: tl.constexpr,
+    L: tl.constexpr,
 ):
-    """(tile, classes, number of live lanes): the scores of up to FEW live lanes as a tile [1, DEPTH, FEW], of a row that goes by in steps.
-
-    The lanes are listed in LIST, memory of this program; what is beyond FEW is not, and the tile is then of no use.
-    """
+    """(tile, classes): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is lane l of the i-th part
+    of the row, `span` classes each."""
     X, xo, xc, M, mo, mc, n, valid = at
-    mine = LIST + tl.program_id(0).to(tl.int64) * FEW
-    slot = tl.cumsum(live.to(tl.int32), 2) - 1
-    tl.store(mine + slot, tl.arange(0, L)[None, None, :], mask=live & (slot < FEW))
-    tl.debug_barrier()
-    count = tl.sum(live.to(tl.int32))
     slots = tl.arange(0, FEW)[None, None, :]
     lane = tl.load(mine + slots, mask=slots < count, other=0)
-    cols = tl.arange(0, DEPTH)[None, :, None] * L + lane
-    ok = (slots < count) & (cols < n) & valid
+    within = tl.arange(0, DEPTH)[None, :, None] * L + lane % L
+    cols = (lane // L) * span + within
+    ok = (slots < count) & (within < span) & (cols < n) & valid
     x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
     if MASKED:
         keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
+    return x, cols
+
+
+@triton.jit
+def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr,
+           LIVE: tl.constexpr):  # fmt: skip
+    """(tile, classes, number of live lanes): the scores of up to FEW of LIVE lanes as a tile, of a row that goes by in steps or in parts.
+
+    The lanes are listed in LIST, memory of this program; what is beyond FEW is not, and the tile is then of no use.
+    """
+    mine = LIST + tl.program_id(0).to(tl.int64) * FEW
+    slot = tl.cumsum(live.to(tl.int32), 2) - 1
+    tl.store(mine + slot, tl.arange(0, LIVE)[None, None, :], mask=live & (slot < FEW))
+    tl.debug_barrier()
+    count = tl.sum(live.to(tl.int32))
+    x, cols = listed(at, mine, count, span, FEW, DEPTH, MASKED, FAR, L)
     return x, cols, count
 
 

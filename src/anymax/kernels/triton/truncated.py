@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .search import cut, of_lanes, select, tally, weigh
 from .separable import finish
-from .tile import fetch, gather, lanes, place, scatter, survey, total
+from .tile import fetch, gather, lanes, place, scatter, some, survey, surveyed, total
 
 
 @triton.jit
@@ -29,9 +29,9 @@ def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.conste
 
 
 @triton.jit
-def emit(x, cols, top, edge, last, share, log_z, MODE: tl.constexpr):
+def emit(x, cols, top, edge, last, share, log_z, LOGS: tl.constexpr):
     kept = (x > edge) | ((x == edge) & (cols <= last))
-    if MODE == "log":
+    if LOGS:
         return tl.where(kept, (x - top) - log_z, float("-inf"))
     else:
         return tl.where(kept, tl.exp(tl.where(kept, x - top, 0.0)) * share, 0.0)
@@ -55,23 +55,23 @@ def find(x, cols, tops, top, high, bound, target, at, BY: tl.constexpr, MASKED: 
 
 
 @triton.jit
-def in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE: tl.constexpr, MASKED: tl.constexpr,
-             FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """Writes a longer row; a lane without a kept score is not read again."""
+def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, scale, bad, at, MODE: tl.constexpr, LOGS: tl.constexpr,
+             MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """Writes a longer row, or a part of it; a lane without a kept score is not read again."""
     n, valid = at[6], at[7]
-    for begin in range(0, n, K * L):
+    for begin in range(first, tl.minimum(first + span, n), K * L):
         v = fetch(at, begin, live, MASKED, FAR, K, L, False)
-        p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, MODE)
+        p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, LOGS)
         finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
 
 
 @triton.jit
-def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
-                   rows, n, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
+def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
                    MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                   WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; BY "count": `param` scores, BY "exp": that mass."""
+                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, LOGS: tl.constexpr,
+                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
     xo = place(row, d1, d2, x0, x1, x2)
@@ -81,9 +81,12 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
         par = tl.zeros([R, 1, 1], tl.float64) + param
-    if MODE == "grad":
+    first = tl.program_id(1) * span
+    if MODE == "grad" or MODE == "write":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         tops = x
+        if MODE == "write":
+            tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
         bad = s0 != s0
         top = s0.to(tl.float32)
@@ -93,7 +96,12 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         empty = bad
         small = False
     else:
-        x, tops, high, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+        if PARTS > 0:
+            cells, tops, high, bad = surveyed(TOPS, row, PARTS, L)
+            x = tops
+        else:
+            x, tops, high, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+            cells = tops
         bad = bad | (par != par)
         empty = high == float("-inf")
         top = tl.where(empty, 0.0, high)
@@ -107,12 +115,16 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
             rest = tl.log(tl.maximum(1.0 - par, 1e-300) * whole / n) - 1e-3
             bound = (top.to(tl.float64) + rest).to(tl.float32)
         if FEW > 0:
+            LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
             if BY == "count":
-                reach = of_lanes(tops, high, target, R, L)
+                reach = of_lanes(cells, high, target, R, LIVE)
             else:
                 reach = bound
-            tile, cols, count = gather(at, (tops >= reach) & (tops > float("-inf")), LIST, FEW, DEPTH, MASKED, FAR, L)
+            live = (cells >= reach) & (cells > float("-inf"))
+            tile, cols, count = gather(at, live, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
             small = count <= FEW
+            if KEEP:
+                tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 edge, last, z = find(
@@ -123,29 +135,73 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         else:
             edge, last, z = find(x, lanes(0, K, L), tops, top, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
     share, log_z = (1.0 / z).to(tl.float32), tl.log(z).to(tl.float32)
-    if MODE == "p" or MODE == "log" or MODE == "grad":
+    if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2)
         t = tl.full([R, 1, 1], -1, tl.int64)
         scale = tl.full([R, 1, 1], 1.0, tl.float32)
         if MODE == "grad":
             t = tl.load(INDEX + row, mask=valid, other=-1)
             scale = tl.load(SCALE + row, mask=valid, other=0.0)
-        live = tops >= edge if MODE != "grad" else tops == tops
+        reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
-            p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, MODE)
+            p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
         elif FEW > 0 and MODE != "grad":
             if small:  # what is not kept, and over it what is
-                nothing = tl.full([R, K, L], float("-inf") if MODE == "log" else 0.0, tl.float32)
+                nothing = tl.full([R, K, L], float("-inf") if LOGS else 0.0, tl.float32)
                 for begin in range(0, n, K * L):
                     finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
-                p = emit(tile, cols, top, edge, last, share, log_z, MODE)
+                p = emit(tile, cols, top, edge, last, share, log_z, LOGS)
                 kept = (tile > edge) | ((tile == edge) & (cols <= last))
                 scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
             else:
-                in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE, MASKED, FAR, K, L)
+                in_steps(
+                    OUT,
+                    oo,
+                    oc,
+                    first,
+                    span,
+                    reaching,
+                    top,
+                    edge,
+                    last,
+                    share,
+                    log_z,
+                    t,
+                    scale,
+                    bad,
+                    at,
+                    MODE,
+                    LOGS,
+                    MASKED,
+                    FAR,
+                    K,
+                    L,
+                )
         else:
-            in_steps(OUT, oo, oc, live, top, edge, last, share, log_z, t, scale, bad, at, MODE, MASKED, FAR, K, L)
+            in_steps(
+                OUT,
+                oo,
+                oc,
+                first,
+                span,
+                reaching,
+                top,
+                edge,
+                last,
+                share,
+                log_z,
+                t,
+                scale,
+                bad,
+                at,
+                MODE,
+                LOGS,
+                MASKED,
+                FAR,
+                K,
+                L,
+            )
     if MODE == "loss":
         t = tl.load(INDEX + row, mask=valid, other=-1)
         inside = (t >= 0) & (t < n) & valid
@@ -157,11 +213,11 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST,
         value = tl.where(bad | (t >= n), float("nan"), value)
         value = tl.where(t < 0, 0.0, value)
         tl.store(VALUE + row, value.to(tl.float32), mask=valid)
-        if SAVE:
-            tl.store(STATE + row * 4, tl.where(bad, float("nan"), top.to(tl.float64)), mask=valid)
-            tl.store(STATE + row * 4 + 1, edge.to(tl.float64), mask=valid)
-            tl.store(STATE + row * 4 + 2, last.to(tl.float64), mask=valid)
-            tl.store(STATE + row * 4 + 3, z, mask=valid)
+    if SAVE and (MODE == "loss" or MODE == "state"):
+        tl.store(STATE + row * 4, tl.where(bad, float("nan"), top.to(tl.float64)), mask=valid)
+        tl.store(STATE + row * 4 + 1, edge.to(tl.float64), mask=valid)
+        tl.store(STATE + row * 4 + 2, last.to(tl.float64), mask=valid)
+        tl.store(STATE + row * 4 + 3, z, mask=valid)
     if MODE == "tau":
         tau = tl.where(empty, float("-inf"), top.to(tl.float64) + tl.log(z))
         tl.store(VALUE + row, tl.where(bad, float("nan"), tau).to(tl.float32), mask=valid)
