@@ -331,7 +331,7 @@ EXPLORER = Path(__file__).parents[1] / "explorer" / "index.html"
 @program.command()
 @click.option("--print-path", "--no-browser", "print_path", is_flag=True, help="Only say where the page is.")
 def explore(print_path: bool) -> None:
-    """Open the explorer, a page that computes as you drag: scores, probabilities, gradients and losses of all maps."""
+    """Open the explorer in a browser: drag scores, watch all maps."""
     if not EXPLORER.is_file():
         raise Missing(f"the page {EXPLORER} is not there; install anymax again")
     if print_path:
