@@ -41,7 +41,7 @@ class Entmax(Separable):
 
     >>> from anymax import Entmax, apply
     >>> apply(Entmax(1.5), [1.0, 0.0, -1.0]).round(4)
-    array([0.8276, 0.1684, 0.004 ])
+    array([0.8307, 0.1693, 0.    ])
     """
 
     alpha: Any = 1.5
