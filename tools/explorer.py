@@ -117,7 +117,10 @@ def compile_kernels() -> bytes:
         result = f"{folder}/anymax.wasm"
         exports = [f"-Wl,--export={name}" for name in ("malloc", "free", *exported())]
         linked = ["-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--gc-sections", "-Wl,--strip-all"]
-        linked += ["-Wl,--stack-first", "-Wl,-z,stack-size=1048576"]  # an overflow traps, and does not run into the data
+        linked += [
+            "-Wl,--stack-first",
+            "-Wl,-z,stack-size=1048576",
+        ]  # an overflow traps, and does not run into the data
         run(*clang, "--target=wasm32-wasi", *linked, *exports, *objects, "-o", result)
         if shutil.which("wasm-opt"):
             run("wasm-opt", "-O2", "--enable-simd", "--enable-bulk-memory", "--strip-producers", result, "-o", result)
