@@ -85,11 +85,11 @@ def speed_of_map(name: str) -> str:
                 row = cells.setdefault((match[1], passes[r["group"]], r["peer"]), {})
                 row[match[2]] = f"{ms(r['ours_ms'])} ms, {ratio(r)}"
         if cells:
+            some = [s for s in shapes if any(s in row for row in cells.values())]
             rows = [
-                (f"`{n}`", what, f"`{peer}`", *(row.get(s, "") for s in shapes))
-                for (n, what, peer), row in cells.items()
+                (f"`{n}`", what, f"`{peer}`", *(row.get(s, "") for s in some)) for (n, what, peer), row in cells.items()
             ]
-            head = ("", "", "against", *(s.replace("x", " × ") for s in shapes))
+            head = ("", "", "against", *(s.replace("x", " × ") for s in some))
             words = "Our time, and its ratio to the peer's: below 1 is faster. fp32, scores N(0, 1)."
             out.append(
                 f"{text.table(head, rows, (3, 4, 5))}\n\n{words} {run.machine}. All figures: {{doc}}`/performance`."
@@ -239,12 +239,14 @@ def errors() -> str:
     found = accuracy()[-1]
     rows = []
     for r in found["errors"]:
-        unit, peer = ("tv", " (total variation)") if r["quadrature"] else ("ulps", ""), r.get("peer")
-        unit, note = unit
+        peer = r.get("peer")
+        unit, note = ("tv", " (total variation)") if r["quadrature"] else ("ulps", "")
         theirs = (
             (f"`{peer['name']}`", f"{peer['fp32'][unit]:.3g}", f"{peer['fp64'][unit]:.3g}") if peer else ("", "", "")
         )
         rows.append((f"`{r['case']}`{note}", f"{r['fp32'][unit]:.2g}", f"{r['fp64'][unit]:.2g}", *theirs))
-    machine = f"{found['hardware']['cpu']}, engine {found['engine']}, anymax {found['versions']['anymax']} ({found['versions']['commit']})"
+    versions = found["versions"]
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "entmax", "numpy") if name in versions)
+    own = f"engine {found['engine']}, anymax {versions['anymax']} ({versions['commit']})"
     head = ("map", "fp32", "fp64", "another package", "fp32", "fp64")
-    return text.table(head, rows, (1, 2, 4, 5)) + f"\n\n{machine}, {found['date']}."
+    return text.table(head, rows, (1, 2, 4, 5)) + f"\n\n{found['hardware']['cpu']}, {own}; {packages}; {found['date']}."
