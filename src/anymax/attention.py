@@ -191,7 +191,7 @@ class Implementation(NamedTuple):
     refuse: Callable[[Call], str | None]
     pays: Callable[[Call], bool]
     run: Callable[[Call], tuple[Array, Any]]
-    dear: str = "it could, but would not be faster here"
+    dear: str = "it would not be faster here"
 
 
 def _reference(call: Call) -> tuple[Array, Any]:
@@ -378,8 +378,11 @@ def _never(call: Call) -> bool:
     return False
 
 
-def _on_gpu(call: Call) -> bool:
-    return call.q.device.type == "cuda"
+def _fills_gpu(call: Call) -> bool:
+    """A few queries against a long cache, as in decoding, keep few of its processors busy: their matrix is small, and read by all."""
+    *batch, rows, keys = call.scores.shape
+    few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
+    return call.q.device.type == "cuda" and not (few and math.prod(call.scores.shape) <= _MATRIX)
 
 
 def _large(call: Call) -> bool:
@@ -391,14 +394,14 @@ def _large(call: Call) -> bool:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
     Implementation(
-        "triton", _refuse_triton, _on_gpu, _triton, "it could, by its interpreter: it serves where it is asked for"
+        "triton",
+        _refuse_triton,
+        _fills_gpu,
+        _triton,
+        "it pays on a GPU alone, and for more than a few queries",
     ),
-    Implementation(
-        "blockwise", _refuse_blocks, _large, _blocks, "it could, but so few scores are faster as one matrix"
-    ),
-    Implementation(
-        "linear", _refuse_linear, _never, _linear, "it could, but rounds otherwise: it serves where it is asked for"
-    ),
+    Implementation("blockwise", _refuse_blocks, _large, _blocks, "so few scores are faster as one matrix"),
+    Implementation("linear", _refuse_linear, _never, _linear, "it rounds otherwise, and serves where it is asked for"),
     Implementation("reference", lambda call: None, _always, _reference),
 )
 
