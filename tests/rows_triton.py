@@ -140,7 +140,7 @@ def test_forward_is_the_references(case, n):
 
 
 @each(QUICK)
-@pytest.mark.parametrize(("n", "form"), [(LONG, "few"), (LONG, "steps")])
+@pytest.mark.parametrize(("n", "form"), [(LONG, "few"), (LONG, "steps"), (LONG, "parts")])
 def test_forward_of_a_row_in_steps(case, n, form):
     if case.mass > n:
         pytest.skip("fewer classes than the budget")
@@ -151,7 +151,7 @@ def test_forward_of_a_row_in_steps(case, n, form):
 
 
 @each(FEW)
-@pytest.mark.parametrize(("dtype", "form"), [("bfloat16", "whole"), ("float16", "few")])
+@pytest.mark.parametrize(("dtype", "form"), [("bfloat16", "whole"), ("float16", "few"), ("bfloat16", "parts")])
 def test_halves(case, dtype, form):
     x = rows(97, dtype, batch=(3,))
     with planned(form):

@@ -409,9 +409,9 @@ def shares(
 
 
 @triton.jit
-def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at, MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr,
-             SLOPE: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-             L: tl.constexpr):  # fmt: skip
+def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, over, t, scale, bad, at, MODE: tl.constexpr, LINK: tl.constexpr,
+             P: tl.constexpr, SLOPE: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+             K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes a longer row, or a part of it; a lane that has no probability is not read again."""
     n, valid = at[6], at[7]
     live = tl.full([R, 1, L], 1, tl.int1)
