@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
     title="Over-confidence: Taylor softmax, sigsoftmax and perturb-max against softmax",
     about="One small network a map on digits and Fashion-MNIST: accuracy, calibration, and the gap between the scores.",
     claims={
-        "tails": Claim("The long tails of Taylor softmax relieve over-confidence: confidence exceeds accuracy by less", SU),
+        "tails": Claim("Where softmax is over-confident, Taylor softmax is less so: its confidence exceeds its accuracy by less", SU),
         "calibration": Claim("Taylor softmax has a smaller calibration error than softmax", SU),
         "taylor": Claim(
             "Taylor softmax classifies images better than softmax", "de Brebisson and Vincent 2015, section 4"
@@ -50,7 +50,7 @@ EXPERIMENT = Experiment(
             "help": "with the four files of Fashion-MNIST (default: where Debian's dataset-fashion-mnist puts them)",
         },
         "--train": {"type": int, "default": 60000, "metavar": "N", "help": "training rows of Fashion-MNIST, at most"},
-        "--epochs": {"type": int, "default": 15, "metavar": "N", "help": "on Fashion-MNIST"},
+        "--epochs": {"type": int, "default": 30, "metavar": "N", "help": "on Fashion-MNIST"},
     },
 )  # fmt: skip
 
@@ -170,7 +170,7 @@ def measure(data: tuple[np.ndarray, ...], name: str, hidden: int, epochs: int, s
 def run(settings: Settings, found: Findings) -> None:
     options, quick = settings.options, settings.quick
     sets: dict[str, tuple[Callable[[int], tuple[np.ndarray, ...]], int, int]] = {
-        "digits": (digits, 32 if quick else 64, 20 if quick else 60)
+        "digits": (digits, 32 if quick else 64, 20 if quick else 150)
     }
     found.data = "The digits of scikit-learn (UCI), 1,000 to train and 797 to test."
     if not quick:
@@ -249,7 +249,14 @@ def _tests(found: Findings, results: dict[str, dict[str, list[dict[str, Any]]]],
             return difference(of(model, figure), of("softmax", figure))
 
         over, calibration = "confidence less accuracy", "calibration error"
-        found.test("tails", f"{name}: {over}, Taylor less softmax", less("Taylor softmax", over), at_most=0.0)
+        softmax = over_seeds(of("softmax", over))
+        if softmax.low > 0:
+            found.test("tails", f"{name}: {over}, Taylor less softmax", less("Taylor softmax", over), at_most=0.0)
+        else:
+            found.notes.append(
+                f"{name}: softmax is not over-confident there ({over}: {softmax}), so nothing is to be relieved; Taylor softmax has "
+                f"{over_seeds(of('Taylor softmax', over))}."
+            )
         found.test("calibration", f"{name}: Taylor less softmax", less("Taylor softmax", calibration), at_most=0.0)
         found.test("taylor", f"{name}: accuracy, Taylor less softmax", less("Taylor softmax", "accuracy"), at_least=0.0)
         accurate = less("perturb-max, accuracy", "accuracy")
