@@ -176,7 +176,7 @@ function makeColumns(board, n) {
 }
 
 function moveColumns(board) {
-  const n = state.x.length;
+  const n = state.x.length, before = board.contains(document.activeElement) ? document.activeElement.dataset.at : undefined;
   [...board.children].forEach((column, place) => {
     const i = seen.order ? seen.order[place] : place, v = state.x[i], masked = v === -Infinity, stick = column.firstElementChild, aim = column.lastElementChild;
     const share = masked ? 0 : (50 * Math.max(-1, Math.min(1, v / range))), [zero, bar, knob, figure] = stick.children;
@@ -201,6 +201,7 @@ function moveColumns(board) {
     aim.setAttribute("aria-checked", i === state.target);
     aim.tabIndex = i === state.target ? 0 : -1;
   });
+  if (before !== undefined && document.activeElement.dataset.at !== before) board.querySelector(`[data-at="${before}"]`).focus(); // sorted elsewhere
 }
 
 function makeSurface(board) {

@@ -11,7 +11,7 @@ export function toPython(state) {
   const seen = transforms.length > 1 ? `anymax.compose(${transforms.join(", ")})(x)` : transforms.length ? `${transforms[0]}(x)` : "x";
   const maps = state.maps.map((key) => `    "${label(key, state, n)}": ${MAPS[key].python(state, n)},`);
   const budget = state.maps.includes("budget") && MAPS.budget.number(state, n) !== 1;
-  const all = n <= CLOSE;
+  const all = n <= CLOSE, moved = state.margin ? "moved" : "scores";
   return [
     "import numpy as np",
     "",
@@ -20,8 +20,7 @@ export function toPython(state) {
     ...listed("x", state.x.map(float)),
     `scores = ${seen}  # what the maps see`,
     `target = ${state.target}`,
-    `moved = scores.copy()`,
-    `moved[target] -= ${float(state.margin)}  # the margin, for the loss`,
+    ...(state.margin ? ["moved = scores.copy()", `moved[target] -= ${float(state.margin)}  # the margin, for the loss`] : []),
     "maps = {",
     ...maps,
     "}",
@@ -39,11 +38,11 @@ export function toPython(state) {
     `        found["tau"] = float(anymax.threshold(mapping, scores).tau)`,
     ...(budget ? ["    if isinstance(mapping, anymax.Budget):  # sums to k, a target class to 1", "        continue"] : []),
     "    if anymax.facts(mapping).has_potential:",
-    `        found["loss"] = float(anymax.fenchel_young(mapping, moved, np.array(target)))`,
-    `        found["gradient"] = anymax.apply(mapping, moved) - (np.arange(${n}) == target)`,
+    `        found["loss"] = float(anymax.fenchel_young(mapping, ${moved}, np.array(target)))`,
+    `        found["gradient"] = anymax.apply(mapping, ${moved}) - (np.arange(${n}) == target)`,
     "    else:",
-    `        found["loss"] = float(anymax.nll(mapping, moved, np.array(target)))`,
-    `        found["gradient"] = -anymax.jacobian(mapping, moved)[target] / anymax.apply(mapping, moved)[target]`,
+    `        found["loss"] = float(anymax.nll(mapping, ${moved}, np.array(target)))`,
+    `        found["gradient"] = -anymax.jacobian(mapping, ${moved})[target] / anymax.apply(mapping, ${moved})[target]`,
     "",
     `jacobian = anymax.jacobian(maps["${label(state.focus, state, n)}"], scores)`,
     ...(all ? [] : [`top = np.argsort(-scores, kind="stable")[:${CLOSE}]  # the classes that the page shows`, "jacobian = jacobian[np.ix_(top, top)]"]),
