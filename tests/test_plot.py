@@ -149,6 +149,45 @@ def test_nothing_fades_into_the_background(style):
         assert plot.jacobian(Sparsemax(), [0.5, 0.0, -2.0]).get_facecolor() == (1.0, 1.0, 1.0, 1.0)
 
 
+# What protanopes, deuteranopes and tritanopes see of linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
+SEEN = {
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "all": np.eye(3),
+}
+
+
+def lab(colours, seen):
+    """CIE L*a*b* of colours as someone sees them."""
+    rgb = np.array([matplotlib.colors.to_rgb(c) for c in colours])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(linear @ np.array(seen).T, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = linear @ to_xyz.T / (to_xyz @ np.ones(3))
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], -1)
+
+
+@pytest.mark.parametrize("seen", SEEN.values(), ids=list(SEEN))
+def test_colours_are_told_apart_by_everyone(seen):
+    def nearest(colours):
+        at = lab(colours, seen)
+        apart = np.linalg.norm(at[:, None] - at, axis=-1)
+        return apart[~np.eye(len(at), dtype=bool)].min()
+
+    assert nearest(plot.COLOURS) > 15
+    if seen is SEEN["deutan"]:
+        assert nearest(matplotlib.colormaps["tab10"].colors) < 10  # the check can fail
+    for scale in (plot.SEQUENTIAL, plot._shades()):
+        shades = matplotlib.colormaps[scale] if isinstance(scale, str) else scale
+        lightness = lab(shades(np.linspace(0, 1, 33))[:, :3], seen)[:, 0]
+        assert np.all(np.diff(lightness) > 0) or np.all(np.diff(lightness) < 0)
+    ends = lab(matplotlib.colormaps[plot.DIVERGING]([0.1, 0.5, 0.9])[:, :3], seen)
+    assert np.linalg.norm(ends[0] - ends[2]) > 40
+    assert ends[1, 0] > max(ends[0, 0], ends[2, 0]) + 20
+
+
 def test_lines_differ_in_more_than_colour():
     maps = [Entmax(1.0 + 0.25 * i) for i in range(8)]
     for ax, look in (

@@ -22,7 +22,7 @@ from .mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsema
 Axes = Any  # matplotlib's, which may not be installed
 
 NEUTRAL = "#000000"  # stands for the colour of the labels
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEUTRAL, "#7F7F7F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEUTRAL, "#5A5A5A")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "osD^vPX*"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"

@@ -14,7 +14,7 @@ from .._mapping import Mapping
 from ..plot import COLOURS, label
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-HUES = tuple(colour for colour in COLOURS if colour not in ("#000000", "#7F7F7F"))
+HUES = COLOURS[:6]  # without black and grey
 
 
 def bar(share: float, width: int, unicode: bool) -> str:
