@@ -43,6 +43,7 @@ GROUPS = {
     "dtype": "Other dtypes, into out=",
     "layout": "Other axes, tiny rows, one long row, masks",
     "attention": "Attention, one head of 64 features",
+    "sklearn": "Fitting a linear classifier: rows x features x classes",
     "gpu forward": "GPU: forward into out=",
     "gpu backward": "GPU: backward alone",
     "gpu loss": "GPU: losses, forward and backward",
@@ -556,9 +557,10 @@ def _others() -> Iterator[Case]:
 
 
 def table() -> list[Case]:
-    from .attention import attention_cases  # late: it is written in terms of this file
+    from .attention import attention_cases  # late: they are written in terms of this file
+    from .sklearn import sklearn_cases
 
-    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others, attention_cases)
+    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others, attention_cases, sklearn_cases)
     cases = [case for part in parts for case in part()]
     order = list(GROUPS)
     return sorted(cases, key=lambda case: order.index(case.group))  # stable

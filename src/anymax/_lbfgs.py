@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 MEMORY = 10  # pairs
-_ARMIJO, _CURVATURE = 1e-4, 0.9
+_ARMIJO, _CURVATURE = 1e-4, 0.5
 _LOOKS = 25  # along one line
+_IDLE = 30  # iterations that may pass without a gain that is more than rounding
+_REFIT, _AGAIN = 20, 3  # iterations before the coordinates are chosen anew; then so many times as many
 
 
 class Problem(Protocol):
@@ -43,6 +45,10 @@ class Problem(Protocol):
         """Go to the place of the last look, which was at `step`."""
         ...
 
+    def refit(self) -> bool:
+        """Choose new coordinates for the directions, in which the function is round where it is now; False: it has none."""
+        ...
+
 
 class Outcome(NamedTuple):
     iterations: int
@@ -55,42 +61,57 @@ def minimize(
 ) -> Outcome:
     """Walk until no entry of the gradient is larger than `tol`."""
     g = problem.gradient()
-    pairs = _Pairs(g)
+    pairs, refit = _Pairs(g), _REFIT
+    lowest, flattest, idle = math.inf, math.inf, 0
     for k in range(max_iter):
         if report is not None:
             report(k, problem.value, problem.steepest())
-        if problem.steepest() <= tol:
-            return Outcome(k, True, False)
+        if k == refit:
+            refit *= _AGAIN
+            if problem.refit():
+                pairs.forget()
+                g = problem.gradient()
         direction, slope = pairs.direction(g)
-        step = _step(problem, direction, slope, first=pairs.count == 0)
+        if problem.steepest() <= tol and -0.5 * slope <= tol * abs(problem.value):
+            return Outcome(k, True, False)
+        step = _step(problem, direction, slope)
         if step is None and pairs.count:  # the pairs may be worn out by rounding: once more without them
             pairs.forget()
             direction, slope = pairs.direction(g)
-            step = _step(problem, direction, slope, first=True)
+            step = _step(problem, direction, slope)
         if step is None:
             return Outcome(k, False, True)
         problem.move(step)
         last, g = g, problem.gradient()
+        value, worst = problem.value, problem.steepest()
+        gains = value < lowest - np.finfo(g.dtype).eps * abs(value) or worst < 0.9 * flattest
+        idle = 0 if gains else idle + 1
+        lowest, flattest = min(lowest, value), min(flattest, worst)
+        if idle == _IDLE and worst > tol:
+            return Outcome(k + 1, False, True)
         pairs.add(step, slope, last, g)
     if report is not None:
         report(max_iter, problem.value, problem.steepest())
-    return Outcome(max_iter, problem.steepest() <= tol, False)
+    _, slope = pairs.direction(g)
+    return Outcome(max_iter, problem.steepest() <= tol and -0.5 * slope <= tol * abs(problem.value), False)
 
 
-def _step(problem: Problem, direction: np.ndarray, slope: float, first: bool) -> float | None:
+def _step(problem: Problem, direction: np.ndarray, slope: float) -> float | None:
     if not slope < 0:
         return None
     problem.aim(direction)
-    return search(problem.look, problem.value, slope, 1.0)
+    return search(problem.look, problem.value, slope, 1.0, float(np.finfo(direction.dtype).eps))
 
 
-def search(look: Callable[[float], tuple[float, float]], value: float, slope: float, step: float) -> float | None:
+def search(
+    look: Callable[[float], tuple[float, float]], value: float, slope: float, step: float, eps: float = 2.3e-16
+) -> float | None:
     """A step that satisfies the strong Wolfe conditions, the last one looked at; None where no step lowers the value.
 
     Between two ends the secant of the derivative leads: the functions here are convex or nearly so.
     """
     low, slope_low, high, slope_high = 0.0, slope, math.inf, math.nan
-    slack = 4 * np.finfo(np.float64).eps * abs(value)
+    slack = 4 * eps * abs(value)  # what rounding may do to the value; there the derivative alone decides
     for _ in range(_LOOKS):
         f, d = look(step)
         finite = math.isfinite(f) and math.isfinite(d)
@@ -147,22 +168,16 @@ class _Pairs:
             np.negative(g, out=out)
             return out, -float(np.dot(g, g))
         order = self.order
-        sy, yy = self.sy[np.ix_(order, order)].tolist(), self.yy[np.ix_(order, order)].tolist()
-        sg, yg = self.sg[order].tolist(), self.yg[order].tolist()
-        m = len(order)
-        a = [0.0] * m
-        for i in range(m - 1, -1, -1):
-            a[i] = (sg[i] - sum(a[j] * sy[i][j] for j in range(i + 1, m))) / sy[i][i]
-        scale = sy[-1][-1] / yy[-1][-1]
-        along = [0.0] * m  # the coefficients of s
-        for i in range(m):
-            b = scale * (yg[i] - sum(a[j] * yy[i][j] for j in range(m)))
-            b += sum(along[j] * sy[j][i] for j in range(i))
-            along[i] = a[i] - b / sy[i][i]
-        coefficients = np.zeros(MEMORY)
-        coefficients[order] = -np.asarray(along) * self.steps[order]
-        back = np.zeros(MEMORY)
-        back[order] = scale * np.asarray(a)
+        upper, yy = np.triu(self.sy[order][:, order]), self.yy[order][:, order]
+        a = np.linalg.solve(
+            upper, self.sg[order]
+        )  # the first loop: a_i = s_i . (g - sum over newer j of a_j y_j) / s_i . y_i
+        scale = upper[-1, -1] / yy[-1, -1]
+        b = upper.diagonal() * a - scale * (self.yg[order] - yy @ a)
+        along = np.linalg.solve(upper.T[::-1, ::-1], b[::-1])[::-1]  # the second, a_i - b_i: the coefficients of s
+        coefficients, back = np.zeros(MEMORY), np.zeros(MEMORY)
+        coefficients[order] = -along * self.steps[order]
+        back[order] = scale * a
         used = self.count
         new = coefficients[:used].astype(g.dtype) @ self.s[:used]  # before the slot is written to
         new += back[:used].astype(g.dtype) @ self.y[:used]

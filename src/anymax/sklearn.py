@@ -201,7 +201,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         share, l2 = self._shares(weights, X.dtype)
         mapping, index = self.mapping_, index.astype(np.int64)
         one = k == 2 and mapping.facts.shift_invariant
-        loss = (_linear.binary_loss if one else _linear.index_loss)(mapping, index, share)
+        loss = (_linear.BinaryLoss if one else _linear.IndexLoss)(mapping, index, share)
         self._descend(X, loss, l2, 1 if one else k, _linear.bend(mapping, k), share)
 
     def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
@@ -317,6 +317,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
            [0, 1, 1]])
     """
 
+    threshold_: float
+    scale_: float
+
     def __init__(
         self,
         mapping: Any = "sparsemax",
@@ -410,11 +413,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
         share, l2 = self._shares(weights, X.dtype)
         k = labels.shape[1]
         if self.mapping_ == "sigmoid":
-            loss, curvature = _linear.sigmoid_loss(labels, share), 0.25
+            loss, curvature = _linear.SigmoidLoss(labels, share), 0.25
         elif self.mapping_ == "zlpr":
-            loss, curvature = _linear.zlpr_loss(labels, share), 1.0 / (k + 1)
+            loss, curvature = _linear.ZlprLoss(labels, share), 1.0 / (k + 1)
         else:
-            loss, curvature = _linear.label_loss(self.mapping_, labels, share), _linear.bend(self.mapping_, k)
+            loss, curvature = _linear.LabelLoss(self.mapping_, labels, share), _linear.bend(self.mapping_, k)
         self._descend(X, loss, l2, k, curvature, share)
         return share
 
@@ -438,7 +441,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             state = self.random_state
             splits = KFold(min(int(self.cv), n), shuffle=True, random_state=state).split(X)
         else:
-            splits = check_cv(self.cv).split(X)
+            splits = check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
         parts = []
         for train, test in splits:
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
@@ -449,7 +452,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             parts.append((test, np.asarray(X[test] @ part.coef_.T) + part.intercept_))
         rows = np.concatenate([test for test, _ in parts])
         z, truth = np.concatenate([z for _, z in parts]), labels[rows]
-        score = self.scoring if callable(self.scoring) else _SCORES[self.scoring]
+        score: Any = self.scoring if callable(self.scoring) else _SCORES[self.scoring]
         scores = [float(score(truth, sparse.csr_matrix(self._chosen(z, level).astype(np.int64)))) for level in grid]
         setattr(self, f"{name}_", grid[int(np.argmax(scores))])
         self.cv_results_ = {name: np.asarray(grid), "score": np.asarray(scores)}
@@ -530,6 +533,9 @@ def _indicator(y: Any) -> Any:
     labels = sparse.csr_matrix(y, copy=True)
     labels.sum_duplicates()
     labels.eliminate_zeros()
+    if (labels.data != 1).any():
+        stray = labels.data[labels.data != 1][0]
+        raise ValueError(f"y holds {stray!r}: expected an indicator matrix [rows, labels] of 0 and 1")
     labels.data = np.ones(len(labels.data), np.int64)
     return labels
 
@@ -561,13 +567,16 @@ def _label_weights(class_weight: Any, labels: Any, weights: np.ndarray) -> np.nd
     return np.where(count > 0, (labels @ each) / np.maximum(count, 1), 1.0)
 
 
+_SILENT: dict[str, Any] = {"zero_division": 0}
+
+
 def _f1(average: str) -> Any:
-    return lambda truth, found: f1_score(truth, found, average=average, zero_division=0)
+    return lambda truth, found: f1_score(truth, found, average=average, **_SILENT)
 
 
 def _f1_of_means(truth: Any, found: Any) -> float:
-    precision = precision_score(truth, found, average="macro", zero_division=0)
-    recall = recall_score(truth, found, average="macro", zero_division=0)
+    precision = precision_score(truth, found, average="macro", **_SILENT)
+    recall = recall_score(truth, found, average="macro", **_SILENT)
     return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
 
 
@@ -598,7 +607,7 @@ def _scipy(model: _linear.Linear, tol: float, max_iter: int, verbose: int) -> tu
         if verbose:
             _say(count, float(intermediate_result.fun), model.steepest())
 
-    options = {"maxiter": max_iter, "gtol": tol, "ftol": 64 * np.finfo(np.float64).eps, "maxfun": 15000 + 2 * max_iter}
+    options = {"maxiter": max_iter, "gtol": tol, "ftol": 0.0, "maxfun": 15000 + 2 * max_iter}
     found = optimize.minimize(
         value, model.w.reshape(-1), jac=True, method="L-BFGS-B", options=options, callback=callback
     )

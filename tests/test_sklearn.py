@@ -1,0 +1,628 @@
+"""The estimators of scikit-learn's kind: the objective, its optimum, and the manners that scikit-learn asks for."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from scipy import optimize, sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_classification, make_multilabel_classification
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import anymax as am
+from anymax import _lbfgs, _linear
+from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
+
+TIGHT = {"tol": 1e-9, "max_iter": 2000}
+OWN_LOSS = [
+    "softmax",
+    "sparsemax",
+    "entmax15",
+    am.Entmax(1.2),
+    am.Entmax(0.7),
+    am.NormMax(2.0),
+    am.PerturbMax("logistic"),
+]
+
+LOSSES = [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.2), am.Entmax(0.6), am.NormMax()]
+
+
+def blobs(n=120, d=6, k=4, seed=0):
+    return make_classification(
+        n, d, n_informative=d - 1, n_redundant=1, n_classes=k, n_clusters_per_class=1, class_sep=0.7, random_state=seed
+    )
+
+
+def labels(n=150, d=8, k=5, seed=1):
+    return make_multilabel_classification(n, d, n_classes=k, n_labels=2, allow_unlabeled=False, random_state=seed)
+
+
+def objective(w, x, intercept, loss, l2):
+    """The definition, word for word, from the public losses."""
+    z = x @ w[: x.shape[1]] + (w[x.shape[1]] if intercept else 0)
+    return loss(z) + 0.5 * l2 * np.sum(w[: x.shape[1]] ** 2)
+
+
+# -- scikit-learn's own checks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
+@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
+def test_check_estimator(kind, mapping):
+    zeros = {"check_classifiers_multilabel_output_format_predict_proba": "it wants 0 < p; sparse maps give exact zeros"}
+    expected = zeros if (kind, mapping) == (MultiLabelMappingClassifier, "sparsemax") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(kind(mapping), expected_failed_checks=expected, on_skip=None)
+    assert {row["check_name"] for row in found if row["status"] == "xfail"} == set(expected)
+    assert len(found) > 50
+
+
+# -- the optimum ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "lbfgs-scipy"])
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("C", [0.1, 10.0])
+def test_softmax_is_logistic_regression(solver, k, intercept, C):
+    x, y = blobs(k=k)
+    theirs = LogisticRegression(C=C, fit_intercept=intercept, tol=1e-10, max_iter=5000).fit(x, y)
+    ours = MappingClassifier("softmax", C=C, fit_intercept=intercept, solver=solver, tol=1e-7, max_iter=5000).fit(x, y)
+    assert ours.coef_.shape == theirs.coef_.shape
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=2e-5)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=2e-5)
+    np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-5)
+    np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), atol=1e-4)
+
+
+def test_softmax_is_logistic_regression_with_weights():
+    x, y = blobs()
+    weights = np.random.default_rng(0).random(len(y))
+    for class_weight in ({0: 3.0, 2: 0.5}, "balanced"):
+        theirs = LogisticRegression(class_weight=class_weight, tol=1e-10, max_iter=5000).fit(x, y)
+        ours = MappingClassifier("softmax", class_weight=class_weight, **TIGHT).fit(x, y)
+        np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    theirs = LogisticRegression(class_weight={1: 2.0}, tol=1e-10, max_iter=5000).fit(x, y, weights)
+    ours = MappingClassifier("softmax", class_weight={1: 2.0}, **TIGHT).fit(x, y, weights)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+
+
+@pytest.mark.parametrize("mapping", OWN_LOSS, ids=str)
+def test_nothing_lowers_the_objective(mapping):
+    """Against SciPy on the definition, with numerical derivatives where they are smooth enough: no code in common but the loss."""
+    x, y = blobs(60, 4, 3)
+    model = MappingClassifier(mapping, C=2.0, **TIGHT).fit(x, y)
+
+    def value(flat):
+        w = flat.reshape(5, 3)
+        loss = lambda z: am.fenchel_young(model.mapping_, z, y, reduction="mean")  # noqa: E731
+        return objective(w, x, True, loss, 1 / (2.0 * 60))
+
+    found = np.vstack([model.coef_.T, model.intercept_]).reshape(-1)
+    best = optimize.minimize(
+        value, np.zeros(15), method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-14, "gtol": 1e-7}
+    )
+    assert value(found) <= best.fun + 1e-12
+    assert value(found) >= best.fun - 1e-6 * (1 + best.fun)
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
+def test_first_order_conditions(mapping):
+    """l2 W = x^t (y - p) / n, and the residuals of each class sum to 0: both from `predict_proba` alone."""
+    x, y = blobs(200, 5, 3, seed=3)
+    model = MappingClassifier(mapping, l2=0.01, **TIGHT).fit(x, y)
+    residual = np.eye(3)[y] - model.predict_proba(x)
+    np.testing.assert_allclose(0.01 * model.coef_, residual.T @ x / 200, atol=2e-9)
+    np.testing.assert_allclose(residual.mean(axis=0), 0, atol=2e-9)
+
+
+def test_sparsemax_by_another_way():
+    """A convex quadratic in a lifted form: the loss is max over p of <p, z> - |p|^2 / 2, so the dual is one over p alone."""
+    x, y = blobs(40, 3, 3, seed=5)
+    n, l2, target = 40, 0.05, np.eye(3)[y]
+    gram = x @ x.T / (l2 * n * n)
+
+    def negative_dual(flat):
+        p = flat.reshape(n, 3)
+        r = target - p
+        pull = gram @ r
+        return 0.5 * np.sum(r * pull) + np.sum(p * p) / (2 * n), (-pull + p / n).reshape(-1)
+
+    ones = np.kron(np.eye(n), np.ones(3))
+    found = optimize.minimize(
+        negative_dual, np.full(n * 3, 1 / 3), jac=True, method="SLSQP", bounds=[(0, 1)] * (n * 3),
+        constraints={"type": "eq", "fun": lambda p: ones @ p - 1, "jac": lambda p: ones},
+        options={"maxiter": 500, "ftol": 1e-14},
+    )  # fmt: skip
+    model = MappingClassifier("sparsemax", l2=l2, fit_intercept=False, **TIGHT).fit(x, y)
+    np.testing.assert_allclose(model.predict_proba(x), found.x.reshape(n, 3), atol=1e-5)
+
+
+def problems():
+    x, y = blobs(30, 4, 3)
+    share = np.random.default_rng(0).random(30)
+    share /= share.sum()
+    _, many = labels(30, 4, 3)
+    csr = sparse.csr_matrix(many)
+    yield "sparsemax", x, _linear.IndexLoss(am.Sparsemax(), y, share), 3
+    yield "entmax", x, _linear.IndexLoss(am.Entmax(1.3), y, share), 3
+    yield "normmax", x, _linear.IndexLoss(am.NormMax(), y, share), 3
+    yield "taylor", x, _linear.IndexLoss(am.Taylor(), y, share), 3
+    yield "binary", x, _linear.BinaryLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share), 1
+    yield "labels", x, _linear.LabelLoss(am.Entmax(1.5), csr, share), 3
+    yield "labels taylor", x, _linear.LabelLoss(am.Taylor(), csr, share), 3
+    yield "labels csr", sparse.csr_matrix(x), _linear.LabelLoss(am.Softmax(), csr, share), 3
+    yield "sigmoid", x, _linear.SigmoidLoss(csr, share), 3
+    yield "zlpr", sparse.csr_matrix(x), _linear.ZlprLoss(csr, share), 3
+
+
+@pytest.mark.parametrize(("x", "loss", "k"), [p[1:] for p in problems()], ids=[p[0] for p in problems()])
+def test_gradients_are_finite_differences(x, loss, k):
+    rng = np.random.default_rng(1)
+    w, share = rng.normal(size=(5, k)), np.full(30, 1 / 30)
+    model = _linear.Linear(x, loss, 0.1, w, True, 0.3, share)
+    got = model.slope()
+    for _ in range(4):
+        step = rng.normal(size=w.shape)
+        ends = []
+        for h in (1e-6, -1e-6):
+            model.put(w + h * step)
+            ends.append(model.value)
+        assert np.sum(got * step) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("mapping", [*LOSSES, am.SparseSoftmax(k=2)], ids=str)
+@pytest.mark.parametrize("k", [3, 80])
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_losses_are_the_librarys(mapping, k, engine):
+    """Every way to the loss of an index and its gradient, against the public loss and p - y."""
+    rng = np.random.default_rng(k)
+    z, y, share = 3 * rng.normal(size=(20, k)), rng.integers(0, k, 20), np.full(20, 0.05)
+    if engine == "native" and isinstance(am.kernels.native.load(), str):
+        pytest.skip("the library is not compiled")
+    with am.use(engine):
+        mean, residual = _linear.IndexLoss(mapping, y, share)(z.copy())
+    with am.use("reference"):
+        assert mean == pytest.approx(float(am.fenchel_young(mapping, z, y)), rel=1e-10, abs=1e-13)
+        np.testing.assert_allclose(residual, (am.apply(mapping, z) - np.eye(k)[y]) / 20, atol=1e-12)
+
+
+def test_label_losses_are_the_librarys():
+    rng = np.random.default_rng(0)
+    z, share = rng.normal(size=(30, 3)), np.full(30, 1 / 30)
+    _, many = labels(30, 4, 3)
+    csr = sparse.csr_matrix(many)
+    target = many / many.sum(axis=1, keepdims=True)
+    for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.2), am.PerturbMax()):
+        mean, _ = _linear.LabelLoss(mapping, csr, share)(z)
+        assert mean == pytest.approx(float(am.fenchel_young(mapping, z, target)), rel=1e-9)
+    mean, _ = _linear.ZlprLoss(csr, share)(z)
+    assert mean == pytest.approx(float(am.multilabel_softmax_loss(z, many)), rel=1e-12)
+
+
+# -- the solver ----------------------------------------------------------------------------------------------------------------
+
+
+class Bowl:
+    """A convex function of a vector, as the solver wants it."""
+
+    def __init__(self, f, g, start):
+        self.f, self.g, self.x = f, g, start
+        self.value = f(start)
+
+    def gradient(self):
+        found = self.g(self.x)
+        self.worst = float(np.abs(found).max())
+        return found
+
+    def steepest(self):
+        return self.worst
+
+    def aim(self, direction):
+        self.direction = direction.copy()
+
+    def look(self, step):
+        there = self.x + step * self.direction
+        return self.f(there), float(self.g(there) @ self.direction)
+
+    def move(self, step):
+        self.x = self.x + step * self.direction
+        self.value = self.f(self.x)
+
+    def refit(self):
+        return False
+
+
+def test_lbfgs_finds_what_scipy_finds():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(60, 30)) * np.logspace(-2, 1, 30)
+    f = lambda x: float(np.logaddexp(0, a @ x).sum() + 0.05 * x @ x - a.sum(0) @ x / 3)  # noqa: E731
+    g = lambda x: a.T @ (1 / (1 + np.exp(-(a @ x)))) + 0.1 * x - a.sum(0) / 3  # noqa: E731
+    bowl = Bowl(f, g, np.zeros(30))
+    outcome = _lbfgs.minimize(bowl, 1e-8, 1000)
+    assert outcome.converged
+    assert not outcome.exhausted
+    theirs = optimize.minimize(
+        f, np.zeros(30), jac=g, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 0, "maxiter": 5000}
+    )
+    assert outcome.iterations < 1.5 * theirs.nit
+    np.testing.assert_allclose(bowl.x, theirs.x, atol=1e-5)
+
+
+def test_the_small_tables_hold_the_two_loops():
+    """The direction from the tables is that of the textbook's two loops over the pairs."""
+    rng = np.random.default_rng(2)
+    hessian = np.diag(np.logspace(-1, 1, 12))
+    pairs, g = _lbfgs._Pairs(np.zeros(12)), rng.normal(size=12)
+    kept = []
+    for _ in range(2 * _lbfgs.MEMORY + 3):
+        d, s = pairs.direction(g)
+        q, a = g.copy(), []
+        for step, change in reversed(kept):
+            a.append(step @ q / (step @ change))
+            q = q - a[-1] * change
+        if kept:
+            step, change = kept[-1]
+            q = q * (step @ change) / (change @ change)
+        for (step, change), alpha in zip(kept, reversed(a)):
+            q = q + step * (alpha - change @ q / (step @ change))
+        np.testing.assert_allclose(d, -q, rtol=1e-6, atol=1e-9)
+        assert s == pytest.approx(float(d @ g))
+        t = rng.uniform(0.1, 0.3)  # no line search: the gradient moves as it likes
+        new = g + t * hessian @ d
+        kept = [*kept, (t * d.copy(), new - g)][-_lbfgs.MEMORY :]
+        pairs.add(t, s, g, new)
+        g = new
+
+
+def test_a_line_search_finds_a_flat_place():
+    for start in (1e-4, 1.0, 1e4):
+        looked = []
+
+        def look(t, looked=looked):
+            looked.append(t)
+            return (t - 3.0) ** 4, 4 * (t - 3.0) ** 3
+
+        step = _lbfgs.search(look, 81.0, -108.0, start)
+        assert step == looked[-1]
+        assert abs(look(step)[1]) <= 0.5 * 108
+        assert look(step)[0] < 81
+    assert _lbfgs.search(lambda t: (np.nan, np.nan), 0.0, -1.0, 1.0) is None
+    assert _lbfgs.search(lambda t: (float(t), 1.0), 0.0, -1.0, 1.0) is None, "a function that rises"
+
+
+def test_convergence_warnings_are_right():
+    x, y = load_digits(return_X_y=True)
+    with pytest.warns(ConvergenceWarning, match="max_iter=3 iterations were not enough: the largest entry"):
+        model = MappingClassifier("softmax", max_iter=3).fit(x, y)
+    assert model.n_iter_ == [3]
+    with pytest.warns(ConvergenceWarning, match="rounding in float32 lets the objective fall no further"):
+        MappingClassifier("softmax", tol=1e-12, max_iter=3000).fit(x[:300].astype(np.float32), y[:300])
+    with pytest.warns(ConvergenceWarning, match="max_iter=0"):
+        assert not MappingClassifier(max_iter=0).fit(x, y).coef_.any()
+    model = MappingClassifier("softmax", max_iter=1000, tol=1e-5).fit(x, y)  # a warning here is an error
+    residual = model.predict_proba(x) - np.eye(10)[y]
+    gradient = residual.T @ x / len(x) + model.coef_ / len(x)
+    assert np.abs(gradient).max() <= 1.01e-5
+
+
+def test_a_small_gradient_is_not_enough():
+    """Where the features are tiny so is the gradient, everywhere: training goes on until little is to be gained."""
+    x, y = blobs(200, 5, 3)
+    tiny = MappingClassifier("softmax", C=1e8, max_iter=1000).fit(1e-4 * x, y)
+    plain = MappingClassifier("softmax", C=1.0, max_iter=1000).fit(x, y)
+    assert tiny.score(1e-4 * x, y) >= plain.score(x, y) - 0.02
+
+
+def test_huge_and_tiny_features_are_no_matter():
+    x, y = blobs(200, 5, 3)
+    scales = np.array([1e-6, 1.0, 1e3, 1e6, 1e-2])
+    model = MappingClassifier("sparsemax", C=np.inf, max_iter=200).fit(x * scales, y)
+    plain = MappingClassifier("sparsemax", C=np.inf, tol=1e-8, max_iter=500).fit(x, y)
+    np.testing.assert_allclose(model.predict_proba(x * scales), plain.predict_proba(x), atol=1e-2)
+
+
+# -- data ----------------------------------------------------------------------------------------------------------------------
+
+
+def refuse(self, *args, **options):
+    raise AssertionError("densified")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_csr(dtype, index, monkeypatch):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 150)
+    x = sparse.random(150, 700, 0.05, "csr", rng=rng)
+    x = (x + sparse.csr_matrix((np.full(150, 2.0), (np.arange(150), y)), x.shape)).astype(dtype)
+    x.indices, x.indptr = x.indices.astype(index), x.indptr.astype(index)
+    dense = MappingClassifier("sparsemax", tol=1e-6, max_iter=500).fit(x.toarray(), y)
+    with monkeypatch.context() as patch:
+        for name in ("toarray", "todense"):
+            patch.setattr(sparse.csr_matrix, name, refuse)
+        model = MappingClassifier("sparsemax", tol=1e-6, max_iter=500).fit(x, y)
+        model.predict_proba(x)
+    assert model.coef_.dtype == model.intercept_.dtype == model.predict_proba(x).dtype == dtype
+    assert x.indices.dtype == index
+    np.testing.assert_allclose(model.coef_, dense.coef_, atol=2e-4)
+    array = MappingClassifier("sparsemax", tol=1e-6, max_iter=500).fit(sparse.csr_array(x), y)
+    np.testing.assert_array_equal(array.coef_, model.coef_)
+    _, many = labels(150, 4, 5)
+    both = MultiLabelMappingClassifier(scale=1.0).fit(x, sparse.csr_matrix(many)).predict(x)
+    assert sparse.issparse(both)
+
+
+def test_layouts_of_dense_data():
+    x, y = blobs(100, 6, 3)
+    wide = np.empty((100, 12))
+    wide[:, ::2] = x
+    wide.flags.writeable = False
+    want = MappingClassifier(**TIGHT).fit(x, y).coef_
+    for other in (np.asfortranarray(x), wide[:, ::2], x.tolist()):
+        np.testing.assert_allclose(MappingClassifier(**TIGHT).fit(other, y).coef_, want, atol=1e-7)
+    small = MappingClassifier().fit(x.astype(np.float32), y)
+    assert small.predict_proba(x.astype(np.float32)).dtype == np.float32
+    np.testing.assert_allclose(small.coef_, want, atol=5e-3)
+
+
+def test_many_features_few_rows():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 900)), np.arange(30) % 3
+    model = MappingClassifier("softmax", tol=1e-7, max_iter=1000).fit(x, y)
+    theirs = LogisticRegression(tol=1e-9, max_iter=5000).fit(x, y)
+    np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-4)
+
+
+def test_weights_are_repetitions():
+    x, y = blobs(60, 4, 3)
+    weights = np.random.default_rng(0).integers(0, 3, 60)
+    keep = np.repeat(np.arange(60), weights)
+    for model in (MappingClassifier(**TIGHT), MappingClassifier("entmax15", class_weight="balanced", **TIGHT)):
+        a = clone(model).fit(x, y, weights)
+        b = clone(model).fit(x[keep], y[keep])
+        np.testing.assert_allclose(a.coef_, b.coef_, atol=1e-6)
+
+
+# -- what the estimators promise ------------------------------------------------------------------------------------------------
+
+
+def test_exact_zeros():
+    x, y = blobs(300, 6, 4)
+    model = MappingClassifier("sparsemax", C=10).fit(x, y)
+    p, log_p = model.predict_proba(x), model.predict_log_proba(x)
+    assert (p == 0).mean() > 0.2
+    np.testing.assert_allclose(p.sum(axis=1), 1)
+    assert (np.isneginf(log_p) == (p == 0)).all()
+    np.testing.assert_allclose(np.exp(log_p), p)
+    np.testing.assert_array_equal(p, am.sparsemax(model.decision_function(x)))
+    assert model.score(x, y) == np.mean(model.predict(x) == y)
+
+
+def test_two_classes_are_one_column():
+    x, y = blobs(100, 4, 2)
+    names = np.array(["no", "yes"])[y]
+    for mapping in ("sparsemax", "entmax15", am.Entmax(1.2)):
+        model = MappingClassifier(mapping, **TIGHT).fit(x, names)
+        assert model.coef_.shape == (1, 4)
+        z = model.decision_function(x)
+        assert z.shape == (100,)
+        np.testing.assert_array_equal(model.predict(x), np.array(["no", "yes"])[(z > 0).astype(int)])
+        np.testing.assert_allclose(
+            model.predict_proba(x), am.apply(model.mapping_, np.stack([0 * z, z], 1)), atol=1e-12
+        )
+
+
+def test_maps_without_a_potential_train_by_log_p():
+    x, y = blobs(150, 5, 3)
+    for mapping in ("taylor", "sigsoftmax", am.Ratio.sigmoid()):
+        model = MappingClassifier(mapping, max_iter=500).fit(x, y)
+        assert model.score(x, y) > LogisticRegression().fit(x, y).score(x, y) - 0.08
+        assert (model.predict(x) == model.predict_proba(x).argmax(axis=1)).all()
+    two = MappingClassifier("taylor", max_iter=500).fit(x[y < 2], y[y < 2])
+    assert two.coef_.shape == (2, 5)
+    assert two.decision_function(x).shape == (150,)
+
+
+def test_alpha_and_names():
+    x, y = blobs()
+    assert MappingClassifier("entmax", alpha=1.3).fit(x, y).mapping_ == am.Entmax(1.3)
+    assert MappingClassifier(am.Entmax(1.9), alpha=1.3).fit(x, y).mapping_ == am.Entmax(1.3)
+    same = [MappingClassifier(m, **TIGHT).fit(x, y).coef_ for m in ("sparsemax", am.Entmax(2.0), "entmax")]
+    np.testing.assert_allclose(same[0], same[1], atol=1e-6)
+    assert abs(same[0] - same[2]).max() > 1e-3
+
+
+def test_c_and_l2_say_the_same():
+    x, y = blobs(100)
+    weights = np.full(100, 2.0)
+    a = MappingClassifier(C=0.5, **TIGHT).fit(x, y, weights).coef_
+    np.testing.assert_allclose(MappingClassifier(l2=1 / (0.5 * 200), **TIGHT).fit(x, y, weights).coef_, a, atol=1e-6)
+
+
+def test_warm_start_and_verbose(capsys):
+    x, y = blobs(200)
+    model = MappingClassifier("entmax15", warm_start=True, verbose=1).fit(x, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == model.n_iter_[0] + 1
+    assert lines[0].startswith("iteration 0: objective ")
+    model.fit(x, y)
+    assert model.n_iter_[0] == 0
+    cold = MappingClassifier("entmax15", verbose=1, solver="lbfgs-scipy").fit(x, y)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + cold.n_iter_[0]
+    with pytest.raises(ValueError, match=r"warm_start: the last fit had coefficients of shape \(4, 6\)"):
+        model.fit(x[:, :3], y)
+
+
+def test_pipeline_grid_pickle_and_clone():
+    x, y = blobs(150)
+    pipeline = make_pipeline(StandardScaler(), MappingClassifier())
+    grid = {
+        "mappingclassifier__mapping": ["softmax", am.Sparsemax(), am.Entmax(1.2)],
+        "mappingclassifier__C": [0.1, 1.0],
+    }
+    search = GridSearchCV(pipeline, grid, cv=3).fit(x, y)
+    assert search.best_score_ > 0.5
+    for model in (search, MultiLabelMappingClassifier("entmax", alpha=1.3).fit(*labels())):
+        again = pickle.loads(pickle.dumps(model))
+        point = x if model is search else labels()[0]
+        np.testing.assert_array_equal(again.predict_proba(point), model.predict_proba(point))
+    copy = clone(MappingClassifier(am.Entmax(1.2), C=3))
+    assert copy.get_params()["mapping"] == am.Entmax(1.2)
+    assert "Entmax(alpha=1.2)" in repr(copy)
+    with pytest.raises(NotFittedError):
+        copy.predict(x)
+
+
+def test_feature_names():
+    x, y = blobs(60, 3, 3)
+
+    pandas = pytest.importorskip("pandas")
+    model = MappingClassifier().fit(pandas.DataFrame(x, columns=["a", "b", "c"]), y)
+    assert list(model.feature_names_in_) == ["a", "b", "c"]
+    with pytest.warns(UserWarning, match="feature names"):
+        model.predict(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mapping": "softmaxx"}, "there is no such map; the names are softmax, sparsemax"),
+        ({"mapping": 3}, "expected a name such as 'sparsemax' or a map"),
+        ({"mapping": "ratio"}, "needs a parameter; give the map itself"),
+        ({"mapping": "softmax", "alpha": 1.2}, "softmax has no alpha"),
+        ({"mapping": "entmax15", "alpha": 1.2}, "choose mapping='entmax'"),
+        ({"mapping": am.Budget(2)}, "sums to 2; a classifier needs a map that sums to 1"),
+        ({"mapping": am.Entmax(np.array([1.5]))}, "its alpha is an array"),
+        ({"C": 0}, "C=0: expected a positive number"),
+        ({"C": 2.0, "l2": 0.1}, "give one of them"),
+        ({"l2": -1}, "l2=-1: expected a number from 0"),
+        ({"tol": float("nan")}, "tol=nan"),
+        ({"max_iter": 1.5}, "max_iter=1.5: expected an integer"),
+        ({"solver": "sgd"}, "expected 'lbfgs' or 'lbfgs-scipy'"),
+    ],
+)
+def test_errors_say_what_to_do(options, words):
+    x, y = blobs(30, 4, 3)
+    with pytest.raises((ValueError, TypeError), match=words):
+        MappingClassifier(**options).fit(x, y)
+
+
+# -- many labels ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
+def test_many_labels_first_order_conditions(mapping):
+    x, many = labels()
+    model = MultiLabelMappingClassifier(mapping, l2=0.1, threshold=0.2, scale=1.0, **TIGHT).fit(x, many)
+    residual = many / many.sum(axis=1, keepdims=True) - model.predict_proba(x)
+    np.testing.assert_allclose(0.1 * model.coef_, residual.T @ x / len(x), atol=1e-8)
+
+
+def test_rows_without_a_label_take_no_part():
+    x, many = labels()
+    more = np.vstack([x, 5 + x[:20]])
+    empty = np.vstack([many, np.zeros((20, many.shape[1]), int)])
+    for mapping, same in (("sparsemax", True), ("sigmoid", False), ("zlpr", False)):
+        options = {"threshold": 0.5, "scale": 1.0, "max_iter": 500}
+        a = MultiLabelMappingClassifier(mapping, **options).fit(x, many).coef_
+        b = MultiLabelMappingClassifier(mapping, **options).fit(more, empty).coef_
+        assert (abs(a - b).max() < 1e-12) == same
+
+
+def test_sigmoid_is_a_logistic_regression_for_each_label():
+    x, many = labels()
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5, tol=1e-8, max_iter=2000).fit(x, many)
+    for j in range(many.shape[1]):
+        one = LogisticRegression(tol=1e-10, max_iter=5000).fit(x, many[:, j])
+        np.testing.assert_allclose(model.coef_[j], one.coef_[0], atol=1e-5)
+        np.testing.assert_allclose(model.predict_proba(x)[:, j], one.predict_proba(x)[:, 1], atol=1e-5)
+    np.testing.assert_allclose(model.predict_log_proba(x), np.log(model.predict_proba(x)))
+
+
+def test_decisions():
+    x, many = labels()
+    model = MultiLabelMappingClassifier("sparsemax", scale=2.0).fit(x, many)
+    z = model.decision_function(x)
+    assert (model.decision_, model.scale_) == ("support", 2.0)
+    np.testing.assert_array_equal(model.predict(x), am.sparsemax(2 * z) > 0)
+    assert model.predict(x).sum(axis=1).min() >= 1
+    model = MultiLabelMappingClassifier("sparsemax", decision="threshold", threshold=0.3).fit(x, many)
+    np.testing.assert_array_equal(model.predict(x), am.sparsemax(z) > 0.3)
+    assert not hasattr(model, "scale_")
+    model = MultiLabelMappingClassifier("softmax").fit(x, many)
+    assert model.decision_ == "threshold"
+    np.testing.assert_array_equal(model.predict(x), am.softmax(model.decision_function(x)) > model.threshold_)
+    assert (model.cv_results_["threshold"] == np.arange(1, 5) / 5).all()
+
+
+@pytest.mark.parametrize("scoring", ["f1_micro", lambda a, b: f1_score(a, b, average="macro", zero_division=0)])
+def test_tuning_is_cross_validation(scoring):
+    """The scores of the grid, computed again with the public interface, a fit for each fold and each level."""
+    x, many = labels(80)
+    grid = [0.5, 1.0, 3.0]
+    model = MultiLabelMappingClassifier("sparsemax", grid=grid, scoring=scoring, cv=4, random_state=7).fit(x, many)
+    for level, score in zip(grid, model.cv_results_["score"]):
+        guess = np.zeros_like(many)
+        for train, test in KFold(4, shuffle=True, random_state=7).split(x):
+            part = MultiLabelMappingClassifier("sparsemax", scale=level).fit(x[train], many[train])
+            guess[test] = part.predict(x[test])
+        want = f1_score(many, guess, average="micro") if scoring == "f1_micro" else scoring(many, guess)
+        assert score == pytest.approx(want)
+    assert model.scale_ == grid[int(np.argmax(model.cv_results_["score"]))]
+    again = clone(model).fit(x, many)
+    assert (again.cv_results_["score"] == model.cv_results_["score"]).all()
+
+
+def test_sparse_and_dense_labels_are_the_same():
+    x, many = labels()
+    a = MultiLabelMappingClassifier("entmax15").fit(x, many)
+    b = MultiLabelMappingClassifier("entmax15").fit(sparse.csr_matrix(x), sparse.csr_matrix(many))
+    assert sparse.issparse(b.predict(x))
+    assert (a.predict(x) != b.predict(x).toarray()).mean() < 0.01
+    np.testing.assert_allclose(a.coef_, b.coef_, atol=2e-3)
+    weighted = MultiLabelMappingClassifier("entmax15", class_weight="balanced", scale=1.0).fit(x, many, np.ones(len(x)))
+    assert abs(weighted.coef_ - a.coef_).max() > 1e-3
+
+
+def test_one_class_a_row_is_a_mapping_classifier():
+    x, y = blobs()
+    a, b = MappingClassifier().fit(x, y), MultiLabelMappingClassifier().fit(x, y)
+    assert b.decision_ == "argmax"
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    np.testing.assert_array_equal(a.predict(x), b.predict(x))
+    np.testing.assert_array_equal(a.predict_log_proba(x), b.predict_log_proba(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "many", "words"),
+    [
+        ({"decision": "top"}, None, "decision='top': expected 'auto', 'support' or 'threshold'"),
+        ({"mapping": "softmax", "decision": "support"}, None, "is never 0; use decision='threshold' or a sparse map"),
+        ({"threshold": -0.1}, None, "a number from 0, or 'cv' to tune it"),
+        ({"scale": 0}, None, "a positive number, or 'cv'"),
+        ({"scoring": "accuracy"}, None, "scoring='accuracy': expected 'f1_micro'"),
+        ({"grid": []}, None, "grid is empty"),
+        ({"mapping": "zlpr", "alpha": 2}, None, "'zlpr' has no alpha"),
+        ({"class_weight": {9: 1.0}}, None, "names the label 9; the labels are the columns 0 to 4"),
+        ({"cv": 1}, None, "cross-validation needs 2 folds"),
+        ({}, np.zeros((150, 5), int), "y has no label in any row"),
+        ({}, np.full((150, 5), 2), "expected an indicator matrix"),
+        ({"mapping": "sigmoid"}, np.arange(150) % 3, "is for an indicator matrix"),
+    ],
+)
+def test_errors_of_many_labels_say_what_to_do(options, many, words):
+    x, usual = labels()
+    with pytest.raises(ValueError, match=words):
+        MultiLabelMappingClassifier(**options).fit(x, usual if many is None else many)
