@@ -59,8 +59,8 @@ FORMS = {
     "sparsemax fp16": ("power", 1, 1.0, torch.float16, 256, False, ("sm_90",)),
     "entmax-1.3 fp32": ("any", 1, 0.3, torch.float32, 80, False, ("sm_80",)),
     "softmax bf16": ("softmax", 1, 0.0, torch.bfloat16, 128, True, ("sm_90",)),
-    "alphas bf16": ("mixed", 1, 0.0, torch.bfloat16, 64, True, ("sm_80", "gfx942")),
-    "budgets fp32": ("budget", 1, 0.0, torch.float32, 64, True, ("sm_90",)),
+    "alphas bf16": ("mixed", 1, 0.0, torch.bfloat16, 64, True, ("gfx942",)),
+    "budget fp16": ("budget", 1, 3.0, torch.float16, 64, False, ("sm_80",)),
 }
 
 
@@ -76,7 +76,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     link, power, param, dtype, d, full, _ = FORMS[name]
-    plan = plans.blocks(d, dtype.itemsize, 256, target == "gfx942")
+    plan = plans.blocks(d, dtype.itemsize, 256, target == "gfx942", full)
     monkeypatch.setattr(plans, "forced_blocks", [plan])
     job = attention.Job(
         link,
@@ -99,5 +99,5 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     for kernel, args, options in calls:
         made = compiled(target, kernel, args, options)
         assert len(made.asm["hsaco" if target == "gfx942" else "cubin"]) > 1000
-        assert len(made.asm.get("ptx", "")) < 500_000, options
+        assert len(made.asm.get("ptx", "")) < (1_000_000 if full or dtype.itemsize == 4 else 400_000), options
         assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, options
