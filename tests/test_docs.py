@@ -335,7 +335,9 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
         (tmp_path / f"{name}.json").write_text(
             json.dumps({"name": name, "quick": quick, "claims": [claim]}), encoding="utf-8"
         )
-        (tmp_path / f"{name}.md").write_text("# Title\n\nIt cost $5.\n\n![words](one.png)\n", encoding="utf-8")
+        (tmp_path / f"{name}.md").write_text(
+            "# Title\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n![words](one.png)\n", encoding="utf-8"
+        )
     (tmp_path / "one.png").write_bytes(b"")
     assert "| Zeros help \\| always. | a paper | **contradicted** | {doc}`one " in evidence.verdicts()
     assert "two" not in evidence.verdicts() + evidence.contents()
@@ -344,7 +346,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     (out / "stale.md").write_text("# Stale\n", encoding="utf-8")
     evidence.write(out)
     assert sorted(p.name for p in out.iterdir()) == ["one.md", "one.png"]
-    assert "It cost \\$5." in (out / "one.md").read_text(encoding="utf-8")
+    assert "It cost \\$5, see it, [me](one.md)." in (out / "one.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

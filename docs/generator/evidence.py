@@ -43,12 +43,21 @@ def contents() -> str:
     return f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```" if listed else ""
 
 
+def _local(page: str, kept: set[str]) -> str:
+    """The page with links to what is not on the site as plain words."""
+
+    def link(match: re.Match[str]) -> str:
+        return match[0] if match[2].partition("#")[0] in {f"{name}.md" for name in kept} else match[1]
+
+    return re.sub(r"(?<!!)\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)", link, page)
+
+
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     kept = {known["name"] for known in found()}
     for known in found():
         page = (RESULTS / f"{known['name']}.md").read_text(encoding="utf-8")
-        text.save(folder / f"{known['name']}.md", page.replace("$", "\\$"))
+        text.save(folder / f"{known['name']}.md", _local(page, kept).replace("$", "\\$"))
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
             shutil.copy(RESULTS / picture, folder)
     for stale in folder.glob("*.md"):
