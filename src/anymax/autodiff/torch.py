@@ -260,6 +260,11 @@ def _learns(mapping: Mapping) -> bool:
     return False
 
 
+def _traced(mapping: Mapping) -> bool:
+    """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
+    return _compiling() or bool(_modes()) or _transformed() or _learns(mapping)
+
+
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
     spec = _spec(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
     if spec is None:
@@ -293,14 +298,14 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def masks(mapping: Mapping, x: Tensor) -> bool:
     """True where the engine of this call takes a mask beside the scores."""
-    if _transformed() or _learns(mapping) or mapping.needs_scores or torch.compiler.is_compiling() or _modes():
+    if _traced(mapping) or mapping.needs_scores:
         return False
     return kernels.choose("forward", mapping, x) in kernels.COMPILED
 
 
 def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     """log p(x) by a compiled engine; None: it is for the reference."""
-    if _compiling() or _modes() or _transformed() or _learns(mapping):
+    if _traced(mapping):
         return None
     engine = kernels.compiled("log_forward", mapping, x)
     if engine is None:
@@ -312,7 +317,7 @@ def log(mapping: Mapping, x: Tensor) -> Tensor | None:
 
 def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-    if _compiling() or _modes() or _transformed() or _learns(mapping):  # what traces wants plain operations
+    if _traced(mapping):
         return None
     engine = kernels.compiled("index_loss", mapping, x)
     if engine is None:
