@@ -153,7 +153,7 @@ def backward(
             if job.link != "softmax":
                 lists = torch.empty((batch, heads, wide, tall), dtype=saved.lists.dtype, device=q.device)
                 counts = torch.empty((batch, heads, wide), dtype=torch.int32, device=q.device)
-                size = min(1024, triton.next_power_of_2(tall))
+                size = min(1024, max(16, triton.next_power_of_2(tall)))
                 _launch(
                     attention_columns, wide * batch * heads, saved.flags, lists, counts, tall, wide, SIZE=size, num_warps=4
                 )  # fmt: skip

@@ -160,9 +160,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
         bound = tl.full([M, 1], float("-inf"), tl.float32)
-        reach = (
-            tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
-        )  # so far below the maximum, nothing is supported
+        # so far below the maximum, nothing is supported
+        reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
         number = tl.zeros([M, 1], tl.float32)
         if LINK == "budget":
