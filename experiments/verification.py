@@ -77,16 +77,15 @@ def _each(mapping: Mapping, *pairs: tuple[float, float], margin: type[AM] | type
     return [Setting(mapping, scale, margin(m)) for scale, m in pairs]
 
 
-AM_GRID = ((16, 0.1), (16, 0.2), (16, 0.35), (30, 0.2))
 METHODS: dict[str, list[Setting]] = {
     "softmax": [Setting(Softmax())],
-    "cosine softmax": _each(Softmax(), (8, 0), (16, 0), (30, 0)),
-    "AM softmax": _each(Softmax(), *AM_GRID),
-    "ArcFace": _each(Softmax(), (16, 0.1), (16, 0.25), (16, 0.5), (30, 0.25), margin=ArcFace),
-    "entmax 1.5": _each(Entmax(1.5), (4, 0), (8, 0), (16, 0)),
-    "sparsemax": _each(Sparsemax(), (2, 0), (4, 0), (8, 0)),
-    "AM entmax 1.5": _each(Entmax(1.5), *AM_GRID),
-}
+    "cosine softmax": _each(Softmax(), (4, 0), (8, 0), (16, 0)),
+    "AM softmax": _each(Softmax(), (8, 0.1), (8, 0.2), (16, 0.1), (16, 0.2)),
+    "ArcFace": _each(Softmax(), (8, 0.1), (8, 0.25), (16, 0.1), (16, 0.25), margin=ArcFace),
+    "entmax 1.5": _each(Entmax(1.5), (1, 0), (2, 0), (4, 0)),
+    "sparsemax": _each(Sparsemax(), (0.5, 0), (1, 0), (2, 0)),
+    "AM entmax 1.5": _each(Entmax(1.5), (2, 0.1), (2, 0.2), (4, 0.1), (4, 0.2)),
+}  # smaller scales for sparse maps: from a lead of 1 / (scale (alpha - 1)) on their losses are 0, and nothing is learned
 
 
 class Curve(NamedTuple):
