@@ -3,7 +3,7 @@ import { EVERYWHERE, MAPS, NOISES, SLIDERS, label } from "./maps.mjs";
 import { kernels, unpack } from "./kernels.mjs";
 import { EXTENT, HEATS, MOST, fresh, fromHash, parseScores, setting, tidy, toHash } from "./state.mjs";
 import { toPython } from "./python.mjs";
-import { brief, brush, colour, columns, ink } from "./draw.mjs";
+import { brief, brush, colour, columns, ink, whenResized } from "./draw.mjs";
 import { SHOWN, card, compute, drawCard, drawGradient, drawJacobian, drawPairs, drawPlane, finePlane, pairsOf, planeOf, spoken, toPlane, toScores } from "./figures.mjs";
 
 const FINGERS = 32; // classes that have a bar of their own to drag
@@ -22,11 +22,7 @@ export async function start() {
   build();
   adopt();
   addEventListener("hashchange", () => location.hash !== toHash(state) && adopt());
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth !== width) redraw(); // a phone's bars come and go above and below
-    width = innerWidth;
-  });
+  whenResized(redraw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) => {
     prefer(matches);
     redraw();

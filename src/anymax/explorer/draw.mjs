@@ -12,10 +12,36 @@ const LOOKS = {
 export const dark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (key) => INKS[LOOKS[key][0]][dark() ? 1 : 0];
 export const dashes = (key) => LOOKS[key][1] ?? [];
-export const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const inks = new Map(); // as the style sheet has them, asked for once
+export function ink(name) {
+  const key = `${dark()} ${name}`;
+  if (!inks.has(key)) inks.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return inks.get(key);
+}
+
+// Sizes are observed, not asked for: asking in the middle of a change would lay the page out again for every picture.
+const sizes = new WeakMap();
+let resized = () => {}, observer;
+export const whenResized = (f) => (resized = f);
+function sizeOf(canvas) {
+  if (!sizes.has(canvas)) {
+    observer ??= new ResizeObserver((entries) => {
+      const changed = entries.filter(({ target, contentRect: { width, height } }) => {
+        const old = sizes.get(target);
+        sizes.set(target, { width, height });
+        return old.width !== width || old.height !== height;
+      });
+      if (changed.length) resized();
+    });
+    const { width, height } = canvas.getBoundingClientRect();
+    sizes.set(canvas, { width, height });
+    observer.observe(canvas);
+  }
+  return sizes.get(canvas);
+}
 
 export function brush(canvas) {
-  const box = canvas.getBoundingClientRect(), ratio = window.devicePixelRatio || 1;
+  const box = sizeOf(canvas), ratio = window.devicePixelRatio || 1;
   const [width, height] = [Math.max(1, Math.round(box.width * ratio)), Math.max(1, Math.round(box.height * ratio))];
   if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
   const pen = canvas.getContext("2d");

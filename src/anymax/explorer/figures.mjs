@@ -66,7 +66,15 @@ export function drawCard(element, key, found, state, seen) {
 export function spoken(p) {
   const say = (i) => `class ${i}: ${p[i] === 0 ? "exactly 0" : brief(p[i])}`;
   if (p.length <= 12) return Array.from(p, (_, i) => say(i)).join(", ");
-  const best = Array.from(p.keys()).sort((a, b) => p[b] - p[a]).slice(0, 5), zeros = p.reduce((count, v) => count + (v === 0), 0);
+  const best = [];
+  let zeros = 0;
+  p.forEach((v, i) => {
+    zeros += v === 0;
+    if (best.length === 5 && !(v > p[best[4]])) return;
+    const at = best.findIndex((j) => v > p[j]);
+    best.splice(at < 0 ? best.length : at, 0, i);
+    best.length = Math.min(best.length, 5);
+  });
   return `${p.length} classes, ${zeros} of them exactly 0. The largest: ${best.map(say).join(", ")}`;
 }
 
