@@ -168,7 +168,7 @@ export function signed(canvas, values, { key, order, target, bound, names = true
         pen.fillRect(x - bar / 2, Math.min(y, middle), bar, Math.max(1.5, Math.abs(y - middle)));
       }
       pen.fillStyle = ink("soft");
-      if (n <= 12) pen.fillText(brief(v), x, v < 0 ? up(v) + 13 : up(v) - 5);
+      if (n <= 12) pen.fillText(brief(v), x, v < 0 ? up(v) + 13 : up(v) - (v === 0 ? 9 : 5));
       pen.fillStyle = ink(i === target ? "hot" : "soft");
       if (names && (n <= 16 || place % 4 === 0 || i === target)) pen.fillText(i === target ? "◎" : String(i), x, height - 3);
     }
