@@ -16,7 +16,11 @@ plot.losses()
 # log-likelihood is drawn: it falls again on the far left, where the wrong answer gets more probable as its score
 # sinks.
 
-plot.losses([Softmax(), Sparsemax(), NormMax(2.0), PerturbMax("normal"), Taylor(2)], classic=False, scaled=False)
+plot.losses(
+    [Softmax(), Sparsemax(), NormMax(2.0), PerturbMax("normal"), Taylor(2)],
+    classic=False,
+    scaled=False,
+)
 
 # %%
 # Entmax reaches 0 at a lead of 1 / (alpha - 1).

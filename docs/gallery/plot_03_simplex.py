@@ -11,7 +11,14 @@ import matplotlib.pyplot as plt
 
 from anymax import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, plot
 
-maps = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), SparseSoftmax(k=2), PerturbMax("uniform"))
+maps = (
+    Softmax(),
+    Entmax(1.5),
+    Sparsemax(),
+    NormMax(2.0),
+    SparseSoftmax(k=2),
+    PerturbMax("uniform"),
+)
 figure, axes = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
 for mapping, ax in zip(maps, axes.flat):
     plot.simplex(mapping, resolution=241, ax=ax)

@@ -17,7 +17,9 @@ x = np.array([1.0, 0.6, 0.1, -0.5])
 temperatures = np.geomspace(0.1, 20.0, 300)
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", sharey=True)
 for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
-    p = anymax.apply(mapping, transforms.temperature(temperatures[:, None])(np.broadcast_to(x, (300, 4))))
+    p = anymax.apply(
+        mapping, transforms.temperature(temperatures[:, None])(np.broadcast_to(x, (300, 4)))
+    )
     for i in range(4):
         style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
         ax.plot(temperatures, p[:, i], label=f"score {x[i]:g}", **style)

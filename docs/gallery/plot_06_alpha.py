@@ -16,7 +16,9 @@ x = np.array([1.2, 0.9, 0.4, -0.2, -1.0])
 alphas = np.linspace(1.0, 3.0, 201)
 p = anymax.entmax(np.broadcast_to(x, (201, 5)), alpha=alphas[:, None])
 
-figure, (ax, below) = plt.subplots(2, 1, figsize=(6.4, 6), layout="constrained", sharex=True, height_ratios=(3, 1))
+figure, (ax, below) = plt.subplots(
+    2, 1, figsize=(6.4, 6), layout="constrained", sharex=True, height_ratios=(3, 1)
+)
 for i in range(5):
     style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % 4], "linewidth": 2}
     ax.plot(alphas, p[:, i], label=f"score {x[i]:g}", **style)

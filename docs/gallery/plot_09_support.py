@@ -25,5 +25,8 @@ plot.support_histogram(
 
 wide = np.random.default_rng(1).normal(size=(500, 1000))
 plot.support_histogram(
-    {"entmax 1.1": anymax.entmax(2.0 * wide, alpha=1.1), "top-p 0.9": anymax.sparse_softmax(2.0 * wide, p=0.9)}
+    {
+        "entmax 1.1": anymax.entmax(2.0 * wide, alpha=1.1),
+        "top-p 0.9": anymax.sparse_softmax(2.0 * wide, p=0.9),
+    }
 )

@@ -12,7 +12,9 @@ import numpy as np
 import anymax
 from anymax import PerturbMax, plot
 
-plot.curves([PerturbMax(noise) for noise in ("gumbel", "normal", "logistic", "laplace", "uniform")])
+plot.curves(
+    [PerturbMax(noise) for noise in ("gumbel", "normal", "logistic", "laplace", "uniform")]
+)
 
 # %%
 # Gumbel-softmax: relaxed samples of three classes. The lower the temperature, the nearer they are to a vertex;

@@ -26,7 +26,11 @@ rules = {
 for i, (name, rule) in enumerate(rules.items()):
     style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
     ax.plot(degrees, rule(cosines, target)[:, 0], label=name, **style)
-ax.set(xlabel="angle between embedding and class, in degrees", ylabel="cosine that the loss sees", xlim=(0, 180))
+ax.set(
+    xlabel="angle between embedding and class, in degrees",
+    ylabel="cosine that the loss sees",
+    xlim=(0, 180),
+)
 ax.legend()
 
 # %%
@@ -36,7 +40,21 @@ ax.legend()
 pair = np.concatenate([cosines, 0.0 * cosines], axis=-1)
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
 for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
-    loss = anymax.margin_loss(mapping, pair, target, margin=0.35, scale=10.0, reduction="none")
-    ax.plot(degrees, loss, label=plot.label(mapping), color=plot.COLOURS[i], linestyle=plot.DASHES[i], linewidth=2)
-ax.set(xlabel="angle between embedding and its class, in degrees", ylabel="loss", xlim=(0, 120), ylim=(-0.2, 8))
+    loss = anymax.margin_loss(
+        mapping, pair, target, margin=0.35, scale=10.0, reduction="none"
+    )
+    ax.plot(
+        degrees,
+        loss,
+        label=plot.label(mapping),
+        color=plot.COLOURS[i],
+        linestyle=plot.DASHES[i],
+        linewidth=2,
+    )
+ax.set(
+    xlabel="angle between embedding and its class, in degrees",
+    ylabel="loss",
+    xlim=(0, 120),
+    ylim=(-0.2, 8),
+)
 ax.legend()

@@ -17,7 +17,9 @@ from anymax import plot, transforms
 lengths = np.unique(np.geomspace(2, 30_000, 20).astype(int))
 maps = {
     "softmax": anymax.softmax,
-    "scalable softmax, 0.43 log n": lambda x: anymax.softmax(transforms.scalable(beta=0.43)(x)),
+    "scalable softmax, 0.43 log n": lambda x: anymax.softmax(
+        transforms.scalable(beta=0.43)(x)
+    ),
     "entmax 1.5": anymax.entmax15,
     "sparsemax": anymax.sparsemax,
 }
@@ -33,7 +35,12 @@ figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", share
 for noise, ax in zip((0.0, 0.7), axes):
     for i, (name, p) in enumerate(maps.items()):
         share = [p(scores(n, noise))[:, 0].mean() for n in lengths]
-        style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "marker": "osD^"[i], "markersize": 4}
+        style = {
+            "color": plot.COLOURS[i],
+            "linestyle": plot.DASHES[i],
+            "marker": "osD^"[i],
+            "markersize": 4,
+        }
         ax.plot(lengths, share, label=name, **style)
     ax.set(xscale="log", xlabel="length of the row")
 axes[0].set(ylabel="probability of the one score", title="the others are 0")

@@ -13,13 +13,17 @@ from anymax import plot
 from anymax.sklearn import MappingClassifier
 
 X, y = load_digits(return_X_y=True)
-seen, unseen, y_seen, y_unseen = train_test_split(X / 16.0, y, test_size=0.4, random_state=0)
-models = {name: MappingClassifier(name, C=1.0).fit(seen, y_seen) for name in ("softmax", "entmax15", "sparsemax")}
+seen, unseen, y_seen, y_unseen = train_test_split(
+    X / 16.0, y, test_size=0.4, random_state=0
+)
+models = {
+    name: MappingClassifier(name, C=1.0).fit(seen, y_seen)
+    for name in ("softmax", "entmax15", "sparsemax")
+}
 p = {name: model.predict_proba(unseen) for name, model in models.items()}
 for name, model in models.items():
-    print(
-        f"{name:10s} {model.score(unseen, y_unseen):.1%} right, {(p[name] == 0).mean():.0%} of the probabilities are exactly 0"
-    )
+    right, zeros = model.score(unseen, y_unseen), (p[name] == 0).mean()
+    print(f"{name:10s} {right:.1%} right, {zeros:.0%} of the probabilities are exactly 0")
 
 # %%
 # How many digits are left as an answer.
@@ -41,6 +45,9 @@ figure, axes = plt.subplots(1, 6, figsize=(12, 2.6), layout="constrained")
 for image, row, ax in zip(unseen[several], p["sparsemax"][several], axes):
     ax.imshow(image.reshape(8, 8), cmap="gray_r")
     ax.set_title(
-        "\n".join(f"{digit}: {row[digit]:.2f}" for digit in (-row).argsort()[:3] if row[digit] > 0), fontsize=9
+        "\n".join(
+            f"{digit}: {row[digit]:.2f}" for digit in (-row).argsort()[:3] if row[digit] > 0
+        ),
+        fontsize=9,
     )
     ax.set_axis_off()

@@ -37,7 +37,9 @@ def train(mapping, x, y, steps=300, rate=20.0):
 
 def divergence(p, q):
     middle = (p + q) / 2
-    logs = [a * np.log(np.where(a > 0, a / np.where(a > 0, middle, 1.0), 1.0)) for a in (p, q)]
+    logs = [
+        a * np.log(np.where(a > 0, a / np.where(a > 0, middle, 1.0), 1.0)) for a in (p, q)
+    ]
     return 0.5 * sum(logs).sum(axis=-1).mean()
 
 
@@ -52,8 +54,21 @@ for length in lengths:
 
 figure, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
 for i, (name, values) in enumerate(found.items()):
-    ax.plot(lengths, values, label=name, color=plot.COLOURS[i], linestyle=plot.DASHES[i], marker="os"[i], linewidth=2)
-ax.set(xscale="log", yscale="log", xlabel="words in a document", ylabel="distance to the true proportions")
+    ax.plot(
+        lengths,
+        values,
+        label=name,
+        color=plot.COLOURS[i],
+        linestyle=plot.DASHES[i],
+        marker="os"[i],
+        linewidth=2,
+    )
+ax.set(
+    xscale="log",
+    yscale="log",
+    xlabel="words in a document",
+    ylabel="distance to the true proportions",
+)
 ax.legend()
 
 # %%
