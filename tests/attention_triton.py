@@ -234,6 +234,14 @@ def test_far_offsets_of_the_scores():
     close(b, a.double(), 2e-4)
 
 
+def test_the_edge_of_a_steep_map():
+    """Of two scores that lie 1/2 - h apart, alpha = 3 gives the lower one h, as the difference of squares says."""
+    q, k = torch.ones(1, 1, device=DEVICE), torch.tensor([[0.0], [1e-4 - 0.5]], device=DEVICE)
+    for mapping in (Entmax(3.0), Entmax(alphas(3.0)[0])):
+        p = am.attention(q, k, torch.eye(2, device=DEVICE), mapping, scale=1.0, implementation="triton")
+        close(p, torch.tensor([[1 - 1e-4, 1e-4]], device=DEVICE), 1e-6)
+
+
 # -- the rest --------------------------------------------------------------------------------------------------------------------
 
 
