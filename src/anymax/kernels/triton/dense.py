@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .links import exponent, log1p, taylor
-from .separable import finish
+from .policy import aimed, finish, lose, recall, remember, wanted
 from .tile import fetch, largest, place, total
 
 
@@ -144,14 +144,10 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
     PARTS > 0: `dense_parts` has been over the row."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    xo = place(row, d1, d2, x0, x1, x2)
-    mo = place(row, d1, d2, m0, m1, m2)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
     if MODE == "grad":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
-        s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
-        z = tl.load(STATE + row * 4 + 1, mask=valid, other=1.0)
-        bad = s0 != s0
+        s0, z, _, _, bad = recall(STATE, row, valid)
         anchor = s0.to(tl.float32)
         empty = bad
         worst = bad
@@ -163,11 +159,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
     share, log_z = (1.0 / z).to(tl.float32), tl.log(z).to(tl.float32)
     if MODE == "p" or MODE == "log" or MODE == "grad":
         oo = place(row, d1, d2, o0, o1, o2)
-        t = tl.full([R, 1, 1], -1, tl.int64)
-        scale = tl.full([R, 1, 1], 1.0, tl.float32)
-        if MODE == "grad":
-            t = tl.load(INDEX + row, mask=valid, other=-1)
-            scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        t, scale = wanted(INDEX, SCALE, row, valid, MODE)
         if WHOLE:
             finish(
                 OUT,
@@ -191,36 +183,15 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
             for i in range(steps):  # from the end, whose scores the cache still has
                 begin = first + (steps - 1 - i) * (K * L)
                 v = fetch(at, begin, True, MASKED, FAR, K, L, False)
-                finish(
-                    OUT,
-                    oo,
-                    oc,
-                    begin,
-                    emit(v, anchor, share, log_z, MODE, LINK, ORDER),
-                    t,
-                    scale,
-                    bad,
-                    n,
-                    valid,
-                    MODE,
-                    FAR,
-                    K,
-                    L,
-                )
+                p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
+                finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
     if MODE == "loss":
         t = tl.load(INDEX + row, mask=valid, other=-1)
-        inside = (t >= 0) & (t < n) & valid
-        aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
-        if MASKED:
-            aim = tl.where(tl.load(M + mo + t * mc, mask=inside, other=1) != 0, aim, float("-inf"))
+        aim = aimed(at, t, MASKED)
         value = log1p(z - 1.0) + (top.to(tl.float64) - aim.to(tl.float64))
-        value = tl.where(aim == float("-inf"), float("inf"), value)
-        value = tl.where(bad | (t >= n), float("nan"), value)
-        value = tl.where(t < 0, 0.0, value)
-        tl.store(VALUE + row, value.to(tl.float32), mask=valid)
+        lose(VALUE, row, value, aim, t, bad, at)
         if SAVE:
-            tl.store(STATE + row * 4, tl.where(bad, float("nan"), anchor.to(tl.float64)), mask=valid)
-            tl.store(STATE + row * 4 + 1, z, mask=valid)
+            remember(STATE, row, valid, bad, anchor, z, z, z)
     if MODE == "tau" or MODE == "logsumexp":
         tau = tl.where(empty, float("-inf"), anchor.to(tl.float64) + tl.log(z))
         if MODE == "logsumexp":  # of a row with +inf it is +inf, unless there is a NaN

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .links import law
-from .tile import fetch, largest, place, put, total
+from .tile import fetch, place, put, survey, total
 
 FAR_BELOW = tl.constexpr(-1e15)
 
@@ -72,15 +72,7 @@ def perturb_rows(X, M, G, OUT,
     at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
     ga = (G, place(row, d1, d2, g0, g1, g2), gc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
     oo = place(row, d1, d2, o0, o1, o2)
-    high = tl.full([R, 1, L], float("-inf"), tl.float32)
-    wrong = tl.zeros([R, 1, L], tl.int32)
-    for begin in range(0, n, K * L):
-        x = fetch(at, begin, True, MASKED, FAR, K, L, True)
-        sound = x < float("inf")
-        wrong = wrong | tl.max((sound == 0).to(tl.int32), 1, keep_dims=True)
-        high = tl.maximum(high, tl.max(tl.where(sound, x, float("-inf")), 1, keep_dims=True))
-    bad = largest(wrong) > 0
-    top = largest(high)
+    _, _, top, bad = survey(at, MASKED, FAR, R, K, L, False)
     empty = top == float("-inf")
     top = tl.where(empty, 0.0, top)
     low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from .links import bend, expm1, ground, steep, terms
+from .policy import aimed, finish, lose, recall, remember, wanted
 from .search import of_lanes, select
-from .tile import fetch, gather, largest, one, place, put, scatter, smallest, some, survey, surveyed, total
+from .tile import fetch, gather, largest, one, place, scatter, smallest, some, survey, surveyed, total
 
 
 @triton.jit
@@ -275,9 +276,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     """
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    xo = place(row, d1, d2, x0, x1, x2)
-    mo = place(row, d1, d2, m0, m1, m2)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -290,11 +289,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     first = tl.program_id(1) * span
     if MODE == "grad" or MODE == "write":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
-        s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
-        s1 = tl.load(STATE + row * 4 + 1, mask=valid, other=0.5)
-        s2 = tl.load(STATE + row * 4 + 2, mask=valid, other=0.0)
-        s3 = tl.load(STATE + row * 4 + 3, mask=valid, other=0.0)
-        bad = s0 != s0
+        s0, s1, s2, s3, bad = recall(STATE, row, valid)
         tops = x
         if MODE == "write":
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
@@ -331,11 +326,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     c, r = slope_and_power(par, LINK, P, NORM)
     if MODE == "p" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2)
-        t = tl.full([R, 1, 1], -1, tl.int64)
-        scale = tl.full([R, 1, 1], 1.0, tl.float32)
-        if MODE == "grad":
-            t = tl.load(INDEX + row, mask=valid, other=-1)
-            scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        t, scale = wanted(INDEX, SCALE, row, valid, MODE)
         if WHOLE:
             p = shares(x, s0, s1, s2, s3, c, r, over, LINK, P, SLOPE, PER_ROW)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
@@ -354,10 +345,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                      MODE, LINK, P, SLOPE, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
     if MODE == "loss":
         t = tl.load(INDEX + row, mask=valid, other=-1)
-        inside = (t >= 0) & (t < n) & valid
-        aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
-        if MASKED:
-            aim = tl.where(tl.load(M + mo + t * mc, mask=inside, other=1) != 0, aim, float("-inf"))
+        aim = aimed(at, t, MASKED)
         gap = top.to(tl.float64) - aim.to(tl.float64)
         if NORM:  # tau is the potential
             value = gap + (1.0 - (s1 - s2 / r))
@@ -375,15 +363,9 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             else:
                 value = gap + loss_in_steps(tops, top, s0, s1, s2, s3, c, r, over, par, at,
                                             LINK, P, SLOPE, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
-        value = tl.where(aim == float("-inf"), float("inf"), tl.maximum(value, 0.0))
-        value = tl.where(bad | (t >= n), float("nan"), value)
-        value = tl.where(t < 0, 0.0, value)
-        tl.store(VALUE + row, value.to(tl.float32), mask=valid)
+        lose(VALUE, row, tl.maximum(value, 0.0), aim, t, bad, at)
     if SAVE and (MODE == "loss" or MODE == "state"):
-        tl.store(STATE + row * 4, tl.where(bad, float("nan"), s0), mask=valid)
-        tl.store(STATE + row * 4 + 1, s1, mask=valid)
-        tl.store(STATE + row * 4 + 2, s2, mask=valid)
-        tl.store(STATE + row * 4 + 3, s3, mask=valid)
+        remember(STATE, row, valid, bad, s0, s1, s2, s3)
     if MODE == "tau":
         if LINK == "steep":
             tau = s0 - tl.exp(par * tl.log(tl.maximum(s1, 1e-300))) / par
@@ -475,29 +457,3 @@ def loss_terms(x, top, p, c):
     c = tl.where(tl.abs(c) < 1e-7, 1e-7, c)
     bent = tl.where(c > 0.0, expm1(tl.where(c > 0.0, c, 0.0) * log_p), tl.exp(c * log_p) - 1.0)
     return tl.where(inside, p * (y - bent / (c * (c + 1.0))), 0.0)
-
-
-@triton.jit
-def finish(
-    OUT,
-    oo,
-    oc,
-    begin,
-    p,
-    t,
-    scale,
-    bad,
-    n,
-    valid,
-    MODE: tl.constexpr,
-    FAR: tl.constexpr,
-    K: tl.constexpr,
-    L: tl.constexpr,
-):
-    """The house's policy at the end: a poisoned row is NaN; a gradient is `scale (p - y)`, 0 for a sample that does not count."""
-    if MODE == "grad":
-        cols = begin + tl.arange(0, K)[None, :, None] * L + tl.arange(0, L)[None, None, :]
-        p = tl.where(t < 0, 0.0, scale * (tl.where(bad, float("nan"), p) - tl.where(cols == t, 1.0, 0.0)))
-    else:
-        p = tl.where(bad, float("nan"), p)
-    put(OUT, oo, oc, begin, p, n, valid, FAR, K, L)

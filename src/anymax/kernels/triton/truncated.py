@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .policy import aimed, finish, lose, recall, remember, wanted
 from .search import cut, of_lanes, select, tally, weigh
-from .separable import finish
 from .tile import fetch, gather, lanes, place, scatter, some, survey, surveyed, total
 
 
@@ -74,9 +74,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    xo = place(row, d1, d2, x0, x1, x2)
-    mo = place(row, d1, d2, m0, m1, m2)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -87,12 +85,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         tops = x
         if MODE == "write":
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
-        s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
-        bad = s0 != s0
-        top = s0.to(tl.float32)
-        edge = tl.load(STATE + row * 4 + 1, mask=valid, other=0.0).to(tl.float32)
-        last = tl.load(STATE + row * 4 + 2, mask=valid, other=0.0).to(tl.int32)
-        z = tl.load(STATE + row * 4 + 3, mask=valid, other=1.0)
+        top, edge, last, z, bad = recall(STATE, row, valid)
+        top, edge, last = top.to(tl.float32), edge.to(tl.float32), last.to(tl.int32)
         empty = bad
         small = False
     else:
@@ -137,11 +131,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     share, log_z = (1.0 / z).to(tl.float32), tl.log(z).to(tl.float32)
     if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2)
-        t = tl.full([R, 1, 1], -1, tl.int64)
-        scale = tl.full([R, 1, 1], 1.0, tl.float32)
-        if MODE == "grad":
-            t = tl.load(INDEX + row, mask=valid, other=-1)
-            scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        t, scale = wanted(INDEX, SCALE, row, valid, MODE)
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
@@ -155,69 +145,18 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 kept = (tile > edge) | ((tile == edge) & (cols <= last))
                 scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
             else:
-                in_steps(
-                    OUT,
-                    oo,
-                    oc,
-                    first,
-                    span,
-                    reaching,
-                    top,
-                    edge,
-                    last,
-                    share,
-                    log_z,
-                    t,
-                    scale,
-                    bad,
-                    at,
-                    MODE,
-                    LOGS,
-                    MASKED,
-                    FAR,
-                    K,
-                    L,
-                )
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                         MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
         else:
-            in_steps(
-                OUT,
-                oo,
-                oc,
-                first,
-                span,
-                reaching,
-                top,
-                edge,
-                last,
-                share,
-                log_z,
-                t,
-                scale,
-                bad,
-                at,
-                MODE,
-                LOGS,
-                MASKED,
-                FAR,
-                K,
-                L,
-            )
+            in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                     MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
     if MODE == "loss":
         t = tl.load(INDEX + row, mask=valid, other=-1)
-        inside = (t >= 0) & (t < n) & valid
-        aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
-        if MASKED:
-            aim = tl.where(tl.load(M + mo + t * mc, mask=inside, other=1) != 0, aim, float("-inf"))
+        aim = aimed(at, t, MASKED)
         value = tl.log(z) + (top.to(tl.float64) - aim.to(tl.float64))
-        value = tl.where(aim == float("-inf"), float("inf"), value)
-        value = tl.where(bad | (t >= n), float("nan"), value)
-        value = tl.where(t < 0, 0.0, value)
-        tl.store(VALUE + row, value.to(tl.float32), mask=valid)
+        lose(VALUE, row, value, aim, t, bad, at)
     if SAVE and (MODE == "loss" or MODE == "state"):
-        tl.store(STATE + row * 4, tl.where(bad, float("nan"), top.to(tl.float64)), mask=valid)
-        tl.store(STATE + row * 4 + 1, edge.to(tl.float64), mask=valid)
-        tl.store(STATE + row * 4 + 2, last.to(tl.float64), mask=valid)
-        tl.store(STATE + row * 4 + 3, z, mask=valid)
+        remember(STATE, row, valid, bad, top, edge, last, z)
     if MODE == "tau":
         tau = tl.where(empty, float("-inf"), top.to(tl.float64) + tl.log(z))
         tl.store(VALUE + row, tl.where(bad, float("nan"), tau).to(tl.float32), mask=valid)
