@@ -330,7 +330,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
     assert evidence.verdicts() == "No experiment has been saved yet."
     assert evidence.contents() == ""
-    claim = {"key": "a", "claim": "Zeros help | always.", "source": "a paper", "verdict": "contradicted"}
+    claim = {"key": "a", "claim": "Zeros help | p_t > 0.", "source": "a paper", "verdict": "contradicted"}
     for name, quick in (("one", False), ("two", True)):
         (tmp_path / f"{name}.json").write_text(
             json.dumps({"name": name, "quick": quick, "claims": [claim]}), encoding="utf-8"
@@ -339,7 +339,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
             "# Title\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n![words](one.png)\n", encoding="utf-8"
         )
     (tmp_path / "one.png").write_bytes(b"")
-    assert "| Zeros help \\| always. | a paper | **contradicted** | {doc}`one " in evidence.verdicts()
+    assert "| Zeros help \\| p\\_t \\> 0. | a paper | **contradicted** | {doc}`one " in evidence.verdicts()
     assert "two" not in evidence.verdicts() + evidence.contents()
     out = tmp_path / "out"
     out.mkdir()

@@ -27,8 +27,8 @@ def verdicts() -> str:
     """Every claim with its verdict."""
     rows = [
         (
-            claim["claim"],
-            claim["source"],
+            text.plain(claim["claim"]),
+            text.plain(claim["source"]),
             f"**{claim['verdict']}**",
             f"{{doc}}`{known['name']} </generated/evidence/{known['name']}>`",
         )

@@ -31,6 +31,11 @@ def read(path: Path, allowed: Sequence[str], required: Sequence[str]) -> Prose:
     return Prose(keys, introduction.strip(), sections)
 
 
+def plain(words: str) -> str:
+    """Words that are no markup."""
+    return re.sub(r"([\\`*_{}\[\]<>$])", r"\\\1", words)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> str:
     """A Markdown table; columns in `right` are aligned to the right."""
     line = "|" + "|".join("---:" if i in right else "---" for i in range(len(header))) + "|"
