@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -84,6 +85,25 @@ class Settings:
         raise Missing(
             f"{self.experiment.name}: {problem}, made from {original}; --quick runs without it, on other data"
         )
+
+
+def quick_on_one_thread(run: Callable[[Settings, Findings], None]) -> Callable[[Settings, Findings], None]:
+    """A `run` whose quick form trains networks so small that torch's threads would only wait for each other."""
+
+    @functools.wraps(run)
+    def wrapped(settings: Settings, found: Findings) -> None:
+        if not settings.quick:
+            return run(settings, found)
+        import torch  # late: listing the experiments needs no torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return run(settings, found)
+        finally:
+            torch.set_num_threads(before)
+
+    return wrapped
 
 
 def main(

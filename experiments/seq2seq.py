@@ -13,7 +13,7 @@ import numpy as np
 
 from anymax import Entmax, Mapping, Softmax, Sparsemax
 
-from ._common import Experiment, Settings, main
+from ._common import Experiment, Settings, main, quick_on_one_thread
 from ._report import Claim, Findings
 from ._statistics import difference, over_seeds
 
@@ -84,6 +84,7 @@ FIGURES = {
 }
 
 
+@quick_on_one_thread
 def run(settings: Settings, found: Findings) -> None:
     from . import _transducer as t  # late: it needs torch
 
@@ -223,7 +224,7 @@ def _tell(found: Findings, results: dict[tuple[str, str], list[dict[str, float]]
         found.table(title, rows, "Mean over seeds. " + "; ".join(f"{c}: {FIGURES[c]}" for c in columns) + ".")
     found.notes += [
         "“1.5-entmax attention” and “1.5-entmax output” have softmax in the other place; the other names are of both.",
-        "All maps share network, epochs and rates, which were chosen by a look at Hungarian and not for each map.",
+        "All maps share network, epochs and rates; they were not chosen for each map.",
         "For a listed word no better search exists: its strings' probabilities sum to 1. A proof needs no zeros, so softmax has some too.",
     ]
 

@@ -20,6 +20,15 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
 from experiments import _common, _sentences, _transducer
 
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 SHAPE = _sentences.Shape(50, 24, 3, 4, 40, 16)
