@@ -332,7 +332,7 @@ def test_frameworks_only_in_leaves():
         "triton": {
             f"kernels.triton.{part}"
             for part in (
-                "links", "tile", "search", "separable", "truncated", "dense", "perturb", "backward", "launch", "attention",
+                "links", "tile", "search", "policy", "separable", "truncated", "dense", "perturb", "backward", "launch", "attention",
                 "attention_tile", "attention_forward", "attention_backward",
             )
         },
