@@ -283,6 +283,10 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     reduction = options.get("reduction", "mean")
     _check_reduction(reduction)
+    if weight is None and not options.keys() - {"reduction"} and hasattr(bridge(scores), "quick_loss"):
+        value = bridge(scores).quick_loss(mapping, scores, target)
+        if value is not None:
+            return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
     axis = _class_axis(scores, options.get("axis"), options.get("dim"))
     _, rows, mapping, axis = prepare(mapping, scores, axis, options.get("mask"), None)
     leaf, xp = bridge(rows), namespace(rows)

@@ -387,6 +387,24 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
     return None if bad else out
 
 
+def quick_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
+    """The losses of plain rows for plain class indices, all of which are classes; None where anything is out of the ordinary."""
+    if _compiling() or type(x) not in KINDS or type(index) is not Tensor or not 1 <= x.ndim <= 2:
+        return None
+    if x.dtype not in (torch.float32, torch.float64) or index.dtype is not torch.int64 or index.shape != x.shape[:-1]:
+        return None
+    if not (x.is_cpu and index.is_cpu and x.numel()) or _traced(mapping) or _asked() is not None:
+        return None
+    if native.refuse("index_loss", mapping, x) is not None:
+        return None
+    low, high = torch.aminmax(index)
+    if low.item() < 0 or high.item() >= x.shape[-1]:  # left out, or a mistake
+        return None
+    if _grad() and x.requires_grad:
+        return _IndexLoss.apply(x, index, mapping, native)
+    return native.index_loss(mapping, x, index, False)[0]
+
+
 def _fits(out: Tensor, x: Tensor) -> bool:
     """True where the result can be written to `out` as it is."""
     return (

@@ -353,6 +353,10 @@ class _NumPy:
     def pointer(a: np.ndarray) -> int:
         return a.ctypes.data
 
+    @staticmethod
+    def dense(a: np.ndarray) -> bool:
+        return a.flags.c_contiguous and a.flags.aligned
+
     empty_like = staticmethod(np.empty_like)
     contiguous = staticmethod(np.ascontiguousarray)
     broadcast = staticmethod(np.broadcast_to)
@@ -374,6 +378,10 @@ class _Torch:
     @staticmethod
     def pointer(a: Any) -> int:
         return a.data_ptr()
+
+    @staticmethod
+    def dense(a: Any) -> bool:
+        return a.is_contiguous()
 
     @staticmethod
     def empty_like(a: Any) -> Any:
@@ -420,13 +428,15 @@ def _run(
     *,
     fields: dict[str, Any] | None = None,
     saved: Saved | None = None,
-    param: float | None = None,
 ) -> None:
     """One call on operands of the shape of x: `views` by name; `out` is written to."""
     lib = load()
     assert not isinstance(lib, str)
     world, n = _world(x), x.shape[-1]
     batch = tuple(x.shape[:-1])
+    if link.kind != "perturb_max" and link.params is None and all(map(world.dense, views.values())):
+        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved)
+        return
     out = views.get("out")
     result = out
     held = dict(views)
@@ -458,7 +468,7 @@ def _run(
     if link.kind == "perturb_max" and not link.nodes:
         call.nodes = 64 if dtype == "float64" else 32
     call.outer, call.inner, call.n = outer, inner, n
-    call.param = link.param if param is None else param
+    call.param = link.param
     if link.params is not None:
         rows = world.contiguous(world.broadcast(world.cast(link.params, "float64", x), (*batch, 1)))
         call.params = world.pointer(rows)
@@ -471,15 +481,51 @@ def _run(
         index = at + size * saved.words
         call.support = _Support(index, at, index + size, saved.capacity)
     call.pool = pool(lib)
-    rows_count = outer * inner
-    code = (lib.held if rows_count * n <= SMALL else lib.free).anymax_run(ctypes.byref(call))
+    _check((lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call)), lib, op, link, n)
+    if result is not None and held["out"] is not result:
+        result[...] = held["out"]
+
+
+def _check(code: int, lib: _Library, op: int, link: Link, n: int) -> None:
     if code:
         words = lib.free.anymax_error(code).decode()
         if "memory" in words:
             raise MemoryError(f"the native engine ran out of memory on rows of {n} classes")
         raise RuntimeError(f"the native engine refused op {op} of {link.kind}: {words}")
-    if result is not None and held["out"] is not result:
-        result[...] = held["out"]
+
+
+_whole_call = struct.Struct("=iiiiqqqdQq" + 5 * "Qqqq" + "QQQqQQQQQi4x")  # anymax_call
+assert _whole_call.size == ctypes.sizeof(_Call)
+
+
+def _run_dense(
+    lib: _Library,
+    world: Any,
+    op: int,
+    link: Link,
+    rows: int,
+    n: int,
+    dtype: int,
+    views: dict[str, Array],
+    fields: dict[str, Array],
+    saved: Saved | None,
+) -> None:
+    """The same on operands that lie row after row: all in one piece of memory for the library, since ctypes takes its time for each field."""
+    at = world.pointer
+    operands: list[int] = []
+    for key in ("x", "p", "g", "out", "mask"):
+        operands += (at(views[key]), n, 0, 1) if key in views else (0, 0, 0, 0)
+    if saved is None:
+        operands += (0, 0, 0, 0)
+    else:
+        value, size = at(saved.memory), saved.rows * saved.capacity * 4
+        index = value + size * saved.words
+        operands += (index, value, index + size, saved.capacity)
+    operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
+    call = _whole_call.pack(
+        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(lib)
+    )
+    _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
 
 
 # -- the engine's operations ------------------------------------------------------------------------------------------------------------

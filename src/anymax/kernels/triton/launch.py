@@ -84,7 +84,8 @@ class _Call:
     def __init__(self, kernel: str, x: Tensor, rows: _Rows, *, one_row: bool = False, cut: bool = False) -> None:
         self.x, self.rows = x, rows
         self.plan = p = plan(kernel, rows.count, rows.n, one_row, rows.sideways, _wave(), cut and not one_row)
-        self.shape, self.parts = (rows.count, rows.n, span(p, rows.n)), p.parts
+        self.shape: tuple[int, ...] = (rows.count, rows.n, span(p, rows.n))
+        self.parts = p.parts
         self.tile = {"FAR": rows.far, "R": p.R, "K": p.K, "L": p.L}
 
     def __call__(
