@@ -510,7 +510,7 @@ def _run_dense(
     fields: dict[str, Array],
     saved: Saved | None,
 ) -> None:
-    """The same on operands that lie row after row: all in one piece of memory for the library, since ctypes takes its time for each field."""
+    """The same on operands that lie row after row, said in one piece of memory: ctypes takes its time for each field."""
     at = world.pointer
     operands: list[int] = []
     for key in ("x", "p", "g", "out", "mask"):
