@@ -349,7 +349,10 @@ def test_results_do_not_depend_on_the_number_of_threads(case, shape):
             own = torch.empty_like(x)
             code = link.code << 8
             if link.params is None:  # the library's own pool
-                assert lib.anymax_packed(native.pack(code, x.data_ptr(), 0, 0, own.data_ptr(), *shape, link.param, 0, 0)) == 0
+                assert (
+                    lib.anymax_packed(native.pack(code, x.data_ptr(), 0, 0, own.data_ptr(), *shape, link.param, 0, 0))
+                    == 0
+                )
                 results.append(own)
     finally:
         native.set_num_threads(before)
