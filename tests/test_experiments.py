@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -84,9 +85,10 @@ def test_quick_run(name, tmp_path, monkeypatch, capsys):
     module = load(name)
     for package in module.EXPERIMENT.needs:
         pytest.importorskip(package)
+    begun = time.process_time()
     assert _common.main(module.EXPERIMENT, module.run, ["--quick", "--out", str(tmp_path)]) == 0
     known = check_files(tmp_path, name, quick=True)
-    assert known["seconds"] < 60
+    assert time.process_time() - begun < 60  # of the processor: the machine may be busy
     told = capsys.readouterr()
     assert all(f"{c['verdict']:>12}: {c['claim']}" in told.out for c in known["claims"])
     assert f"[{name} " in told.err  # progress
