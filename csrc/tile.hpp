@@ -297,7 +297,8 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
     return level;
 }
 
-inline void tile_curve(Tile<float> &t, int64_t n, const Curve &curve, Finish finish) {
+// Apart from the others, which pay for its registers where it is inlined.
+__attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, const Curve &curve, Finish finish) {
     vf x[TILE];
     memcpy(x, t.v, (size_t)n * sizeof(vf));
     prepare(t, n);
