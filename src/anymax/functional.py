@@ -289,9 +289,9 @@ def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: An
 
 def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
-    if axis is None and not options and type(alpha) is float:
-        quick = _QUICK.get(type(x))
-        if quick is not None and not _compiling() and (p := quick(_entmax(alpha), x, out)) is not None:
+    if axis is None and not options and type(alpha) is float and not _compiling():
+        p = _quickly(_entmax(alpha), x, out)
+        if p is not None:
             return p
     return apply(Entmax(alpha), x, axis, out=out, **options)
 
@@ -314,9 +314,9 @@ def sparse_softmax(
     x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
-    if axis is None and not options and p is None and type(k) is int:
-        quick = _QUICK.get(type(x))
-        if quick is not None and not _compiling() and (q := quick(_topk(k), x, out)) is not None:
+    if axis is None and not options and p is None and type(k) is int and not _compiling():
+        q = _quickly(_topk(k), x, out)
+        if q is not None:
             return q
     return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
 

@@ -283,8 +283,9 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     reduction = options.get("reduction", "mean")
     _check_reduction(reduction)
-    if weight is None and not options.keys() - {"reduction"} and hasattr(bridge(scores), "quick_loss"):
-        value = bridge(scores).quick_loss(mapping, scores, target)
+    leaf = bridge(scores)
+    if weight is None and not options.keys() - {"reduction"} and hasattr(leaf, "quick_loss"):
+        value = leaf.quick_loss(mapping, scores, target)
         if value is not None:
             return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
     axis = _class_axis(scores, options.get("axis"), options.get("dim"))

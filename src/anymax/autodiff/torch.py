@@ -426,18 +426,17 @@ class _Quick(torch.autograd.Function):
         mapping, kind, param = link
         p, n, dtype = _empty_like(x), x.shape[-1], x.dtype
         rows = x.numel() // n
-        capacity, words = native.room(kind >> 8, rows, n), 2 if dtype is torch.float64 else 1
-        memory = torch.empty(rows * (capacity * (words + 1) + 1), dtype=torch.int32) if capacity else None
-        at = 0 if memory is None else memory.data_ptr()
-        if native.packed(kind | _CODES[dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), rows, n, param, at, capacity):
-            p, memory = reference.forward(mapping, x), None
-        ctx.link, ctx.sizes = link, (rows, capacity, words)
-        ctx.save_for_backward(x if mapping.needs_scores else p, p, memory)
+        saved = native.saving(kind >> 8, x, rows, n)
+        room = (saved.memory.data_ptr(), saved.capacity) if saved else ()
+        if native.packed(kind | _CODES[dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), rows, n, param, *room):
+            p, saved = reference.forward(mapping, x), None
+        ctx.link, ctx.sizes = link, saved and saved[1:]
+        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, p, memory), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
+        (g,), (x, p, *memory), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
         dtype = p.dtype
         if not (_grad() or _asked() is not None or not g.is_contiguous() or g.dtype is not dtype or _modes()):
             try:
@@ -445,12 +444,9 @@ class _Quick(torch.autograd.Function):
             except RuntimeError:  # a batch of gradients has no numbers of its own
                 at = 0
             if at:
-                out, n, (rows, capacity, _) = _empty_like(p), p.shape[-1], ctx.sizes
-                support = 0 if memory is None else memory.data_ptr()
-                code = native.VJP | kind | _CODES[dtype] << 16
-                if not native.packed(
-                    code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), rows, n, param, support, capacity
-                ):
+                out, n = _empty_like(p), p.shape[-1]
+                room = (memory[0].data_ptr(), ctx.sizes[1]) if memory else ()
+                code, rows = native.VJP | kind | _CODES[dtype] << 16, p.numel() // n
+                if not native.packed(code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), rows, n, param, *room):
                     return out, None
-        saved = None if memory is None else native.Saved(memory, *ctx.sizes)
-        return _vjp(mapping, x, p, g, saved), None
+        return _vjp(mapping, x, p, g, native.Saved(*memory, *ctx.sizes) if memory else None), None

@@ -477,9 +477,7 @@ def _run(
     for key, value in (fields or {}).items():
         setattr(call, key, world.pointer(value))
     if saved is not None:
-        at, size = world.pointer(saved.memory), saved.rows * saved.capacity * 4
-        index = at + size * saved.words
-        call.support = _Support(index, at, index + size, saved.capacity)
+        call.support = _Support(*saved.support(world.pointer(saved.memory)))
     call.pool = pool(lib)
     _check((lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call)), lib, op, link, n)
     if result is not None and held["out"] is not result:
@@ -515,12 +513,7 @@ def _run_dense(
     operands: list[int] = []
     for key in ("x", "p", "g", "out", "mask"):
         operands += (at(views[key]), n, 0, 1) if key in views else (0, 0, 0, 0)
-    if saved is None:
-        operands += (0, 0, 0, 0)
-    else:
-        value, size = at(saved.memory), saved.rows * saved.capacity * 4
-        index = value + size * saved.words
-        operands += (index, value, index + size, saved.capacity)
+    operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
     call = _whole_call.pack(
         op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(lib)
@@ -538,6 +531,12 @@ class Saved(NamedTuple):
     rows: int
     capacity: int
     words: int  # of a value: 2 for float64
+
+    def support(self, at: int) -> tuple[int, int, int, int]:
+        """The pointers to the indices, values and counts, of a memory that begins at `at`; and the capacity."""
+        size = self.rows * self.capacity * 4
+        index = at + size * self.words
+        return index, at, index + size, self.capacity
 
     def _part(self, begin: int, size: int) -> Array:
         return self.memory[begin : begin + size]
@@ -562,13 +561,9 @@ class Saved(NamedTuple):
         return self._part(self.rows * self.capacity * (self.words + 1), self.rows)
 
 
-def room(kind: int, rows: int, n: int) -> int:
-    """The capacity that is worth saving a row of this kind of map: 0 where the map is dense, or the call too small to pay."""
-    return _capacity(n) if 1 <= kind <= 6 and n >= 256 and rows * n >= 16384 else 0
-
-
-def _capacity(n: int) -> int:
-    return min(n, max(128, n // 32))
+def saving(kind: int, x: Array, rows: int, n: int) -> Saved | None:
+    """Room for the non-zeros of rows like x; None where the map of this kind is dense, or the call too small for it to pay."""
+    return _saved(x, rows, n) if 1 <= kind <= 6 and n >= 256 and rows * n >= 16384 else None
 
 
 def _link(mapping: Mapping) -> Link:
@@ -601,13 +596,12 @@ def forward_saving(
     mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
 ) -> tuple[Array, Saved | None]:
     """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
-    n, rows = x.shape[-1], math.prod(x.shape[:-1])
-    saved = _saved(x, rows, n) if room(_link(mapping).code, rows, n) else None
+    saved = saving(_link(mapping).code, x, math.prod(x.shape[:-1]), x.shape[-1])
     return _forward(FORWARD, mapping, x, mask, out, saved), saved
 
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
-    capacity, words = _capacity(n), 2 if _wide(x) == "float64" else 1
+    capacity, words = min(n, max(128, n // 32)), 2 if _wide(x) == "float64" else 1
     return Saved(_world(x).empty((rows * (capacity * (words + 1) + 1),), "int32", x), rows, capacity, words)
 
 
