@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 2
+#define ANYMAX_ABI 3
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -120,6 +120,28 @@ typedef int (*anymax_parallel)(int64_t begin, int64_t end, int64_t grain, anymax
 ANYMAX_API void anymax_set_parallel(anymax_parallel parallel);
 
 ANYMAX_API int anymax_abi(void);
+
+/* For Python, whose headers this library is compiled without: what it needs of the stable ABI, by address. */
+typedef struct {
+    void *none;                            /* Py_None */
+    void (*keep)(void *);                  /* Py_IncRef */
+    long long (*integer)(void *);          /* PyLong_AsLongLong */
+    double (*real)(void *);                /* PyFloat_AsDouble */
+    void *(*occurred)(void);               /* PyErr_Occurred */
+    void (*clear)(void);                   /* PyErr_Clear */
+    void *(*leave)(void);                  /* PyEval_SaveThread */
+    void (*enter)(void *);                 /* PyEval_RestoreThread */
+    int (*buffer)(void *, void *, int);    /* PyObject_GetBuffer */
+    void (*release)(void *);               /* PyBuffer_Release */
+    int (*tensor)(void *, void *);         /* dltensor_from_py_object_no_sync of torch's DLPackExchangeAPI, or NULL */
+    int64_t small;                         /* elements of a call that keeps the interpreter */
+} anymax_python;
+ANYMAX_API void anymax_python_bind(const anymax_python *python);
+
+/* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
+   anymax_packed less the dtype; None where anything is out of the ordinary, and then nothing was written. */
+ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
+ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,7 @@ from cases import CASES, each, on
 
 import anymax as am
 from anymax import kernels
-from anymax.kernels import native
+from anymax.kernels import native, short
 
 if isinstance(native.load(), str):
     pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
@@ -336,7 +336,8 @@ def test_an_instruction_set_by_the_environment():
 )
 def test_results_do_not_depend_on_the_number_of_threads(case, shape):
     x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    lib, before = native.load().free, native.get_num_threads()
+    assert short.ready()
+    before = native.get_num_threads()
     x = torch.as_tensor(x)
     results = []
     try:
@@ -347,12 +348,8 @@ def test_results_do_not_depend_on_the_number_of_threads(case, shape):
             results.append(native.forward(case.mapping, x))
             link = native.link_of(case.mapping)
             own = torch.empty_like(x)
-            code = link.code << 8
             if link.params is None:  # the library's own pool
-                assert (
-                    lib.anymax_packed(native.pack(code, x.data_ptr(), 0, 0, own.data_ptr(), *shape, link.param, 0, 0))
-                    == 0
-                )
+                assert short.tensors(link.code << 8, link.param, x, own) is own
                 results.append(own)
     finally:
         native.set_num_threads(before)
@@ -492,7 +489,8 @@ def test_refusals():
 def test_without_a_library(monkeypatch):
     sentence = "it was not compiled when anymax was installed"
     monkeypatch.setattr(native, "load", lambda: sentence)
-    monkeypatch.setattr(native, "held_call", None)
+    monkeypatch.setattr(short, "tensors", None)
+    monkeypatch.setattr(short, "buffers", None)
     x = torch.randn(4, 5)
     assert sentence in str(am.explain(am.Sparsemax(), x))
     assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference
@@ -568,3 +566,107 @@ def test_logsumexp(dtype):
     free = x.clone().requires_grad_()
     am.logsumexp(free).sum().backward()  # plain operations, with their gradient
     torch.testing.assert_close(free.grad, am.softmax(x), rtol=1e-2, atol=1e-2)
+
+
+# -- the builtins of the short way ------------------------------------------------------------------------------------------
+
+CODES = {m: short.link(m)[1] for m in (am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.SparseSoftmax(k=3))}
+
+
+def taken(builtin, x, out):
+    """True where the builtin serves, and then its result is that of the reference; False where it refuses and writes nothing."""
+    said = builtin(CODES[am.Sparsemax()], 0.0, x, out)
+    if said is None:
+        return False
+    assert said is out
+    with am.use("reference"):
+        np.testing.assert_allclose(np.asarray(out), np.asarray(am.sparsemax(x)), atol=2e-3)
+    return True
+
+
+def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
+    assert short.ready()
+    f, x = short.tensors, torch.randn(4, 6)
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        assert taken(f, x.to(dtype), torch.empty(4, 6, dtype=dtype))
+    assert taken(f, x.clone(), x.clone())
+    assert taken(f, x[:2], torch.empty(2, 6))
+    assert taken(f, x[1], torch.empty(6))
+    assert taken(f, x[None, :, None], torch.empty(1, 4, 1, 6))
+    same = x.clone()
+    want = am.sparsemax(same)
+    assert f(CODES[am.Sparsemax()], 0.0, same, same) is same
+    assert torch.equal(same, want)
+    out, line = torch.full((4, 6), 7.0), torch.full((30,), 7.0)
+    for scores, place in (
+        (x.double(), out), (x[:2], out), (x.reshape(2, 12), out), (x.reshape(6, 4).T, out), (x.expand(3, 4, 6)[:, 0], out[:3]),
+        (x[:, :5], out[:, :5]), (x, out.T), (torch.tensor(1.0), torch.tensor(7.0)), (torch.empty(0, 6), torch.empty(0, 6)),
+        (x.int(), out.int()), (x.bool(), out.bool()), (x.cfloat(), out.cfloat()), (x.to_sparse(), out), (x.to("meta"), out),
+        (line[:24].reshape(4, 6), line[6:].reshape(4, 6)), (x.numpy(), out), (None, out), (x, None), ("x", out),
+    ):  # fmt: skip
+        assert f(CODES[am.Sparsemax()], 0.0, scores, place) is None
+    assert torch.equal(out, torch.full((4, 6), 7.0))
+    assert torch.equal(line, torch.full((30,), 7.0))
+    kinds = []
+    torch.func.vmap(lambda t: kinds.append(f(CODES[am.Sparsemax()], 0.0, t, out[0])) or t)(x)
+    assert kinds == [None]
+
+
+def test_the_builtin_for_numpy_serves_plain_arrays_and_refuses_the_rest():
+    assert short.ready()
+    f, x = short.buffers, np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    for dtype in (np.float32, np.float64, np.float16):
+        assert taken(f, x.astype(dtype), np.empty((4, 6), dtype))
+    frozen, raw = x.copy(), np.zeros(101, np.uint8)
+    frozen.flags.writeable = False
+    assert taken(f, frozen, np.empty_like(x))
+    out = np.full((4, 6), 7, np.float32)
+    for scores, place in (
+        (x, frozen), (x.astype(">f4"), out), (raw[1:97].view(np.float32).reshape(4, 6), out), (x, out.astype(np.float64)),
+        (x.T, out.T), (x[:, ::2], out[:, :3]), (x.astype(int), out), (x.astype(object), out), (np.empty((0, 6), np.float32), out[:0]),
+        (np.float32(1), out), (x.tolist(), out), (b"12345678", out), (x.astype(np.longdouble), out.astype(np.longdouble)),
+    ):  # fmt: skip
+        assert f(CODES[am.Sparsemax()], 0.0, scores, place) is None
+    assert (out == 7).all()
+
+
+def test_the_builtins_take_numbers_in_their_ranges_and_say_what_is_no_number():
+    assert short.ready()
+    x, out = torch.randn(2, 5), torch.full((2, 5), 7.0)
+    for code in (-1, 255, 99 << 8, 1 << 40, native.VJP, 2**62, native.LOSS):
+        assert short.tensors(code, 0.0, x, out) is None
+    assert short.tensors(CODES[am.SparseSoftmax(k=3)], 0.0, x, out) is None  # k = 0
+    g, memory = torch.randn(2, 5), torch.empty(2 * (3 * 2 + 1), dtype=torch.int32)
+    vjp = native.VJP | CODES[am.Sparsemax()]
+    for p, g_, memory_, capacity in (
+        (None, g, None, 0), (x, None, None, 0), (x, g[:1], None, 0), (x, g.double(), None, 0), (x, g.T, None, 0), (x, out, None, -3),
+        (x, g, memory, 2), (x, g, memory, 6), (x, g, memory.long(), 3), (x, g, None, 3), (x, g, memory[:-1], 3),
+    ):  # fmt: skip
+        assert short.tensors(vjp, 0.0, x, out, p, g_, memory_, capacity) is None
+    assert short.tensors(vjp, 0.0, x) is None
+    assert short.tensors() is None
+    assert short.tensors(*[0] * 9) is None
+    assert (out == 7).all()
+    for bad in (("1", 0.0), (0, "1"), (0, None), (2**80, 0.0)):
+        with pytest.raises((TypeError, OverflowError)):
+            short.tensors(*bad, x, out)
+
+
+def test_arrays_of_the_short_way_are_not_kept():
+    import gc
+    import weakref
+
+    assert short.ready()
+    for f, make in ((short.tensors, lambda: torch.randn(3, 4)), (short.buffers, lambda: np.zeros((3, 4)))):
+        x, out = make(), make()
+        before = sys.getrefcount(out)
+        for _ in range(10):
+            f(CODES[am.Sparsemax()], 0.0, x, out)
+            f(CODES[am.Sparsemax()], 0.0, x, None)
+        assert sys.getrefcount(out) == before
+        seen = weakref.ref(out)
+        del out
+        gc.collect()
+        assert seen() is None
+        if isinstance(x, np.ndarray):
+            x.resize((6, 4))  # no buffer is held

@@ -27,7 +27,7 @@ from ._array import (
 )
 from ._mapping import Mapping
 from .autodiff import bridge, plain
-from .kernels import reference
+from .kernels import reference, short
 from .mappings import (
     Budget,
     Entmax,
@@ -71,8 +71,8 @@ def apply(
             return p
     x, rows, mapping, axis, keep = _split(mapping, x, pick_axis(axis, dim), mask, dtype)
     leaf = bridge(rows)
-    if not _compiling() and type(x) not in _QUICK and hasattr(leaf, "quick"):
-        _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
+    if type(x) not in _QUICK and hasattr(leaf, "quick") and not _compiling():
+        _learn(leaf)
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
     engine = None if out is None else _writer(out, rows, axis, mapping)
@@ -94,13 +94,20 @@ def _quickly(link: Any, x: Any, out: Any = None) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _short_of(mapping: Mapping) -> Any:
-    return kernels.native.short(mapping)
+    return short.link(mapping)
 
 
 def _short(mapping: Any) -> Any:
     if _compiling() or not isinstance(mapping, Mapping) or mapping.params():
         return None
     return _short_of(mapping)
+
+
+def _learn(leaf: Any) -> None:
+    """The short way of a framework whose first array has come."""
+    global _compiling
+    _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
+    _compiling = getattr(leaf, "compiling", _compiling)
 
 
 def _compiling() -> bool:
@@ -248,17 +255,17 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     return xp.where(finite, smooth, high)
 
 
-_SOFTMAX, _SPARSEMAX, _ENTMAX15 = (kernels.native.short(m) for m in (Softmax(), Sparsemax(), Entmax(1.5)))
+_SOFTMAX, _SPARSEMAX, _ENTMAX15 = (short.link(m) for m in (Softmax(), Sparsemax(), Entmax(1.5)))
 
 
 @functools.lru_cache(maxsize=256)
 def _entmax(alpha: float) -> Any:
-    return kernels.native.short(Entmax(alpha))
+    return short.link(Entmax(alpha))
 
 
 @functools.lru_cache(maxsize=256)
 def _topk(k: int) -> Any:
-    return kernels.native.short(SparseSoftmax(k=k))
+    return short.link(SparseSoftmax(k=k))
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -266,9 +273,9 @@ def _topk(k: int) -> Any:
 
 def softmax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
-    if axis is None and not options:
-        quick = _QUICK.get(type(x))
-        if quick is not None and (p := quick(_SOFTMAX, x, out)) is not None:
+    if axis is None and not options and not _compiling():
+        p = _quickly(_SOFTMAX, x, out)
+        if p is not None:
             return p
     return apply(Softmax(), x, axis, out=out, **options)
 
@@ -280,9 +287,9 @@ def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
 
 def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
-    if axis is None and not options:
-        quick = _QUICK.get(type(x))
-        if quick is not None and (p := quick(_SPARSEMAX, x, out)) is not None:
+    if axis is None and not options and not _compiling():
+        p = _quickly(_SPARSEMAX, x, out)
+        if p is not None:
             return p
     return apply(Sparsemax(), x, axis, out=out, **options)
 
@@ -298,9 +305,9 @@ def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None
 
 def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
-    if axis is None and not options:
-        quick = _QUICK.get(type(x))
-        if quick is not None and (p := quick(_ENTMAX15, x, out)) is not None:
+    if axis is None and not options and not _compiling():
+        p = _quickly(_ENTMAX15, x, out)
+        if p is not None:
             return p
     return apply(Entmax(1.5), x, axis, out=out, **options)
 

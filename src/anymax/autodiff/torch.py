@@ -20,7 +20,7 @@ import torch
 from .. import kernels
 from .._array import floating, upcast
 from .._mapping import Mapping
-from ..kernels import native, reference
+from ..kernels import native, reference, short
 from ..mappings import CATALOGUE
 
 Tensor = torch.Tensor
@@ -262,7 +262,7 @@ def _learns(mapping: Mapping) -> bool:
 
 def _traced(mapping: Mapping) -> bool:
     """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
-    return _compiling() or bool(_modes()) or _transformed() or _learns(mapping)
+    return compiling() or bool(_modes()) or _transformed() or _learns(mapping)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -342,54 +342,43 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
 
 # -- the short way: plain tensors, the last axis, nothing asked for beside ---------------------------------------------------
 
-_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _asked = kernels.asked
-_compiling, _grad = torch.compiler.is_compiling, torch.is_grad_enabled
+compiling = torch.compiler.is_compiling
+_grad, _tracing = torch.is_grad_enabled, torch._C._get_tracing_state
 _forward_ad = torch.autograd.forward_ad
 _empty_like = torch.empty_like
-_pack = native.pack
+
+_SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
 
 
 def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
-    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary.
-
-    A tensor of torch.func has no data pointer, one that torch.jit traces no plain numbers as its shape.
-    """
-    if _compiling():
+    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
+    if _forward_ad._current_level >= 0 or _modes() or _tracing() is not None or _asked() is not None:
         return None
-    try:
-        code, n, count = _CODES[x.dtype], x.shape[-1], x.numel()
-        if not x.is_cpu or not x.is_contiguous() or _forward_ad._current_level >= 0 or _modes() or type(n) is not int:
-            return None
-        at = x.data_ptr()
-    except (KeyError, IndexError, RuntimeError, NotImplementedError):  # another dtype, no axis, no dense numbers
+    call = short.tensors
+    if call is None and (not short.ready() or (call := short.tensors) is None):
         return None
-    call = native.held_call
-    if call is None or not at or _asked() is not None:  # no library yet, no element, an engine of the caller's choice
-        if not at or _asked() is not None or not native.ready():
-            return None
-        call = native.held_call
+    _, code, param = link
     if x.requires_grad and _grad():
-        if out is not None:
-            return None
-        return _Quick.apply(x, link)
+        return None if out is not None or not _plain(x) else _Quick.apply(x, link, call)
     if out is None:
-        out = _empty_like(x)
-    elif not _fits(out, x):
-        return None
-    _, kind, param = link
-    if count <= 4096:  # native.SMALL
-        bad = call(_pack(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param, 0, 0))
-    else:
-        bad = native.packed(kind | code << 16, at, 0, 0, out.data_ptr(), count // n, n, param)
-    return None if bad else out
+        return call(code | native.pool() << 24, param, x, _empty_like(x))
+    return call(code | native.pool() << 24, param, x, out) if type(out) is Tensor and not out.requires_grad else None
+
+
+def _plain(x: Tensor) -> bool:
+    """True where x has numbers of its own that the library can read: what torch.func makes, and meta tensors, have none."""
+    try:
+        return x.is_cpu and x.is_contiguous() and x.dtype in _SERVED and x.numel() > 0 and x.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def quick_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     """The losses of plain rows for plain class indices, all of which are classes; None where anything is out of the ordinary."""
-    if _compiling() or type(x) not in KINDS or type(index) is not Tensor or not 1 <= x.ndim <= 2:
+    if compiling() or type(x) not in KINDS or type(index) is not Tensor or not 1 <= x.ndim <= 2:
         return None
     if x.dtype not in (torch.float32, torch.float64) or index.dtype is not torch.int64 or index.shape != x.shape[:-1]:
         return None
@@ -422,31 +411,26 @@ class _Quick(torch.autograd.Function):
     """p(x) of a plain tensor, with its backward as short as its forward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, link: tuple[Mapping, int, float]) -> Tensor:
-        mapping, kind, param = link
-        p, n, dtype = _empty_like(x), x.shape[-1], x.dtype
-        rows = x.numel() // n
-        saved = native.saving(kind >> 8, x, rows, n)
-        room = (saved.memory.data_ptr(), saved.capacity) if saved else ()
-        if native.packed(kind | _CODES[dtype] << 16, x.data_ptr(), 0, 0, p.data_ptr(), rows, n, param, *room):
+    def forward(ctx: Any, x: Tensor, link: tuple[Mapping, int, float], call: Any) -> Tensor:
+        mapping, code, param = link
+        n = x.shape[-1]
+        saved = native.saving(code >> 8, x, x.numel() // n, n)
+        memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
+        p = call(code | native.pool() << 24, param, x, _empty_like(x), None, None, memory, capacity)
+        if p is None:
             p, saved = reference.forward(mapping, x), None
-        ctx.link, ctx.sizes = link, saved and saved[1:]
+        ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
         ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, p, *memory), (mapping, kind, param) = grads, ctx.saved_tensors, ctx.link
-        dtype = p.dtype
-        if not (_grad() or _asked() is not None or not g.is_contiguous() or g.dtype is not dtype or _modes()):
-            try:
-                at = g.data_ptr()
-            except RuntimeError:  # a batch of gradients has no numbers of its own
-                at = 0
-            if at:
-                out, n = _empty_like(p), p.shape[-1]
-                room = (memory[0].data_ptr(), ctx.sizes[1]) if memory else ()
-                code, rows = native.VJP | kind | _CODES[dtype] << 16, p.numel() // n
-                if not native.packed(code, x.data_ptr(), p.data_ptr(), at, out.data_ptr(), rows, n, param, *room):
-                    return out, None
-        return _vjp(mapping, x, p, g, native.Saved(*memory, *ctx.sizes) if memory else None), None
+        (g,), (x, p, *memory), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
+        saved = native.Saved(*memory, *ctx.sizes) if memory else None
+        if not (_grad() or _asked() is not None or _modes()):
+            memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
+            code |= native.VJP | native.pool() << 24
+            out = ctx.call(code, param, x, _empty_like(p), p, g, memory, capacity)
+            if out is not None:
+                return out, None, None
+        return _vjp(mapping, x, p, g, saved), None, None

@@ -81,7 +81,7 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-ABI = 2
+ABI = 3
 
 
 class _Library(NamedTuple):
@@ -105,7 +105,7 @@ def load() -> _Library | str:
         return f"its library {path} speaks version {found} of the interface, this package version {ABI}; install anymax again"
     for lib in (free, held):
         lib.anymax_run.argtypes = [ctypes.c_void_p]
-        lib.anymax_packed.argtypes = [ctypes.c_char_p]
+        lib.anymax_python_bind.argtypes = [ctypes.c_void_p]
         lib.anymax_error.restype = lib.anymax_isa.restype = lib.anymax_isas.restype = ctypes.c_char_p
         lib.anymax_set_isa.argtypes = [ctypes.c_char_p]
         lib.anymax_set_parallel.argtypes = [ctypes.c_void_p]
@@ -169,20 +169,22 @@ _forked = False
 _lending = threading.Lock()
 
 
-def pool(lib: _Library) -> int:
+def pool() -> int:
     """Which pool serves a call: torch's (1) or the library's own (0)."""
     if _forked:  # torch's pool does not survive a fork, ours is made anew; a DataLoader's worker has one thread
         torch = sys.modules.get("torch")
         if torch is not None:
-            lib.free.anymax_set_num_threads(min(torch.get_num_threads(), lib.free.anymax_get_num_threads()))
+            set_num_threads(min(torch.get_num_threads(), get_num_threads()))
         return 0
     if _lent is None and "torch" in sys.modules:
-        _borrow(lib)
+        _borrow()
     return _lent or 0
 
 
-def _borrow(lib: _Library) -> None:
+def _borrow() -> None:
     global _lent
+    lib = load()
+    assert not isinstance(lib, str)
     torch = sys.modules["torch"]
     if not hasattr(torch, "get_num_threads"):  # still being imported
         return
@@ -208,42 +210,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-# -- the short way -----------------------------------------------------------------------------------------------------------------
-
-# anymax_packed_call: code, x, p, g, out, rows, n, param, saved, capacity; one argument instead of ten
-pack = struct.Struct("=qQQQQqqdQq").pack
-held_call: Any = None  # anymax_packed that keeps the interpreter, once the library is loaded
-
-
-def ready() -> bool:
-    """True where the library is loaded, after trying to."""
-    global held_call
-    lib = load()
-    if isinstance(lib, str):
-        return False
-    held_call = lib.held.anymax_packed
-    return True
-
-
-def packed(
-    code: int, x: int, p: int, g: int, out: int, rows: int, n: int, param: float, saved: int = 0, capacity: int = 0
-) -> int:
-    """anymax_packed on pointers. In a call of some length other threads of Python run meanwhile, and threads of its own help."""
-    if rows * n <= SMALL:
-        return held_call(pack(code, x, p, g, out, rows, n, param, saved, capacity))
-    lib = load()
-    assert not isinstance(lib, str)
-    return lib.free.anymax_packed(pack(code | pool(lib) << 24, x, p, g, out, rows, n, param, saved, capacity))
-
-
-def short(mapping: Mapping) -> tuple[Mapping, int, float] | None:
-    """The mapping with its code and number for `anymax_packed`; None where it takes more to say."""
-    link = link_of(mapping)
-    if isinstance(link, str) or link.params is not None or link.kind == "perturb_max":
-        return None
-    return mapping, link.code << 8, link.param
 
 
 # -- which maps, which arrays -----------------------------------------------------------------------------------------------------
@@ -478,7 +444,7 @@ def _run(
         setattr(call, key, world.pointer(value))
     if saved is not None:
         call.support = _Support(*saved.support(world.pointer(saved.memory)))
-    call.pool = pool(lib)
+    call.pool = pool()
     _check((lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call)), lib, op, link, n)
     if result is not None and held["out"] is not result:
         result[...] = held["out"]
@@ -515,9 +481,7 @@ def _run_dense(
         operands += (at(views[key]), n, 0, 1) if key in views else (0, 0, 0, 0)
     operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
-    call = _whole_call.pack(
-        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(lib)
-    )
+    call = _whole_call.pack(op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool())
     _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
 
 
@@ -689,7 +653,7 @@ def largest(x: Array, k: int) -> tuple[Array, Array]:
         call.outer, call.inner, call.n = math.prod(batch), 1, n
         call.x = _View(world.pointer(x), n, 0, 1)
         call.out = _View(world.pointer(value), k, 0, 1)
-        call.positions, call.pool = world.pointer(positions), pool(lib)
+        call.positions, call.pool = world.pointer(positions), pool()
         if code := lib.free.anymax_run(ctypes.byref(call)):
             raise RuntimeError(f"the native engine refused: {lib.free.anymax_error(code).decode()}")
     return value, positions

@@ -1,0 +1,144 @@
+/* The short way from Python: a builtin function that takes arrays, without Python's headers and without a build for each Python.
+ *
+ * `kernels/short.py` hands over the functions of Python's stable ABI by address, and makes the builtins of the two functions below with
+ * PyCFunction_NewEx. A tensor shows its numbers through the exchange API of DLPack (dlpack.h 1.3), an array of NumPy through the buffer protocol;
+ * the structures of both are written out here as their standards have them.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#include "anymax.h"
+
+namespace {
+
+struct Tensor {  // DLTensor
+    void *data;
+    int32_t device, device_id;
+    int32_t ndim;
+    uint8_t type, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+
+struct Buffer {  // Py_buffer
+    void *buf, *obj;
+    intptr_t len, itemsize;
+    int readonly, ndim;
+    char *format;
+    intptr_t *shape, *strides, *suboffsets;
+    void *internal;
+};
+
+anymax_python py;
+
+constexpr int INTS = ANYMAX_F16 + 1;  // of a saved support
+
+struct Array {  // on the CPU, in C order
+    char *data = nullptr;
+    int64_t count = 0;
+    int dtype = -1, ndim = 0;
+    const int64_t *shape = nullptr;
+};
+
+bool same(const Array &a, const Array &b) { return a.dtype == b.dtype && a.ndim == b.ndim && !memcmp(a.shape, b.shape, sizeof(int64_t) * a.ndim); }
+
+bool apart(const Array &a, const Array &b) {  // or the very same
+    const uintptr_t size = a.dtype == ANYMAX_F64 ? 8 : a.dtype == ANYMAX_F32 ? 4 : 2, bytes = (uintptr_t)a.count * size;
+    const uintptr_t from = (uintptr_t)a.data, to = (uintptr_t)b.data;
+    return from == to || from + bytes <= to || to + bytes <= from;
+}
+
+struct Tensors {
+    static int dtype(const Tensor &t) {
+        if (t.lanes != 1) return -1;
+        if (t.type == 2) return t.bits == 32 ? ANYMAX_F32 : t.bits == 64 ? ANYMAX_F64 : t.bits == 16 ? ANYMAX_F16 : -1;
+        return t.type == 4 && t.bits == 16 ? ANYMAX_BF16 : t.type == 0 && t.bits == 32 ? INTS : -1;
+    }
+    static bool open(void *object, Array &a) {
+        Tensor t;
+        memset(&t, 0, sizeof t);
+        if (py.tensor(object, &t)) {  // no numbers of its own: of vmap, of a mode, sparse
+            py.clear();
+            return false;
+        }
+        if (t.device != 1 || t.ndim < 1 || !t.data) return false;
+        a.count = 1;
+        for (int i = t.ndim; i--;) {
+            if (t.strides && t.shape[i] != 1 && t.strides[i] != a.count) return false;
+            a.count *= t.shape[i];
+        }
+        a.data = (char *)t.data + t.byte_offset, a.dtype = dtype(t), a.ndim = t.ndim, a.shape = t.shape;
+        return a.dtype >= 0 && a.count > 0;
+    }
+    bool read(void *object, Array &a) { return open(object, a); }
+    bool write(void *object, Array &a) { return open(object, a); }
+};
+
+struct Buffers {
+    Buffer held[5];
+    int count = 0;
+    ~Buffers() {
+        while (count) py.release(&held[--count]);
+    }
+    bool open(void *object, Array &a, int flags) {
+        Buffer &b = held[count];
+        if (py.buffer(object, &b, flags)) {
+            py.clear();
+            return false;
+        }
+        count++;
+        // One letter: aligned, and in the machine's byte order.
+        if (b.ndim < 1 || !b.format || !b.format[0] || b.format[1] || sizeof(intptr_t) != sizeof(int64_t)) return false;
+        a.dtype = b.format[0] == 'f' ? ANYMAX_F32 : b.format[0] == 'd' ? ANYMAX_F64 : b.format[0] == 'e' ? ANYMAX_F16 : -1;
+        if (a.dtype < 0 || b.len <= 0) return false;
+        a.data = (char *)b.buf, a.count = b.len / b.itemsize, a.ndim = b.ndim, a.shape = (const int64_t *)b.shape;
+        return true;
+    }
+    bool read(void *object, Array &a) { return open(object, a, 0x38 | 0x04); }          // PyBUF_C_CONTIGUOUS | PyBUF_FORMAT
+    bool write(void *object, Array &a) { return open(object, a, 0x38 | 0x04 | 0x01); }  // ... | PyBUF_WRITABLE
+};
+
+template <class Kind> bool served(void *const *args, anymax_packed_call &call, bool whole) {
+    Kind kind;
+    Array x, out, p, g, memory;
+    if (!kind.read(args[2], x) || !kind.write(args[3], out) || x.dtype >= INTS || !same(x, out) || !apart(x, out)) return false;
+    const int64_t n = x.shape[x.ndim - 1], rows = x.count / n;
+    if ((call.code & 255) == ANYMAX_VJP) {
+        if (!whole || !kind.read(args[4], p) || !kind.read(args[5], g)) return false;
+        if (!same(p, out) || !same(g, out) || !apart(p, out) || !apart(g, out)) return false;
+    }
+    if (call.capacity) {
+        const int64_t words = x.dtype == ANYMAX_F64 ? 2 : 1;
+        if (call.capacity < 0 || call.capacity > n || !kind.write(args[6], memory)) return false;
+        if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return false;
+    }
+    const bool longer = x.count > py.small;  // than it takes to let another thread have the interpreter
+    call.code |= (int64_t)x.dtype << 16;
+    call.x = x.data, call.p = p.data, call.g = g.data, call.out = out.data, call.rows = rows, call.n = n, call.saved = memory.data;
+    void *state = longer ? py.leave() : nullptr;
+    const int code = anymax_packed(&call);
+    if (longer) py.enter(state);
+    return code == 0;
+}
+
+template <class Kind> void *serve(void *const *args, intptr_t count) {
+    anymax_packed_call call;
+    memset(&call, 0, sizeof call);
+    void *answer = py.none;
+    if (count == 4 || count == 8) {
+        call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
+        if (py.occurred()) return nullptr;
+        if (served<Kind>(args, call, count == 8)) answer = args[3];
+    }
+    py.keep(answer);
+    return answer;
+}
+
+}  // namespace
+
+extern "C" void anymax_python_bind(const anymax_python *api) { py = *api; }
+
+extern "C" void *anymax_python_tensors(void *, void *const *args, intptr_t count) { return serve<Tensors>(args, count); }
+
+extern "C" void *anymax_python_buffers(void *, void *const *args, intptr_t count) { return serve<Buffers>(args, count); }

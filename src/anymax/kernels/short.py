@@ -1,0 +1,103 @@
+"""The short way into the C++ engine: builtin functions on plain arrays, made of addresses in the library.
+
+A call of ctypes costs as much as the softmax of a short row: every argument is converted, and before that read from its array by
+Python. The library has the bodies of two builtins instead, which read the arrays themselves (csrc/python.cpp). They are
+compiled without Python's headers: what they need of its stable ABI they are told by address, so that one library serves every Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+from .._mapping import Mapping
+from . import native
+
+# (code, param, x, out[, p, g, memory, capacity]) -> out, or None where anything is out of the ordinary; None before `ready`.
+buffers: Any = None  # on arrays of NumPy
+tensors: Any = None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on
+
+_FASTCALL = 0x80
+_kept: list[Any] = []  # what the builtins point to
+
+
+class _Method(ctypes.Structure):  # PyMethodDef
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("body", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    ]
+
+
+class _Exchange(ctypes.Structure):  # DLPackExchangeAPI
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("view", ctypes.c_void_p),
+    ]
+
+
+class _Python(ctypes.Structure):  # anymax_python
+    _fields_ = [(name, ctypes.c_void_p) for name in (
+        "none", "keep", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor"
+    )] + [("small", ctypes.c_int64)]  # fmt: skip
+
+
+_ABI = (
+    "Py_IncRef", "PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyObject_GetBuffer", "PyBuffer_Release",
+)  # fmt: skip
+
+
+def ready() -> bool:
+    """Makes the builtins; False where there is no library, or this Python is not CPython."""
+    global buffers, tensors
+    lib = native.load()
+    if isinstance(lib, str) or sys.implementation.name != "cpython":
+        return False
+    view = _view()
+    address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
+    lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *address, view, native.SMALL)))
+    buffers = buffers or _builtin("rows", lib.held.anymax_python_buffers)
+    if view:
+        tensors = tensors or _builtin("rows", lib.held.anymax_python_tensors)
+    return True
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _view() -> int | None:
+    """The function of torch that shows the numbers of a tensor, None where torch is not loaded or has none."""
+    capsule = getattr(getattr(sys.modules.get("torch"), "Tensor", None), "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    exchange = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    return exchange.view if exchange.major == 1 else None
+
+
+def _builtin(name: str, body: Any) -> Any:
+    method = _Method(name.encode(), _address(body), _FASTCALL, None)
+    _kept.append(method)
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+        ("PyCFunction_NewEx", ctypes.pythonapi)
+    )
+    return make(ctypes.addressof(method), None, None)
+
+
+def link(mapping: Mapping) -> tuple[Mapping, int, float] | None:
+    """The mapping with its code and number for the builtins; None where it takes more to say."""
+    found = native.link_of(mapping)
+    if isinstance(found, str) or found.params is not None or found.kind == "perturb_max":
+        return None
+    return mapping, found.code << 8, found.param
