@@ -6,85 +6,117 @@
 
 namespace ANYMAX_UNIT {
 
-// s = 1 / omega''(p), dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
-struct Sensitivity {
-    int32_t map;
-    double exponent;
-    bool plain, own, root, roots, steep, rough;
+// The weight of a class, s = 1 / omega''(p) = dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
+enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; any power for results in floats; any power
 
-    // rough: for results in floats
-    Sensitivity(int32_t m, double param, bool single) : map(m), exponent(1.0) {
-        if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
-        if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
-        plain = exponent == 0.0;
-        own = exponent == 1.0;
-        root = exponent == 0.5;
-        roots = exponent == 0.75;
-        steep = exponent < 0.0;
-        rough = single && !steep && exponent < 1.0;
+template <int F>
+struct Weigh {
+    static constexpr bool own = F == OWN, dear = F >= ROOTS;  // dear to compute twice
+    double exponent;
+
+    template <int K, class V>
+    ANYMAX_INLINE void operator()(const V *p, V *w) const {
+        typedef scalar<V> C;
+        if (F == PLAIN || F == BELOW)
+            for (int j = 0; j < K; j++) w[j] = all<V>(C(1)) + p[j] * C(0);
+        if (F == OWN)
+            for (int j = 0; j < K; j++) w[j] = p[j];
+        if (F == ROOT)
+            for (int j = 0; j < K; j++) w[j] = root2(p[j]);
+        if (F == ROOTS)
+            for (int j = 0; j < K; j++) {
+                const V half = quick_root2(p[j]);
+                w[j] = half * quick_root2(half);
+            }
+        if (F == ROUGH) {
+            for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
+            power_inside<K>(w, exponent);
+            for (int j = 0; j < K; j++) w[j] = p[j] != p[j] ? p[j] : w[j];
+        }
+        if (F == POWER)
+            for (int j = 0; j < K; j++) {
+                w[j] = exp(log(p[j]) * C(exponent));
+                if (sizeof(C) == 8) w[j] = w[j] < C(1e230) ? w[j] : all<V>(C(1e230));
+                w[j] = p[j] != p[j] ? p[j] : w[j];
+            }
+        for (int j = 0; j < K; j++) w[j] = p[j] <= V{} || (F == BELOW && p[j] >= C(1)) ? V{} : w[j];
     }
     template <class V>
     ANYMAX_INLINE V operator()(V p) const {
-        typedef scalar<V> C;
-        auto in = ~(p <= V{});
-        if (map == ANYMAX_BUDGET) in &= ~(p >= C(1));
-        V w = p;
-        if (plain) {
-            w = all<V>(C(1)) + p * C(0);
-        } else if (root) {
-            w = root2(p);
-        } else if (roots) {
-            const V half = root2(p);
-            w = half * root2(half);
-        } else if (rough) {
-            w = larger(p, all<V>(C(1.2e-38)));
-            power_inside<1>(&w, exponent);
-            w = p != p ? p : w;
-        } else if (!own) {
-            w = exp(log(p) * C(exponent));
-            w = sizeof(C) == 8 && steep ? (w < C(1e230) ? w : all<V>(C(1e230))) : w;
-            w = p != p ? p : w;
-        }
-        return in ? w : V{};
+        V w;
+        (*this).template operator()<1>(&p, &w);
+        return w;
     }
 };
 
-// J^T g over a support of `count` entries, in place of g: all in doubles, in whole vectors that end in zeros.
-inline void vjp_support(const Sensitivity &s, double alpha, const double *p, double *g, double *weight, int64_t count) {
-    constexpr int64_t W = width<double>;
-    const int64_t whole = (count + W - 1) / W * W;
-    vd a{}, b{};
-    if (s.map == ANYMAX_NORMMAX) {  // diag(w) - w p^T - p w^T + <w, 1> p p^T
-        for (int64_t i = 0; i < whole; i += W) {
-            const vd q = load(p + i);
-            a += q > vd{} ? (alpha == 2.0 ? q * q : exp(log(q) * alpha)) : q * 0.0;
-            b += q * load(g + i);
-        }
-        const double norm = ::exp((alpha - 1.0) / alpha * ::log(sum(a))) / (alpha - 1.0), mean = sum(b);
-        vd all_w{};
-        for (int64_t i = 0; i < whole; i += W) {
-            const vd q = load(p + i), h = q == vd{} ? vd{} : s(q) * norm * (load(g + i) - mean);
-            store(g + i, h);
-            all_w += h;
-        }
-        const double total = sum(all_w);
-        for (int64_t i = 0; i < whole; i += W) store(g + i, load(g + i) - load(p + i) * total);
-        return;
+struct Sensitivity {
+    int32_t map;
+    double alpha, exponent;
+    Weighing form;
+    bool steep;
+
+    // single: for results in floats
+    Sensitivity(int32_t m, double param, bool single) : map(m), alpha(param), exponent(1.0) {
+        if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
+        if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
+        steep = exponent < 0.0;
+        form = m == ANYMAX_BUDGET ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
+        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ROUGH;
     }
-    for (int64_t i = 0; i < whole; i += W) {
-        const vd w = s(load(p + i));
+    // f(the form of the weights).
+    template <class F>
+    ANYMAX_INLINE auto with(F f) const {
+        switch (form) {
+            case PLAIN: return f(Weigh<PLAIN>{exponent});
+            case BELOW: return f(Weigh<BELOW>{exponent});
+            case OWN: return f(Weigh<OWN>{exponent});
+            case ROOT: return f(Weigh<ROOT>{exponent});
+            case ROOTS: return f(Weigh<ROOTS>{exponent});
+            case ROUGH: return f(Weigh<ROUGH>{exponent});
+            default: return f(Weigh<POWER>{exponent});
+        }
+    }
+};
+
+// J^T g of normmax over a support of `count` entries, in place of g: diag(w) - w p^T - p w^T + <w, 1> p p^T.
+template <class F>
+inline void vjp_norm(const F &weigh, double alpha, const double *p, double *g, int64_t count) {
+    constexpr int64_t W = width<double>;
+    vd a{}, b{}, all_w{};
+    for (int64_t i = 0; i < count; i += W) {
+        const vd q = load(p + i);
+        a += q > vd{} ? (alpha == 2.0 ? q * q : exp(log(q) * alpha)) : q * 0.0;
+        b += q * load(g + i);
+    }
+    const double norm = ::exp((alpha - 1.0) / alpha * ::log(sum(a))) / (alpha - 1.0), mean = sum(b);
+    for (int64_t i = 0; i < count; i += W) {
+        const vd q = load(p + i), h = q == vd{} ? vd{} : weigh(q) * norm * (load(g + i) - mean);
+        store(g + i, h);
+        all_w += h;
+    }
+    const double total = sum(all_w);
+    for (int64_t i = 0; i < count; i += W) store(g + i, load(g + i) - load(p + i) * total);
+}
+
+// J^T g over a support of `count` entries, in place of g: all in doubles, in whole vectors that end in zeros.
+template <class F>
+inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, double *weight, int64_t count) {
+    constexpr int64_t W = width<double>;
+    vd a{}, b{};
+    for (int64_t i = 0; i < count; i += W) {
+        const vd w = weigh(load(p + i));
         store(weight + i, w);
         a += w;
     }
-    if (s.steep) {
+    if (steep) {
         double most = -1.0, anchor = 0.0;
         for (int64_t i = 0; i < count; i++)
             if (weight[i] > most) most = weight[i], anchor = g[i];
         for (int64_t i = 0; i < count; i++) g[i] -= anchor;
     }
-    for (int64_t i = 0; i < whole; i += W) b += load(weight + i) * load(g + i);
-    const double rate = sum(a), dot = sum(b), mean = s.own ? dot : rate > 0.0 ? dot / rate : rate;
-    for (int64_t i = 0; i < whole; i += W) store(g + i, load(weight + i) * (load(g + i) - mean));
+    for (int64_t i = 0; i < count; i += W) b += load(weight + i) * load(g + i);
+    const double rate = sum(a), dot = sum(b), mean = F::own ? dot : rate > 0.0 ? dot / rate : rate;
+    for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) * (load(g + i) - mean));
 }
 
 // A row of zeros but for `count` entries.
@@ -115,14 +147,14 @@ ANYMAX_INLINE C read(const void *row, int64_t step, int32_t dtype, int64_t i) {
     }
 }
 
-// The non-zeros of a row of probabilities; NaN counts as one.
+// The non-zeros of a row of probabilities; NaN counts as one. Where there are more than `limit` it stops, with a count above that.
 template <class C>
-inline Candidates<C> nonzeros(const C *p, int64_t n, Scratch &scratch) {
+inline Candidates<C> nonzeros(const C *p, int64_t n, int64_t limit, Scratch &scratch) {
     constexpr int64_t W = width<C>;
-    Candidates<C> c{scratch.take<C>(VALUES, n), scratch.take<int32_t>(INDICES, n), 0};
+    Candidates<C> c{scratch.take<C>(VALUES, n + W), scratch.take<int32_t>(INDICES, n + W), 0};
     if (!c.value || !c.index) return c;
     int64_t at = 0, i = 0;
-    for (; i + 8 * W <= n; i += 8 * W) {
+    for (; i + 8 * W <= n && at <= limit; i += 8 * W) {
         ints<C> m[8], any{};
         for (int j = 0; j < 8; j++) {
             m[j] = ~(load(p + i + j * W) <= vec<C>{});
@@ -132,10 +164,28 @@ inline Candidates<C> nonzeros(const C *p, int64_t n, Scratch &scratch) {
         for (int j = 0; j < 8; j++)
             if (bits(m[j])) at = append(load(p + i + j * W), m[j], (int32_t)(i + j * W), c.value, c.index, at);
     }
-    for (; i < n; i++)
-        if (!(p[i] <= 0)) c.value[at] = p[i], c.index[at++] = (int32_t)i;
+    for (; i < n && at <= limit; i += W) {
+        const vec<C> v = load_or(p, i, n, C(0));
+        const ints<C> m = ~(v <= vec<C>{});
+        if (bits(m)) at = append(v, m, (int32_t)i, c.value, c.index, at);
+    }
     c.count = at;
     return c;
+}
+
+// Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
+template <class C>
+ANYMAX_INLINE void saved_ahead(const anymax_call &call, int64_t row, int64_t end) {
+    constexpr int64_t AHEAD = 12;
+    if (row + AHEAD >= end) return;
+    const anymax_support &s = call.support;
+    const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
+    __builtin_prefetch(s.index + far);
+    __builtin_prefetch((const C *)s.value + far);
+    const int64_t size = item(call.dtype);
+    const char *g = (const char *)call.g.data + (o * call.g.outer + i * call.g.inner) * size;
+    const int32_t count = s.count[next] < 16 ? s.count[next] : 16;
+    for (int32_t k = 0; k < count; k++) __builtin_prefetch(g + s.index[near + k] * call.g.cls * size);
 }
 
 // What lies at the `count` first of these indices, 0 in the lanes beyond. In registers: a vector that is read from numbers just written one by one
@@ -154,6 +204,17 @@ ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const in
     for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
     return v;
 }
+ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count) {
+    constexpr int64_t W = width<float>;
+#if defined(__AVX512F__)
+    const __mmask16 m = (__mmask16)(count >= W ? 65535 : (1 << count) - 1);
+    return (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, _mm512_maskz_loadu_epi32(m, index), row, 4);
+#else
+    vf v{};
+    for (int64_t j = 0; j < W; j++) v[j] = j < count ? row[index[j]] : 0.0f;
+    return v;
+#endif
+}
 ANYMAX_INLINE vd widened(const float *p, int64_t count) {
     if (count >= width<double>) return load_wide(p);
     vd v{};
@@ -163,40 +224,42 @@ ANYMAX_INLINE vd widened(const float *p, int64_t count) {
 ANYMAX_INLINE vd widened(const double *p, int64_t count) { return load_or(p, 0, count, 0.0); }
 
 // The dense form. What is 0 takes no part: not even an infinite g there.
-template <class C>
-inline void vjp_dense(const Sensitivity &s, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
+template <class C, class F>
+inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
-    C *weight = s.plain || s.own || s.root ? nullptr : scratch.take<C>(EXTRA, n + W);  // what is dear to compute twice
+    C *weight = F::dear ? scratch.take<C>(EXTRA, n + W) : nullptr;
     if (scratch.failed) return;
     vd rate{}, dot{};
     int64_t i = 0;
     for (; i + 4 * W <= n; i += 4 * W) {
-        vec<C> a{}, b{};
+        vec<C> q[4], w[4], a{}, b{};
+        for (int j = 0; j < 4; j++) q[j] = load(p + i + j * W);
+        weigh.template operator()<4>(q, w);
         for (int j = 0; j < 4; j++) {
-            vec<C> w = s(load(p + i + j * W)), h = load(g + i + j * W);
-            if (weight) store(weight + i + j * W, w);
-            a += w;
-            b += w == vec<C>{} ? vec<C>{} : w * h;
+            if (F::dear) store(weight + i + j * W, w[j]);
+            if (!F::own) a += w[j];
+            b += w[j] == vec<C>{} ? vec<C>{} : w[j] * load(g + i + j * W);
         }
-        rate = widen_add(rate, a), dot = widen_add(dot, b);
+        if (!F::own) rate = widen_add(rate, a);
+        dot = widen_add(dot, b);
     }
     for (; i < n; i += W) {
-        vec<C> w = s(load_or(p, i, n, C(0))), h = load_or(g, i, n, C(0));
-        if (weight) store(weight + i, w);
-        rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * h);
+        const vec<C> w = weigh(load_or(p, i, n, C(0)));
+        if (F::dear) store(weight + i, w);
+        rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * load_or(g, i, n, C(0)));
     }
     const double total = sum(rate);
-    const vec<C> mean = splat((C)(s.own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+    const vec<C> mean = splat((C)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
     emit(out, scratch, team, [&](int64_t i) {
-        vec<C> w = weight ? load(weight + i) : s(load_or(p, i, n, C(0))), h = load_or(g, i, n, C(0));
-        return w == vec<C>{} ? vec<C>{} : w * (h - mean);
+        const vec<C> w = F::dear ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
+        return w == vec<C>{} ? vec<C>{} : w * (load_or(g, i, n, C(0)) - mean);
     });
 }
 
 // J^T g from the non-zeros of p.
 template <class C>
-inline void vjp_found(const Sensitivity &s, double alpha, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step,
-                      int32_t dtype, const Sink<C> &out, Scratch &scratch, const Team &team) {
+inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value, int64_t count, const void *g, int64_t g_step, int32_t dtype,
+                      const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<double>;
     double *w = scratch.take<double>(WIDE, count + W), *h = scratch.take<double>(EXTRA, count + W), *q = scratch.take<double>(SORTED, count + W);
     if (scratch.failed) return;
@@ -204,26 +267,80 @@ inline void vjp_found(const Sensitivity &s, double alpha, const int32_t *index, 
         store(h + i, gathered<C>(g, g_step, dtype, index + i, count - i));
         store(q + i, widened(value + i, count - i));
     }
-    vjp_support(s, alpha, q, h, w, count);
+    s.with([&](auto weigh) {
+        if (s.map == ANYMAX_NORMMAX)
+            vjp_norm(weigh, s.alpha, q, h, count);
+        else
+            vjp_support(weigh, s.steep, q, h, w, count);
+    });
     spread(out, index, h, count, scratch, team);
+}
+
+// J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
+template <class F, class G>
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, G other) {
+    constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
+    const anymax_support &s = call.support;
+    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
+    const bool apart = past && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
+    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
+    float *made = apart ? scratch.take<float>(TURNED, n) : nullptr;
+    if (scratch.failed) return;
+    if (apart) memset(made, 0, (size_t)bytes);
+    const int64_t together = !past && call.out.outer == n && bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;  // rows that are cleared in one go
+    for (int64_t r = begin, cleared = begin; r < end; r++) {
+        saved_ahead<float>(call, r, end);
+        const int64_t count = s.count[r];
+        if (count < 0) {
+            other(r);
+            continue;
+        }
+        float *out = (float *)call.out.data + r * call.out.outer;
+        if (!apart && r >= cleared) {
+            for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
+            zero_bytes((char *)out, (cleared - r) * bytes, past);
+        }
+        const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
+        const int32_t *index = s.index + r * s.capacity;
+        vd rate{}, dot{};
+        for (int64_t i = 0; i < count; i += W) {
+            const vf w = weigh(load_or(p, i, count, 0.0f)), v = gathered(g, index + i, count - i);
+            store(weight + i, w);
+            store(h + i, v);
+            if (!F::own) rate = widen_add(rate, w);
+            dot = widen_add(dot, w == vf{} ? vf{} : w * v);
+        }
+        const double total = F::own ? 0.0 : sum(rate);
+        const vf mean = splat((float)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+        for (int64_t i = 0; i < count; i += W) {
+            const vf w = load(weight + i);
+            store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
+        }
+        float *to = apart ? made : out;
+        for (int64_t i = 0; i < count; i++) to[index[i]] = h[i];
+        if (apart) {
+            write(out, 0, n, true, [&](int64_t i) { return load_or(made, i, n, 0.0f); });
+            for (int64_t i = 0; i < count; i++) made[index[i]] = 0.0f;
+        }
+    }
 }
 
 // J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0.
 template <class C>
-inline void vjp_row(const Sensitivity &s, double alpha, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out,
-                    Scratch &scratch, const Team &team) {
-    const bool dense = !s.steep && s.map != ANYMAX_NORMMAX;
-    if (dense && (s.map == ANYMAX_SOFTMAX || n <= 16)) {
-        const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
-        return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
+inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,
+                    const Team &team) {
+    const bool may = !s.steep && s.map != ANYMAX_NORMMAX;
+    bool dense = may && (s.map == ANYMAX_SOFTMAX || n <= 16);
+    Candidates<C> c{nullptr, nullptr, 0};
+    if (!dense) {
+        const int64_t many = n / 8 + 8;
+        c = nonzeros(p, n, may ? many : n, scratch);
+        if (scratch.failed) return;
+        dense = may && c.count > many;
     }
-    Candidates<C> c = nonzeros(p, n, scratch);
-    if (scratch.failed) return;
-    if (dense && c.count > n / 8 + 8) {
-        const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
-        return h ? vjp_dense(s, p, h, n, out, scratch, team) : void();
-    }
-    vjp_found(s, alpha, c.index, c.value, c.count, g, g_step, dtype, out, scratch, team);
+    if (!dense) return vjp_found(s, c.index, c.value, c.count, g, g_step, dtype, out, scratch, team);
+    const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
+    if (h) s.with([&](auto weigh) { vjp_dense(weigh, p, h, n, out, scratch, team); });
 }
 
 // u'/Z (g - <p, g>).

@@ -236,7 +236,7 @@ static void save_support(const anymax_call &call, int64_t row, const Support<C> 
 template <class C>
 static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scratch &scratch) {
     const anymax_support &to = call.support;
-    const Candidates<C> found = nonzeros(p, call.n, scratch);
+    const Candidates<C> found = nonzeros(p, call.n, to.capacity, scratch);
     const bool fits = found.count <= to.capacity;
     to.count[row] = fits ? (int32_t)found.count : -1;
     if (!fits || scratch.failed) return;
@@ -543,10 +543,10 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
     const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param, sizeof(C) == 4);
     if (call.support.count && call.support.count[row] >= 0) {
         const int64_t cap = call.support.capacity;
-        return vjp_found(s, param, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
+        return vjp_found(s, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
                          call.dtype, out, scratch, team);
     }
-    vjp_row(s, param, p, g, call.g.cls, call.dtype, n, out, scratch, team);
+    vjp_row(s, p, g, call.g.cls, call.dtype, n, out, scratch, team);
 }
 
 template <class C>
@@ -633,20 +633,6 @@ static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past)
 
 static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
 
-// Asks for what the saved supports of the next rows will want: first where they are, then the gradients there.
-constexpr int64_t AHEAD = 12;
-template <class C>
-static inline void ahead(const anymax_call &call, int64_t row) {
-    const anymax_support &s = call.support;
-    const int64_t far = (row + AHEAD) * s.capacity, next = row + AHEAD / 2, near = next * s.capacity, o = next / call.inner, i = next - o * call.inner;
-    __builtin_prefetch(s.index + far);
-    __builtin_prefetch((const C *)s.value + far);
-    const int64_t size = item(call.dtype);
-    const char *g = (const char *)call.g.data + (o * call.g.outer + i * call.g.inner) * size;
-    const int32_t count = s.count[next] < 16 ? s.count[next] : 16;
-    for (int32_t k = 0; k < count; k++) __builtin_prefetch(g + s.index[near + k] * call.g.cls * size);
-}
-
 template <class C>
 static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
@@ -692,7 +678,7 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
             case ANYMAX_FORWARD: forward_row(call, r, param, x, out, scratch, team); break;
             case ANYMAX_LOG: log_row(call, param, x, out, scratch, team); break;
             case ANYMAX_VJP: {
-                if (call.support.count && r + AHEAD < end) ahead<C>(call, r);
+                if (call.support.count) saved_ahead<C>(call, r, end);
                 const bool saved = call.support.count && call.support.count[r] >= 0;
                 const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
                 if (saved || p) vjp_any(call, r, param, x, p, at(call.g, size, o, i), out, scratch, team);
@@ -774,6 +760,14 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
     }
 }
 
+// Plain rows of floats with their supports, of a map whose backward is good in floats.
+template <class C>
+static bool saved_serves(const anymax_call &call) {
+    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || !call.support.count || call.params || call.map > ANYMAX_TOPP || call.map == ANYMAX_NORMMAX) return false;
+    if (call.map == ANYMAX_ENTMAX && call.param > 2.0) return false;
+    return call.dtype == ANYMAX_F32 && call.inner == 1 && call.g.cls == 1 && call.out.cls == 1;
+}
+
 template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
     Scratch scratch;
@@ -826,7 +820,14 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
 
-    by_rows<C>(call, begin, end, past, team, scratch);
+    if (saved_serves<C>(call) && !team.run) {
+        const Sensitivity s(kind(call.map, call.param), call.param, true);
+        s.with([&](auto weigh) {
+            vjp_saved(weigh, call, begin, end, past, scratch, [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); });
+        });
+    } else {
+        by_rows<C>(call, begin, end, past, team, scratch);
+    }
     if (past) fence();
     return scratch.failed ? ANYMAX_NO_MEMORY : 0;
 }
