@@ -29,7 +29,8 @@ class Interval:
         if not math.isfinite(self.high - self.low):
             return f"{_short(self.mean)} (no interval)"
         if math.isclose(self.high - self.mean, self.mean - self.low, rel_tol=1e-6):
-            return f"{_short(self.mean)} ± {self.high - self.mean:.2g}"
+            half = self.high - self.mean
+            return f"{_short(0.0 if abs(self.mean) < 1e-12 * half else self.mean)} ± {half:.2g}"  # no rounding errors shown
         return f"{_short(self.mean)} [{_short(self.low)}, {_short(self.high)}]"
 
     def as_json(self) -> dict[str, Any]:
