@@ -26,9 +26,18 @@ static Support<C> poisoned(bool sound, bool any) {
 template <class C, class L>
 static C bound_of(const L &link, const Scan<C> &s, double &level);
 
+// The row is read once: `known`, where it is not NULL, takes what a scan found, and keeps it from the next.
+template <class C>
+static Scan<C> scanned(const C *x, int64_t n, Scan<C> *known, Scratch &scratch, const Team &team) {
+    if (known && known->cells) return *known;
+    const Scan<C> s = scan(x, n, scratch, team);
+    if (known) *known = s;
+    return s;
+}
+
 template <class C, class L>
-static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish finish, Scratch &scratch, const Team &team) {
-    Scan<C> s = scan(x, n, scratch, team);
+static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch, const Team &team) {
+    const Scan<C> s = scanned(x, n, known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = -infinity<C>;
     double level = link.start;
@@ -55,11 +64,11 @@ static C bound_of(const L &link, const Scan<C> &s, double &level) {
 }
 
 template <class C>
-static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scratch &scratch, const Team &team) {
+static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch, const Team &team) {
     if constexpr (sizeof(C) == 4) {
         if (Curve::serves(slope)) {
             const Curve curve(slope, r);
-            Scan<C> s = scan(x, n, scratch, team);
+            const Scan<C> s = scanned(x, n, known, scratch, team);
             if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
             double level;
             const C bound = bound_of(curve, s, level);
@@ -70,7 +79,7 @@ static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finis
             return Support<C>{c.index, p, c.count, (double)s.top + curve.tau(level), true, true};
         }
     }
-    return threshold_row(AnyPower(slope, r), x, n, finish, scratch, team);
+    return threshold_row(AnyPower(slope, r), x, n, finish, known, scratch, team);
 }
 
 template <class C>
@@ -162,10 +171,10 @@ static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
 
 // The non-zeros of the sparse maps. False where the map has none of its own: `dense` maps.
 template <class C>
-static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support<C> &found, Scratch &scratch, const Team &team) {
+static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support<C> &found, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
     double z;
     switch (map) {
-        case ANYMAX_SPARSEMAX: found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, scratch, team); return true;
+        case ANYMAX_SPARSEMAX: found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team); return true;
         case ANYMAX_ENTMAX: {
             const double c = param - 1.0;
             if (!(param > 0.0) || c - c != 0.0)
@@ -173,24 +182,24 @@ static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support
             else if (c == 0.0)
                 return false;
             else if (c == 1.0)
-                found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, scratch, team);
+                found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
             else if (c == 0.5)
-                found = threshold_row(Power<2>(), x, n, ENTMAX_FINISH, scratch, team);
+                found = threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
             else if (sizeof(C) == 8 && fabs(c - 1.0 / 3.0) < 1e-15)
-                found = threshold_row(Power<3>(), x, n, ENTMAX_FINISH, scratch, team);
+                found = threshold_row(Power<3>(), x, n, ENTMAX_FINISH, known, scratch, team);
             else if (sizeof(C) == 8 && c == 0.25)
-                found = threshold_row(Power<4>(), x, n, ENTMAX_FINISH, scratch, team);
+                found = threshold_row(Power<4>(), x, n, ENTMAX_FINISH, known, scratch, team);
             else if (c > 1.0)
                 found = steep_row(c, x, n, scratch, team);
             else
-                found = curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, scratch, team);
+                found = curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
             return true;
         }
         case ANYMAX_NORMMAX:
             if (!(param > 1.0) || param - param != 0.0)
                 found = poisoned<C>(false, true);
             else
-                found = curve_row(1.0, param / (param - 1.0), x, n, NORMMAX_FINISH, scratch, team);
+                found = curve_row(1.0, param / (param - 1.0), x, n, NORMMAX_FINISH, known, scratch, team);
             return true;
         case ANYMAX_BUDGET: found = budget_row(param, x, n, scratch, team); return true;
         case ANYMAX_TOPK: {
@@ -255,9 +264,9 @@ static inline int32_t kind(int32_t map, double param) { return map == ANYMAX_ENT
 
 // Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
 template <class C, int R>
-static bool swept_row(const anymax_call &call, int64_t row, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static bool swept_row(const anymax_call &call, int64_t row, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
-    Scan<C> s = scan(x, n, scratch, team);
+    const Scan<C> s = scanned(x, n, &known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
     double level;
     C bound = bound_of(Power<R>(), s, level);
@@ -277,13 +286,14 @@ static bool swept_row(const anymax_call &call, int64_t row, const C *x, const Si
 }
 
 template <class C>
-static bool swept(const anymax_call &call, int64_t row, int32_t map, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
-    if (map == ANYMAX_SPARSEMAX) return swept_row<C, 1>(call, row, x, out, scratch, team);
+static bool swept(const anymax_call &call, int64_t row, int32_t map, double param, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
+                  const Team &team) {
+    if (map == ANYMAX_SPARSEMAX) return swept_row<C, 1>(call, row, x, known, out, scratch, team);
     if (map != ANYMAX_ENTMAX) return false;
-    if (param == 2.0) return swept_row<C, 1>(call, row, x, out, scratch, team);
-    if (param == 1.5) return swept_row<C, 2>(call, row, x, out, scratch, team);
-    if (fabs(param - 4.0 / 3.0) < 1e-15) return swept_row<C, 3>(call, row, x, out, scratch, team);
-    if (param == 1.25) return swept_row<C, 4>(call, row, x, out, scratch, team);
+    if (param == 2.0) return swept_row<C, 1>(call, row, x, known, out, scratch, team);
+    if (param == 1.5) return swept_row<C, 2>(call, row, x, known, out, scratch, team);
+    if (fabs(param - 4.0 / 3.0) < 1e-15) return swept_row<C, 3>(call, row, x, known, out, scratch, team);
+    if (param == 1.25) return swept_row<C, 4>(call, row, x, known, out, scratch, team);
     return false;
 }
 
@@ -294,9 +304,10 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
     Support<C> found;
     if (call.support.count) call.support.count[row] = -1;
     if (map == ANYMAX_SOFTMAX) return softmax_row(x, n, out, false, scratch, team);
-    if (swept(call, row, map, param, x, out, scratch, team)) return;
+    Scan<C> known{};
+    if (swept(call, row, map, param, x, known, out, scratch, team)) return;
     if (map == ANYMAX_TOPK && !call.support.count && n > TILE && largest_dense(x, n, (int64_t)param, out, scratch)) return;
-    if (sparse_row(map, param, x, n, found, scratch, team)) {
+    if (sparse_row(map, param, x, n, found, scratch, team, &known)) {
         if (scratch.failed) return;
         save_support(call, row, found);
         if (!found.sound) return fill(out, not_a_number<C>);
