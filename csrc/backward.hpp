@@ -1,7 +1,6 @@
 // Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
 #pragma once
 
-#include "curve.hpp"
 #include "dense.hpp"
 
 namespace ANYMAX_UNIT {
@@ -278,7 +277,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
 
 // J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
 template <class F, class G>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, G other) {
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
     constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
     const anymax_support &s = call.support;
     const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
@@ -298,7 +297,10 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
         float *out = (float *)call.out.data + r * call.out.outer;
         if (!apart && r >= cleared) {
             for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
-            zero_bytes((char *)out, (cleared - r) * bytes, past);
+            if (together > 1)
+                zero_bytes((char *)out, (cleared - r) * bytes, false);
+            else
+                zeros(Sink<float>{out, 1, ANYMAX_F32, out, past, n, nullptr}, team);
         }
         const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
         const int32_t *index = s.index + r * s.capacity;

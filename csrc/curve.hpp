@@ -5,58 +5,9 @@
 
 namespace ANYMAX_UNIT {
 
-// u^e of K vectors in (0, 1], in their place, by logarithm and exponential: without their special cases, and as exact as a float result asks for
-// (1e-6 in floats, 3e-9 e in doubles).
-template <int K>
-ANYMAX_INLINE void power_inside(vf *u, double e) {
-    vf k[K], s[K];
-    for (int j = 0; j < K; j++) {
-        const ui b = (ui)u[j];
-        const vi n = (vi)(b - (ui)all<vf>(0.70710678f)) >> 23;
-        const vf f = (vf)(b - ((ui)n << 23)) - 1.0f;
-        k[j] = __builtin_convertvector(n, vf), s[j] = f / (f + 2.0f);
-    }
-    for (int j = 0; j < K; j++) {
-        const vf z = s[j] * s[j];
-        u[j] = (k[j] * 0.693147181f + s[j] * (2.0f + z * (0.666666667f + z * (0.4f + z * 0.285714286f)))) * (float)e;
-    }
-    exp_below<K>(u);
-}
-template <int K>
-ANYMAX_INLINE void power_inside(vd *u, double e) {
-    const ul one = (ul)all<vd>(1.0), shift = one - (ul)all<vd>(0.70710678118654752), magic = (ul)all<vd>(4503599627370496.0);  // 2^52
-    vd k[K], s[K];
-    for (int j = 0; j < K; j++) {
-        const ul b = (ul)u[j], n = (b + shift) >> 52;  // the exponent of the nearest power of two, biased
-        const vd f = (vd)(b - (n << 52) + one) - 1.0;
-        k[j] = (vd)(n | magic) - (4503599627370496.0 + 1023.0), s[j] = f / (f + 2.0);
-    }
-    for (int j = 0; j < K; j++) {
-        const vd z = s[j] * s[j];
-        vd l = z * 0.32059889797532 + 0.41219858311113243;
-        l = l * z + 0.57707801635558538;
-        l = l * z + 0.96179669392597566;
-        l = l * z + 2.8853900817779268;
-        u[j] = larger((k[j] + s[j] * l) * e, all<vd>(-1020.0));
-    }
-    for (int j = 0; j < K; j++) {
-        const vd shifted = u[j] + 6755399441055744.0, f = u[j] - (shifted - 6755399441055744.0);  // 1.5 * 2^52
-        vd q = f * 1.3215486790144307e-6 + 1.5252733804059841e-5;
-        q = q * f + 1.5403530393381608e-4;
-        q = q * f + 1.3333558146428443e-3;
-        q = q * f + 9.6181291076284772e-3;
-        q = q * f + 5.5504108664821580e-2;
-        q = q * f + 2.4022650695910072e-1;
-        q = q * f + 6.9314718055994531e-1;
-        q = q * f + 1.0;
-        u[j] = (vd)((ul)q + ((ul)shifted << 52));
-    }
-}
-
 // sum (slope y + level)^r = 1 with level in (0, 1], y = x - max(x).
 struct Curve {
     static constexpr double start = 1.0;
-    static constexpr bool whole = true;
     double slope, r;
     int32_t quarters;  // 4 (r - 1) where that is a whole number: products and roots alone
 
@@ -118,7 +69,6 @@ struct Curve {
     }
     ANYMAX_INLINE double reach(double level) const { return -level / slope; }
     ANYMAX_INLINE double tau(double level) const { return -level / slope; }
-    ANYMAX_INLINE double floor(double n) const { return ::exp(-::log(n) / r); }
     bool near_one() const { return false; }
 };
 

@@ -831,10 +831,10 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
 
-    if (saved_serves<C>(call) && !team.run) {
+    if (saved_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
         s.with([&](auto weigh) {
-            vjp_saved(weigh, call, begin, end, past, scratch, [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); });
+            vjp_saved(weigh, call, begin, end, past, scratch, team, [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); });
         });
     } else {
         by_rows<C>(call, begin, end, past, team, scratch);
