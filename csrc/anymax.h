@@ -125,6 +125,8 @@ ANYMAX_API int anymax_abi(void);
 typedef struct {
     void *none;                            /* Py_None */
     void (*keep)(void *);                  /* Py_IncRef */
+    void (*drop)(void *);                  /* Py_DecRef */
+    void *(*ask)(void *);                  /* PyObject_CallNoArgs */
     long long (*integer)(void *);          /* PyLong_AsLongLong */
     double (*real)(void *);                /* PyFloat_AsDouble */
     void *(*occurred)(void);               /* PyErr_Occurred */
@@ -134,12 +136,13 @@ typedef struct {
     int (*buffer)(void *, void *, int);    /* PyObject_GetBuffer */
     void (*release)(void *);               /* PyBuffer_Release */
     int (*tensor)(void *, void *);         /* dltensor_from_py_object_no_sync of torch's DLPackExchangeAPI, or NULL */
-    int64_t small;                         /* elements of a call that keeps the interpreter */
+    void *pool;                            /* a function that says which pool is to serve, 0 or 1 */
+    int64_t small;                         /* elements of a call that keeps the interpreter, and asks for no pool */
 } anymax_python;
 ANYMAX_API void anymax_python_bind(const anymax_python *python);
 
 /* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
-   anymax_packed less the dtype; None where anything is out of the ordinary, and then nothing was written. */
+   anymax_packed less the dtype and the pool; None where anything is out of the ordinary, and then nothing was written. */
 ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
 ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 

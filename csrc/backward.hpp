@@ -113,9 +113,9 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
             if (weight[i] > most) most = weight[i], anchor = g[i];
         for (int64_t i = 0; i < count; i++) g[i] -= anchor;
     }
-    for (int64_t i = 0; i < count; i += W) b += load(weight + i) * load(g + i);
+    for (int64_t i = 0; i < count; i += W) b += load(weight + i) == vd{} ? vd{} : load(weight + i) * load(g + i);
     const double rate = sum(a), dot = sum(b), mean = F::own ? dot : rate > 0.0 ? dot / rate : rate;
-    for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) * (load(g + i) - mean));
+    for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) == vd{} ? vd{} : load(weight + i) * (load(g + i) - mean));
 }
 
 // A row of zeros but for `count` entries.
@@ -146,17 +146,21 @@ ANYMAX_INLINE C read(const void *row, int64_t step, int32_t dtype, int64_t i) {
     }
 }
 
-// The non-zeros of a row of probabilities; NaN counts as one. Where there are more than `limit` it stops, with a count above that.
+// The largest number that a dtype rounds to 0.
+inline double vanishing(int32_t dtype) { return dtype == ANYMAX_F16 ? 0x1p-25 : dtype == ANYMAX_BF16 ? 0x1p-134 : dtype == ANYMAX_F32 ? 0x1p-150 : 0.0; }
+
+// The probabilities above `least` of a row; NaN counts as one. Where there are more than `limit` it stops, with a count above that.
 template <class C>
-inline Candidates<C> nonzeros(const C *p, int64_t n, int64_t limit, Scratch &scratch) {
+inline Candidates<C> nonzeros(const C *p, int64_t n, C least, int64_t limit, Scratch &scratch) {
     constexpr int64_t W = width<C>;
+    const vec<C> none = splat(least);
     Candidates<C> c{scratch.take<C>(VALUES, n + W), scratch.take<int32_t>(INDICES, n + W), 0};
     if (!c.value || !c.index) return c;
     int64_t at = 0, i = 0;
     for (; i + 8 * W <= n && at <= limit; i += 8 * W) {
         ints<C> m[8], any{};
         for (int j = 0; j < 8; j++) {
-            m[j] = ~(load(p + i + j * W) <= vec<C>{});
+            m[j] = ~(load(p + i + j * W) <= none);
             any |= m[j];
         }
         if (!bits(any)) continue;
@@ -165,7 +169,7 @@ inline Candidates<C> nonzeros(const C *p, int64_t n, int64_t limit, Scratch &scr
     }
     for (; i < n && at <= limit; i += W) {
         const vec<C> v = load_or(p, i, n, C(0));
-        const ints<C> m = ~(v <= vec<C>{});
+        const ints<C> m = ~(v <= none);
         if (bits(m)) at = append(v, m, (int32_t)i, c.value, c.index, at);
     }
     c.count = at;
@@ -336,7 +340,7 @@ inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_s
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
         const int64_t many = n / 8 + 8;
-        c = nonzeros(p, n, may ? many : n, scratch);
+        c = nonzeros(p, n, C(0), may ? many : n, scratch);
         if (scratch.failed) return;
         dense = may && c.count > many;
     }
@@ -360,6 +364,7 @@ inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_
     const vec<C> mean = splat((C)sum(dot)), scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
     emit(out, scratch, team, [&](int64_t i) {
         vec<C> d = u.slope(load_or(x, i, n, -infinity<C>)) * scale;
+        d = load_or(p, i, n, C(0)) == vec<C>{} ? vec<C>{} : d;
         return d == vec<C>{} ? vec<C>{} : d * (load_or(g, i, n, C(0)) - mean);
     });
 }

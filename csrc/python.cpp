@@ -111,9 +111,16 @@ template <class Kind> bool served(void *const *args, anymax_packed_call &call, b
     if (call.capacity) {
         const int64_t words = x.dtype == ANYMAX_F64 ? 2 : 1;
         if (call.capacity < 0 || call.capacity > n || !kind.write(args[6], memory)) return false;
+        if (g.data == out.data) return false;  // g is read where out was cleared
         if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return false;
     }
     const bool longer = x.count > py.small;  // than it takes to let another thread have the interpreter
+    if (longer) {
+        void *pool = py.ask(py.pool);
+        if (!pool) return false;
+        call.code |= (int64_t)(py.integer(pool) == 1) << 24;
+        py.drop(pool);
+    }
     call.code |= (int64_t)x.dtype << 16;
     call.x = x.data, call.p = p.data, call.g = g.data, call.out = out.data, call.rows = rows, call.n = n, call.saved = memory.data;
     void *state = longer ? py.leave() : nullptr;
@@ -130,6 +137,7 @@ template <class Kind> void *serve(void *const *args, intptr_t count) {
         call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
         if (py.occurred()) return nullptr;
         if (served<Kind>(args, call, count == 8)) answer = args[3];
+        if (py.occurred()) return nullptr;
     }
     py.keep(answer);
     return answer;

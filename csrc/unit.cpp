@@ -229,8 +229,9 @@ static void save_support(const anymax_call &call, int64_t row, const Support<C> 
         to.count[row] = -1;
         return;
     }
+    const double least = vanishing(call.dtype);
     for (int64_t i = 0; i < found.count; i++) {
-        if (!(found.p[i] > 0.0)) continue;
+        if (!(found.p[i] > least)) continue;
         if (at == cap) {
             to.count[row] = -1;
             return;
@@ -245,7 +246,7 @@ static void save_support(const anymax_call &call, int64_t row, const Support<C> 
 template <class C>
 static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scratch &scratch) {
     const anymax_support &to = call.support;
-    const Candidates<C> found = nonzeros(p, call.n, to.capacity, scratch);
+    const Candidates<C> found = nonzeros(p, call.n, (C)vanishing(call.dtype), to.capacity, scratch);
     const bool fits = found.count <= to.capacity;
     to.count[row] = fits ? (int32_t)found.count : -1;
     if (!fits || scratch.failed) return;

@@ -670,3 +670,94 @@ def test_arrays_of_the_short_way_are_not_kept():
         assert seen() is None
         if isinstance(x, np.ndarray):
             x.resize((6, 4))  # no buffer is held
+
+
+def test_the_short_way_leaves_what_is_out_of_the_ordinary():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, w = torch.randn(4, 7), torch.randn(4, 7, requires_grad=True)
+    am.softmax(x)  # from here on torch has a short way
+    torch.testing.assert_close(am.softmax(torch._neg_view(x)), torch.softmax(-x, -1))
+    p = am.sparsemax(w)
+    (got,) = torch.autograd.grad(p, w, torch._neg_view(x), retain_graph=True)
+    torch.testing.assert_close(got, torch.autograd.grad(p, w, -x)[0])
+    torch.testing.assert_close(
+        torch.vmap(lambda a: am.softmax(w) * a)(x[:, None, None]), torch.softmax(w, -1) * x[:, None, None]
+    )
+    torch.testing.assert_close(torch.func.grad(lambda a: (am.softmax(w) * a).sum())(x), torch.softmax(w, -1))
+    traced = make_fx(lambda a: am.softmax(a), pre_dispatch=True)(x)
+    torch.testing.assert_close(traced(2 * x), torch.softmax(2 * x, -1))
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_out_is_new_to_a_graph_that_saved_it(axis):
+    w, saved, x = torch.randn(4, 7, requires_grad=True), torch.ones(4, 7), torch.randn(4, 7)
+    y = (w * saved).sum()
+    am.softmax(x, axis=axis, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    with torch.inference_mode():
+        out = torch.empty(4, 7)
+        assert am.softmax(x, axis=axis, out=out) is out
+
+
+@pytest.mark.parametrize("rows_", [64, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_class_without_weight_takes_no_part_in_backward(rows_, dtype):
+    x = torch.randn(rows_, 300, dtype=getattr(torch, dtype)) / 2
+    x[:, 0] = 100
+    x.requires_grad_()
+    g = torch.randn_like(x)
+    g[:, 0] = torch.inf  # budget: p = 1 there, whatever the score
+    am.apply(am.Budget(9), x).backward(g)
+    assert x.grad[:, 1:].isfinite().all()
+
+
+def test_a_class_that_half_precision_rounds_to_zero_is_none_of_the_support():
+    x = (8 * torch.randn(64, 256, generator=torch.Generator().manual_seed(0))).half().requires_grad_()
+    p = am.entmax(x, 1.25)
+    g = torch.ones_like(x)
+    g[p.detach() == 0] = torch.inf
+    p.backward(g)
+    assert x.grad.isfinite().all()
+    y = x.detach().clone().requires_grad_()
+    p = am.sigsoftmax(y)
+    g = torch.ones_like(y)
+    g[p.detach() == 0] = torch.inf
+    p.backward(g)
+    assert y.grad.isfinite().all()
+
+
+def test_scratch_is_where_the_scores_are():
+    x = torch.randn(64, 300, requires_grad=True)
+    want = torch.autograd.grad(am.sparsemax(x, axis=0).square().sum(), x)[0]
+    torch.set_default_device("meta")
+    try:
+        got = torch.autograd.grad(am.sparsemax(x, axis=0).square().sum(), x)[0]
+        loss = am.sparsemax_loss(x, torch.zeros(64, dtype=torch.int64, device="cpu"))
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(got, want)
+    assert loss.device.type == "cpu"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc to spoil what is freed")
+def test_the_end_of_the_interpreter():
+    code = """
+    import numpy as np, torch, anymax
+    x = torch.randn(3, 3)
+    for _ in range(2):
+        anymax.softmax(x), anymax.softmax(x.numpy())
+    """
+    assert in_a_child(code, PYTHONMALLOC="malloc", MALLOC_PERTURB_="255") == ""
+
+
+def test_a_torch_without_the_exchange_api(monkeypatch):
+    monkeypatch.setattr(short, "_view", lambda: None)
+    monkeypatch.setattr(short, "tensors", None)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(am.softmax(x), torch.softmax(x, -1))
+    assert short.tensors is False
+    torch.testing.assert_close(am.softmax(x), torch.softmax(x, -1))
+    monkeypatch.undo()
+    assert short.ready()

@@ -65,8 +65,9 @@ def apply(
     out: an array to write the result to (NumPy, torch), where no gradient is asked for.
     dtype: cast the scores first, as in `torch.softmax`.
     """
-    if axis is None and dim is None and mask is None and dtype is None:
-        p = _quickly(_short(mapping), x, out)
+    if axis is None and dim is None and mask is None and dtype is None and (link := _short(mapping)) is not None:
+        quick = _QUICK.get(type(x))
+        p = None if quick is None else quick(link, x, out)
         if p is not None:
             return p
     x, rows, mapping, axis, keep = _split(mapping, x, pick_axis(axis, dim), mask, dtype)
@@ -78,18 +79,12 @@ def apply(
     engine = None if out is None else _writer(out, rows, axis, mapping)
     if engine is not None:
         engine.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
-        return out
+        return leaf.wrote(out) if is_torch(out) else out
     p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
     return _store(_restore_axis(p, axis), out)
 
 
 _QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
-
-
-def _quickly(link: Any, x: Any, out: Any = None) -> Any:
-    """p(x) the short way, None where there is none."""
-    quick = _QUICK.get(type(x))
-    return None if quick is None or link is None else quick(link, x, out)
 
 
 @functools.lru_cache(maxsize=256)
@@ -273,8 +268,8 @@ def _topk(k: int) -> Any:
 
 def softmax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
-    if axis is None and not options and not _compiling():
-        p = _quickly(_SOFTMAX, x, out)
+    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+        p = quick(_SOFTMAX, x, out)
         if p is not None:
             return p
     return apply(Softmax(), x, axis, out=out, **options)
@@ -287,8 +282,8 @@ def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
 
 def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
-    if axis is None and not options and not _compiling():
-        p = _quickly(_SPARSEMAX, x, out)
+    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+        p = quick(_SPARSEMAX, x, out)
         if p is not None:
             return p
     return apply(Sparsemax(), x, axis, out=out, **options)
@@ -296,8 +291,14 @@ def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: An
 
 def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
-    if axis is None and not options and type(alpha) is float and not _compiling():
-        p = _quickly(_entmax(alpha), x, out)
+    if (
+        axis is None
+        and not options
+        and type(alpha) is float
+        and not _compiling()
+        and (quick := _QUICK.get(type(x))) is not None
+    ):
+        p = quick(_entmax(alpha), x, out)
         if p is not None:
             return p
     return apply(Entmax(alpha), x, axis, out=out, **options)
@@ -305,8 +306,8 @@ def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None
 
 def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
-    if axis is None and not options and not _compiling():
-        p = _quickly(_ENTMAX15, x, out)
+    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+        p = quick(_ENTMAX15, x, out)
         if p is not None:
             return p
     return apply(Entmax(1.5), x, axis, out=out, **options)
@@ -321,8 +322,15 @@ def sparse_softmax(
     x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
-    if axis is None and not options and p is None and type(k) is int and not _compiling():
-        q = _quickly(_topk(k), x, out)
+    if (
+        axis is None
+        and not options
+        and p is None
+        and type(k) is int
+        and not _compiling()
+        and (quick := _QUICK.get(type(x))) is not None
+    ):
+        q = quick(_topk(k), x, out)
         if q is not None:
             return q
     return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)

@@ -49,14 +49,14 @@ class plain:
     def quick(link: tuple[Mapping, int, float], x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | None:
         """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
         call = short.buffers
-        if kernels.asked() is not None or (call is None and (not short.ready() or (call := short.buffers) is None)):
+        if kernels.asked() is not None or (call is None and not (short.ready() and (call := short.buffers))):
             return None
         if out is None:
             out = np.empty_like(x)
         elif type(out) is not np.ndarray:
             return None
         _, code, param = link
-        return call(code | native.pool() << 24, param, x, out)
+        return call(code, param, x, out)
 
 
 def bridge(x: Array) -> Any:

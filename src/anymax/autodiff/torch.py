@@ -246,9 +246,13 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-_modes = (
-    torch._C._len_torch_dispatch_stack
-)  # how many dispatch modes are on: of fake tensors, make_fx, a counter of operations
+_stack, _included = torch._C._len_torch_dispatch_stack, torch._C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
+
+def _modes() -> bool:
+    """True where a dispatch mode is on: of fake tensors, make_fx (before dispatch too), a counter of operations."""
+    return _stack() > 0 or _included(_PRE_DISPATCH)
 
 
 def _learns(mapping: Mapping) -> bool:
@@ -262,7 +266,7 @@ def _learns(mapping: Mapping) -> bool:
 
 def _traced(mapping: Mapping) -> bool:
     """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
-    return compiling() or bool(_modes()) or _transformed() or _learns(mapping)
+    return compiling() or _modes() or _transformed() or _learns(mapping)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -355,17 +359,33 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 
 def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
-    if _forward_ad._current_level >= 0 or _modes() or _tracing() is not None or _asked() is not None:
+    if (
+        _forward_ad._current_level >= 0
+        or _stack()
+        or _included(_PRE_DISPATCH)
+        or _tracing() is not None
+        or _asked() is not None
+        or x.is_neg()
+    ):
         return None
     call = short.tensors
-    if call is None and (not short.ready() or (call := short.tensors) is None):
+    if not call and (call is False or not (short.ready() and (call := short.tensors))):
         return None
     _, code, param = link
     if x.requires_grad and _grad():
-        return None if out is not None or not _plain(x) else _Quick.apply(x, link, call)
+        return None if out is not None or _transformed() or not _plain(x) else _Quick.apply(x, link, call)
     if out is None:
-        return call(code | native.pool() << 24, param, x, _empty_like(x))
-    return call(code | native.pool() << 24, param, x, out) if type(out) is Tensor and not out.requires_grad else None
+        return call(code, param, x, _empty_like(x))
+    if type(out) is not Tensor or out.requires_grad or out.is_neg():
+        return None
+    return wrote(call(code, param, x, out))
+
+
+def wrote(out: Tensor | None) -> Tensor | None:
+    """Tells autograd that these numbers are new: a graph that saved the old ones says so."""
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
 
 
 def _plain(x: Tensor) -> bool:
@@ -416,7 +436,7 @@ class _Quick(torch.autograd.Function):
         n = x.shape[-1]
         saved = native.saving(code >> 8, x, x.numel() // n, n)
         memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-        p = call(code | native.pool() << 24, param, x, _empty_like(x), None, None, memory, capacity)
+        p = call(code, param, x, _empty_like(x), None, None, memory, capacity)
         if p is None:
             p, saved = reference.forward(mapping, x), None
         ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
@@ -427,10 +447,9 @@ class _Quick(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, p, *memory), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
         saved = native.Saved(*memory, *ctx.sizes) if memory else None
-        if not (_grad() or _asked() is not None or _modes()):
+        if not (_grad() or _asked() is not None or _modes() or g.is_neg()):
             memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-            code |= native.VJP | native.pool() << 24
-            out = ctx.call(code, param, x, _empty_like(p), p, g, memory, capacity)
+            out = ctx.call(code | native.VJP, param, x, _empty_like(p), p, g, memory, capacity)
             if out is not None:
                 return out, None, None
         return _vjp(mapping, x, p, g, saved), None, None

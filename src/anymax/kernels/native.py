@@ -288,6 +288,7 @@ def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = _DTYPES) 
         torch._C._are_functorch_transforms_active()
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
+        or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
         or torch._C._get_tracing_state() is not None
     ):
         return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
@@ -364,12 +365,12 @@ class _Torch:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
     @staticmethod
     def cast(a: Any, dtype: str, like: Any) -> Any:
         torch = sys.modules["torch"]
-        return torch.as_tensor(a).detach().to(getattr(torch, dtype))
+        return torch.as_tensor(a, device=like.device).detach().to(getattr(torch, dtype))
 
 
 def _world(x: Array) -> Any:

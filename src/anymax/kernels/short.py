@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from typing import Any
 
 from .._mapping import Mapping
 from . import native
 
-# (code, param, x, out[, p, g, memory, capacity]) -> out, or None where anything is out of the ordinary; None before `ready`.
+# (code, param, x, out[, p, g, memory, capacity]) -> out, or None where anything is out of the ordinary.
+# None before `ready`, False where there will be none.
 buffers: Any = None  # on arrays of NumPy
 tensors: Any = None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on
 
 _FASTCALL = 0x80
-_kept: list[Any] = []  # what the builtins point to
+_binding = threading.Lock()
 
 
 class _Method(ctypes.Structure):  # PyMethodDef
@@ -45,12 +47,13 @@ class _Exchange(ctypes.Structure):  # DLPackExchangeAPI
 
 class _Python(ctypes.Structure):  # anymax_python
     _fields_ = [(name, ctypes.c_void_p) for name in (
-        "none", "keep", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor"
+        "none", "keep", "drop", "ask", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor",
+        "pool",
     )] + [("small", ctypes.c_int64)]  # fmt: skip
 
 
 _ABI = (
-    "Py_IncRef", "PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear",
+    "Py_IncRef", "Py_DecRef", "PyObject_CallNoArgs", "PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear",
     "PyEval_SaveThread", "PyEval_RestoreThread", "PyObject_GetBuffer", "PyBuffer_Release",
 )  # fmt: skip
 
@@ -61,12 +64,15 @@ def ready() -> bool:
     lib = native.load()
     if isinstance(lib, str) or sys.implementation.name != "cpython":
         return False
-    view = _view()
-    address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
-    lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *address, view, native.SMALL)))
-    buffers = buffers or _builtin("rows", lib.held.anymax_python_buffers)
-    if view:
-        tensors = tensors or _builtin("rows", lib.held.anymax_python_tensors)
+    with _binding:
+        view = _view()
+        address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
+        lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *address, view, id(native.pool), native.SMALL)))
+        buffers = buffers or _builtin(lib.held.anymax_python_buffers)
+        if view:
+            tensors = tensors or _builtin(lib.held.anymax_python_tensors)
+        elif hasattr(sys.modules.get("torch"), "get_num_threads"):  # imported to its end
+            tensors = False
     return True
 
 
@@ -86,9 +92,9 @@ def _view() -> int | None:
     return exchange.view if exchange.major == 1 else None
 
 
-def _builtin(name: str, body: Any) -> Any:
-    method = _Method(name.encode(), _address(body), _FASTCALL, None)
-    _kept.append(method)
+def _builtin(body: Any) -> Any:
+    method = _Method(b"rows", _address(body), _FASTCALL, None)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))  # it outlives the builtin, which is freed at the very end
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
         ("PyCFunction_NewEx", ctypes.pythonapi)
     )
