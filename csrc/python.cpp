@@ -136,7 +136,7 @@ template <class Kind> void *serve(void *const *args, intptr_t count) {
     if (count == 4 || count == 8) {
         call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
         if (py.occurred()) return nullptr;
-        if (served<Kind>(args, call, count == 8)) answer = args[3];
+        if (call.code >> 16 == 0 && served<Kind>(args, call, count == 8)) answer = args[3];
         if (py.occurred()) return nullptr;
     }
     py.keep(answer);

@@ -633,7 +633,7 @@ def test_the_builtin_for_numpy_serves_plain_arrays_and_refuses_the_rest():
 def test_the_builtins_take_numbers_in_their_ranges_and_say_what_is_no_number():
     assert short.ready()
     x, out = torch.randn(2, 5), torch.full((2, 5), 7.0)
-    for code in (-1, 255, 99 << 8, 1 << 40, native.VJP, 2**62, native.LOSS):
+    for code in (-1, 255, 99 << 8, 1 << 16, 1 << 24, 1 << 40, native.VJP, 2**62, native.LOSS):
         assert short.tensors(code, 0.0, x, out) is None
     assert short.tensors(CODES[am.SparseSoftmax(k=3)], 0.0, x, out) is None  # k = 0
     g, memory = torch.randn(2, 5), torch.empty(2 * (3 * 2 + 1), dtype=torch.int32)

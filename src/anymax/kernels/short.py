@@ -67,6 +67,7 @@ def ready() -> bool:
     with _binding:
         view = _view()
         address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
+        _keep(native.pool)
         lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *address, view, id(native.pool), native.SMALL)))
         buffers = buffers or _builtin(lib.held.anymax_python_buffers)
         if view:
@@ -92,9 +93,14 @@ def _view() -> int | None:
     return exchange.view if exchange.major == 1 else None
 
 
+def _keep(thing: Any) -> None:
+    """For good: what the library points to is wanted to the very end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def _builtin(body: Any) -> Any:
     method = _Method(b"rows", _address(body), _FASTCALL, None)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))  # it outlives the builtin, which is freed at the very end
+    _keep(method)
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
         ("PyCFunction_NewEx", ctypes.pythonapi)
     )
