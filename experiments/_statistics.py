@@ -24,7 +24,7 @@ class Interval:
     method: str
 
     def __str__(self) -> str:
-        if self.low == self.high:
+        if self.high - self.low <= 1e-12 * abs(self.mean):
             return _short(self.mean)
         if not math.isfinite(self.high - self.low):
             return f"{_short(self.mean)} (no interval)"
