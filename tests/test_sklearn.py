@@ -626,3 +626,21 @@ def test_errors_of_many_labels_say_what_to_do(options, many, words):
     x, usual = labels()
     with pytest.raises(ValueError, match=words):
         MultiLabelMappingClassifier(**options).fit(x, usual if many is None else many)
+
+
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.5)], ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_total_of_a_narrow_loss_is_that_of_its_rows(mapping, order):
+    rng = np.random.default_rng(0)
+    z, y = np.asarray(3 * rng.normal(size=(50, 7)), order=order), rng.integers(7, size=50)
+    loss = _linear.IndexLoss(mapping, y, rng.dirichlet(np.ones(50)))
+    for scores in (z, z + 1e4, 1e-3 * z):
+        value, residual = loss.total(scores)
+        rows, want = loss.rows(scores)
+        assert value == pytest.approx(rows @ loss.wide, rel=1e-12, abs=1e-11)
+        np.testing.assert_allclose(residual, want, atol=1e-12)
+    assert _linear.IndexLoss(am.Entmax(1.3), y, loss.wide).total(z) is None
+    z[:, 0], y[:] = 1e4, 1  # a probability too small to have a logarithm
+    far = _linear.IndexLoss(mapping, y, loss.wide)
+    assert far(z)[0] == pytest.approx(far.rows(z)[0] @ loss.wide)
+    assert np.isfinite(far(z)[0])
