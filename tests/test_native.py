@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -390,18 +391,37 @@ def test_a_forked_child_works(first):
     assert in_a_child(code, OMP_NUM_THREADS="2") == "0"
 
 
-def test_omp_num_threads_and_threadpoolctl():
+def test_omp_num_threads():
     code = "from anymax.kernels import native; print(native.get_num_threads())"
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-    before = native.get_num_threads()
+
+
+@pytest.mark.parametrize("name", [None, "Engine.so"])
+def test_threadpoolctl_limits_the_pool(name, tmp_path):
+    """In a process of its own: threadpoolctl finds a library by its file, and can't where that was replaced meanwhile."""
+    pytest.importorskip("threadpoolctl")
+    path = native.load().path.resolve()
+    if name is not None:
+        shutil.copy(path, tmp_path / name)
+        path = tmp_path / name if os.name == "nt" else tmp_path / "link.so"
+        if os.name != "nt":
+            path.symlink_to(tmp_path / name)
+    code = """
+    import threadpoolctl
+    from anymax.kernels import native
     native.set_num_threads(4)
-    try:
-        with threadpoolctl.threadpool_limits(limits=1):
-            assert native.get_num_threads() == 1
-        assert native.get_num_threads() == 4
-    finally:
-        native.set_num_threads(before)
+    with threadpoolctl.threadpool_limits(limits=1):
+        print(native.get_num_threads(), end=" ")
+    print(native.get_num_threads())
+    """
+    assert in_a_child(code, ANYMAX_LIBRARY=str(path)) == "1 4"
+
+
+def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path):
+    (tmp_path / "threadpoolctl.py").write_text("def threadpool_limits(limits=None, user_api=None): ...\n")
+    code = "import anymax, numpy; from anymax.kernels import native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert in_a_child(code, PYTHONPATH=paths) == f"{native.isa()} 2.0"
 
 
 # -- the ways in -----------------------------------------------------------------------------------------------------------------------

@@ -141,11 +141,13 @@ def _be_seen_by_threadpoolctl(path: Path) -> None:
         import threadpoolctl  # late: not a dependency, and only of use with this library
     except ImportError:
         return
+    if not hasattr(threadpoolctl, "register"):  # before 3.2
+        return
 
     class Controller(threadpoolctl.LibController):
         user_api = "anymax"
         internal_api = "anymax"
-        filename_prefixes = (path.name.split(".")[0],)
+        filename_prefixes = (path.resolve().name.split(".")[0].lower(),)  # as it looks for them
         check_symbols = ("anymax_get_num_threads",)
 
         def get_num_threads(self) -> int:
