@@ -174,3 +174,29 @@ def test_errors(case):
     call, error, words = WRONG[case]
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 70, 48), (2, 3, 70, 48)), ((2, 3, 7, 50), (1, 3, 9, 50)), ((3, 9, 49), (9, 49))], ids=str
+)
+def test_wide_heads_go_one_by_one(shapes, causal):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(a) for a in arrays(*shapes))
+    want = A.attention(q, k, v, Taylor(2), is_causal=causal)
+    np.testing.assert_allclose(linear_attention(q, k, v, is_causal=causal), want, atol=1e-12)
+    tracked = linear_attention(q.requires_grad_(), k, v, is_causal=causal)  # another way, with a graph
+    np.testing.assert_allclose(tracked.detach(), want, atol=1e-12)
+    state = LinearState.of(k, v)
+    before = state.memory.clone()
+    state.step(q.detach()[..., :1, :], k[..., :1, :], v[..., :1, :])
+    state.extend(k, v)
+    assert torch.equal(state.memory, before)
+
+
+def test_heads_that_do_not_fit_are_an_error():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(s) for s in ((2, 4, 5, 48), (3, 4, 5, 48), (3, 4, 5, 48)))
+    with pytest.raises((ValueError, RuntimeError)):
+        linear_attention(q, k, v)
+    assert linear_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 5, 48)
