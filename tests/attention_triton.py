@@ -343,6 +343,17 @@ def test_compile(dynamic):
         close(compiled(*leaves), results[1][0], 1e-6)
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_trace_holds_for_other_numbers(before):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    f = lambda q, k, v: am.attention(q, k, v, Entmax(1.5), is_causal=True, implementation="triton")  # noqa: E731
+    q, k, v = heads(rows=5, keys=9)
+    graph = make_fx(f, pre_dispatch=before)(q, k, v)
+    assert "anymax.attention" in graph.code
+    close(graph(-q, k, 2 * v), f(-q, k, 2 * v), 1e-6)
+
+
 def test_refusals():
     q, k, v = heads(rows=2, keys=3)
     for words, mapping, options in (

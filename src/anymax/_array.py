@@ -117,6 +117,8 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     value = asarray(value, name)
     if is_torch(value) and not is_torch(rows):
         raise TypeError(f"{name}: got a torch tensor for scores of another framework; convert one of them")
+    if is_jax(value) and is_torch(rows):
+        raise TypeError(f"{name}: got a JAX array for scores of torch; convert one of them")
     if is_torch(value) or type(value) is type(rows):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "u":
@@ -149,7 +151,7 @@ def check_axis(axis: Any, ndim: int) -> int:
     return int(axis) % ndim
 
 
-def pick_axis(axis: int | None, dim: int | None, default: int = -1) -> int:
+def pick_axis(axis: Any, dim: Any, default: int = -1) -> Any:
     """`axis` and `dim` are one keyword under two names."""
     if dim is None:
         return default if axis is None else axis
@@ -181,6 +183,25 @@ def eager(x: Array) -> bool:
     if is_jax(x):
         return not isinstance(x, sys.modules["jax"].core.Tracer)
     return True
+
+
+_asked_of_torch: tuple[Any, Any, Any] | None = None
+
+
+def modes() -> bool:
+    """True where a dispatch mode of torch is on: of fake tensors, make_fx (before dispatch too), a counter of operations.
+
+    Only where torch is loaded. Every call of a torch tensor asks this, so the functions that answer it are looked up once.
+    """
+    stack, included, before = _asked_of_torch or _ask_torch()
+    return stack() > 0 or included(before)
+
+
+def _ask_torch() -> tuple[Any, Any, Any]:
+    global _asked_of_torch
+    c = sys.modules["torch"]._C
+    _asked_of_torch = c._len_torch_dispatch_stack, c._dispatch_tls_is_dispatch_key_included, c.DispatchKey.PreDispatch
+    return _asked_of_torch
 
 
 def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:

@@ -13,7 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._array import Array, Namespace, beside, eager, is_array, is_integer, is_jax, is_torch, namespace, number, upcast
+from ._array import (
+    Array,
+    Namespace,
+    beside,
+    eager,
+    is_array,
+    is_integer,
+    is_jax,
+    is_torch,
+    modes,
+    namespace,
+    number,
+    upcast,
+)
 from ._mapping import Mapping
 from .mappings import Taylor
 
@@ -79,14 +92,10 @@ def _turned(x: Array, most: int, xp: Namespace) -> Array:
 
 def _room(*arrays: Array) -> list[Array] | None:
     """Room to work in, where no derivative and no tracer looks on."""
-    if not is_torch(arrays[0]) or not eager(arrays[0]) or _modes() or _forward_mode():
+    if not is_torch(arrays[0]) or not eager(arrays[0]) or modes() or _forward_mode():
         return None
     tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
     return None if tracked else []
-
-
-def _modes() -> int:
-    return sys.modules["torch"]._C._len_torch_dispatch_stack()
 
 
 def _forward_mode() -> bool:

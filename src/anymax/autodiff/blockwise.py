@@ -15,7 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import upcast
+from .._array import modes, upcast
 from .._mapping import Mapping
 from .._scores import Scores, outer, tile
 from ..kernels import native
@@ -214,6 +214,8 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
 
 def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | None]:
     """p(x), in the place of x where an engine can; and the non-zeros where the engine has them."""
+    if modes():
+        return bridge.apply(mapping, x), None
     engine = kernels.choose("forward", mapping, x)
     if engine is native:
         return native.forward_saving(mapping, x, None, x)

@@ -13,7 +13,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import beside
+from .._array import beside, modes
 from .._scores import Scores, lie
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
@@ -205,7 +205,7 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
         -1 if s.right is None else s.right, s.offset, call.dropout_p, "slopes" in s.arrays, "sink" in s.arrays,
     )  # fmt: skip
     names, tensors = " ".join(arrays), tuple(arrays.values())
-    opaque = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    opaque = torch.compiler.is_compiling() or modes()
     wants = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *tensors))
     if opaque and wants:
         out = _Compiled.apply(job, names, q, k, v, *tensors)[0]

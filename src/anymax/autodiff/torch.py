@@ -18,7 +18,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import floating, upcast
+from .._array import floating, modes, upcast
 from .._mapping import Mapping
 from ..kernels import native, reference, short
 from ..mappings import CATALOGUE
@@ -246,15 +246,6 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-_stack, _included = torch._C._len_torch_dispatch_stack, torch._C._dispatch_tls_is_dispatch_key_included
-_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-
-
-def _modes() -> bool:
-    """True where a dispatch mode is on: of fake tensors, make_fx (before dispatch too), a counter of operations."""
-    return _stack() > 0 or _included(_PRE_DISPATCH)
-
-
 def _learns(mapping: Mapping) -> bool:
     if not torch.is_grad_enabled():
         return False
@@ -266,7 +257,7 @@ def _learns(mapping: Mapping) -> bool:
 
 def _traced(mapping: Mapping) -> bool:
     """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
-    return compiling() or _modes() or _transformed() or _learns(mapping)
+    return compiling() or modes() or _transformed() or _learns(mapping)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -284,9 +275,7 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
     wants = torch.is_grad_enabled() and x.requires_grad
     if torch.compiler.is_exporting():
         return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
-    if (
-        torch.compiler.is_compiling() or _modes()
-    ):  # a mode may trace, or have no numbers: opaque operations serve it too
+    if torch.compiler.is_compiling() or modes():  # a mode may trace, or have no numbers: opaque operations serve it too
         spec = _spec(mapping) if mapping.iterative else None
         if spec is None:
             return reference.differentiable(mapping, x)
@@ -333,7 +322,7 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     plain = _transformed() or _learns(mapping) or (torch.is_grad_enabled() and y.requires_grad)
-    if not plain and not torch.compiler.is_compiling() and not _modes():
+    if not plain and not torch.compiler.is_compiling() and not modes():
         if torch.is_grad_enabled() and x.requires_grad:
             return _Loss.apply(x, y, mapping)[0]
         p = kernels.choose("forward", mapping, x).forward(mapping, x)
@@ -361,8 +350,7 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
     if (
         _forward_ad._current_level >= 0
-        or _stack()
-        or _included(_PRE_DISPATCH)
+        or modes()
         or _tracing() is not None
         or _asked() is not None
         or x.is_neg()
@@ -447,7 +435,7 @@ class _Quick(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, p, *memory), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
         saved = native.Saved(*memory, *ctx.sizes) if memory else None
-        if not (_grad() or _asked() is not None or _modes() or g.is_neg()):
+        if not (_grad() or _asked() is not None or modes() or g.is_neg()):
             memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
             out = ctx.call(code | native.VJP, param, x, _empty_like(p), p, g, memory, capacity)
             if out is not None:

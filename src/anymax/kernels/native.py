@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, is_array, is_jax, is_torch
+from .._array import Array, is_array, is_jax, is_torch, modes
 from .._mapping import Mapping
 from ._locate import library_path
 from ._rows import merged
@@ -289,8 +289,7 @@ def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = _DTYPES) 
     if (
         torch._C._are_functorch_transforms_active()
         or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+        or modes()
         or torch._C._get_tracing_state() is not None
     ):
         return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
