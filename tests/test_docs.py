@@ -112,18 +112,37 @@ def jax_inputs():
         "q": rng.dirichlet(np.ones(5), 6),
         "onehot": np.eye(5)[y],
         "t": rng.normal(size=6) * 2,
+        "x3": rng.normal(size=(2, 3, 4)),
     }
     made = {name: jax.numpy.asarray(v, dtype="float32") for name, v in made.items()}
     made |= {"y": jax.numpy.asarray(y), "sign": jax.numpy.asarray([0, 1, 0, 1, 1, 0]), "key": jax.random.key(0)}
+    made["y3"] = jax.numpy.asarray([[0, 3, 1], [2, 2, 0]])
     made["keep"] = jax.numpy.asarray(rng.uniform(size=(6, 5)) < 0.7).at[:, 0].set(True)
     made["argmax_onehot"] = lambda s: jax.nn.one_hot(jax.numpy.argmax(s, axis=-1), 5)
     return made | {"jax": jax, "jnp": jax.numpy}
+
+
+def numpy_inputs():
+    rng = np.random.default_rng(0)
+    made = {
+        "x": rng.normal(size=(6, 5)),
+        "x3": rng.normal(size=(2, 3, 4)),
+        "t": rng.normal(size=5),
+        "onehot": np.eye(5)[2],
+    }
+    return made | {"w": rng.uniform(0.5, 2.0, 5), "q": rng.dirichlet(np.ones(5), 6), "np": np}
+
+
+INPUTS = {"jax": jax_inputs, "numpy": numpy_inputs}
 
 
 def names(package):
     module = pytest.importorskip(package)
     known = {n: getattr(anymax, n) for n in ("Softmax", "Sparsemax", "Entmax", "transforms")}
     known |= {n: getattr(anymax.margins, n) for n in ("ArcFace", "SphereFace")} | {"anymax": anymax, package: module}
+    if package == "scipy":
+        for part in ("special", "stats", "optimize"):
+            importlib.import_module(f"scipy.{part}")
     if package == "pytorch_metric_learning":
         known["losses"] = importlib.import_module("pytorch_metric_learning.losses")
     return known
@@ -148,7 +167,7 @@ def called(code, scope, arguments):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=[row["old"][:60] for _, row in ROWS])
 def test_a_row_of_the_migration_tables(table, row):
-    scope, leaves = torch_inputs() if table["inputs"] == "torch" else (jax_inputs(), None)
+    scope, leaves = torch_inputs() if table["inputs"] == "torch" else (INPUTS[table["inputs"]](), None)
     scope |= names(table["package"])
     if table["inputs"] == "torch":
         scope["torch"].manual_seed(0)

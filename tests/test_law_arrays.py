@@ -35,6 +35,79 @@ def test_axes(case):
     laws.axes(case.apply)
 
 
+@each_first
+@every_kind
+def test_several_axes_are_one_row(case, kind):
+    """`axis=(1, 3)` is the map of rows that hold both axes; masks broadcast, and reductions drop or keep the axes."""
+    x = laws.scores(3, 2, 4, 5, seed=60) + 0.5
+    keep = laws.scores(3, 1, 1, 5, seed=61) < 1.0
+    keep[..., 0] = True
+    rows = x.transpose(0, 2, 1, 3).reshape(3, 4, 10)
+    kept = np.broadcast_to(keep, x.shape).transpose(0, 2, 1, 3).reshape(3, 4, 10)
+    with wide(kind):
+        make = KINDS[kind]
+        for axes in ({"axis": (1, 3)}, {"axis": (-1, 1)}, {"dim": [1, -1]}):
+            for mask, want in ((None, case.apply(rows)), (keep, case.apply(rows, mask=kept))):
+                p = case.apply(make(x), mask=None if mask is None else make(mask), **axes)
+                laws.close(back(p), want.reshape(3, 4, 2, 5).transpose(0, 2, 1, 3), 1e-12)
+                logs = am.log_apply(case.mapping, make(x), mask=None if mask is None else make(mask), **axes)
+                with np.errstate(divide="ignore"):
+                    np.testing.assert_allclose(np.exp(back(logs)), back(p), atol=1e-12)
+        if hasattr(case.mapping, "threshold"):
+            tau, size = am.threshold(case.mapping, rows)
+            got = am.threshold(case.mapping, make(x), axis=(1, 3))
+            laws.close(back(got.tau), tau, 1e-12)
+            np.testing.assert_array_equal(back(got.support), size)
+            held = am.threshold(case.mapping, make(x), axis=(1, 3), keepdims=True)
+            laws.same(back(held.tau), back(got.tau)[:, None, :, None])
+
+
+@every_kind
+def test_logsumexp_over_several_axes(kind):
+    special = pytest.importorskip("scipy.special")
+    x = laws.scores(3, 2, 4, seed=62)
+    keep = x > -0.5
+    t = np.array([0.5, 1.0, 2.0])[:, None, None]
+    with wide(kind):
+        make = KINDS[kind]
+        for axes in ((0, 2), (2, 1), (0, 1, 2)):
+            for keepdims in (False, True):
+                got = am.logsumexp(make(x), axis=axes, keepdims=keepdims)
+                laws.close(back(got), special.logsumexp(x, axis=axes, keepdims=keepdims), 1e-14)
+        laws.close(
+            back(am.logsumexp(make(x), axis=(1, 2), mask=make(keep))), special.logsumexp(x, axis=(1, 2), b=keep), 1e-14
+        )
+        got = am.logsumexp(make(x), axis=(1, 2), temperature=make(t))
+        laws.close(back(got), t[:, 0, 0] * special.logsumexp(x / t, axis=(1, 2)), 1e-14)
+
+
+def test_several_axes_with_parameters_results_and_errors():
+    x = laws.scores(3, 2, 4, seed=63)
+    alpha = np.array([1.2, 1.5, 1.9])[:, None, None]
+    p = am.entmax(x, alpha, axis=(1, 2))
+    for row, a, got in zip(x, (1.2, 1.5, 1.9), p, strict=True):
+        laws.close(got, am.entmax(row.ravel(), a).reshape(2, 4), 1e-15)
+    out = np.empty_like(x)
+    assert am.sparsemax(x, axis=(0, 2), out=out) is out
+    laws.same(out, am.sparsemax(x, axis=(0, 2)))
+    free = torch.tensor(x, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: am.entmax15(v, dim=(0, 2)), free)
+    laws.same(am.nn.Activation(am.Sparsemax(), dim=(1, 2))(torch.tensor(x)), am.sparsemax(x, axis=(1, 2)))
+    laws.close(jax.jit(lambda v: am.softmax(v, axis=(0, 1)))(x).sum((0, 1)), np.ones(4), 1e-6)
+    laws.close(
+        torch.func.vmap(lambda v: am.sparsemax(v, dim=(0, 1)))(torch.tensor(x)), am.sparsemax(x, axis=(1, 2)), 1e-15
+    )
+    for axes in ((), (1, 1), (1, -2)):
+        with pytest.raises(ValueError, match="one axis or more, each of them once"):
+            am.softmax(x, axis=axes)
+    with pytest.raises(ValueError, match="axis 3 is out of range"):
+        am.softmax(x, axis=(0, 3))
+    with pytest.raises(TypeError, match="axis: expected an integer"):
+        am.sparsemax_loss(x, np.zeros(3, int), axis=(1, 2))
+    with pytest.raises(ValueError, match=r"mask of shape \(5,\) does not broadcast to scores of shape \(3, 2, 4\)"):
+        am.softmax(x, axis=(0, 1), mask=np.ones(5, bool))
+
+
 @each_case
 def test_views(case):
     laws.views(case.apply)

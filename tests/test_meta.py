@@ -232,7 +232,7 @@ def test_a_wrong_oracle_is_seen():
 # module -> floor; a module imports from floors below its own, or within it where no circle arises
 FLOORS = (
     ("_version", "_array"),
-    ("_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
+    ("_axes", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
     ("_mapping", "_scores"),
     ("mappings", "kernels"),
     ("autodiff",),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace
 
 Array = Any  # an array of any kind: NumPy, torch, JAX, or of the array-API standard
 Namespace = Any
+_T = TypeVar("_T")
 
 _HALVES = ("float16", "bfloat16")
 
@@ -151,7 +152,7 @@ def check_axis(axis: Any, ndim: int) -> int:
     return int(axis) % ndim
 
 
-def pick_axis(axis: Any, dim: Any, default: int = -1) -> Any:
+def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
     """`axis` and `dim` are one keyword under two names."""
     if dim is None:
         return default if axis is None else axis

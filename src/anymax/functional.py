@@ -25,6 +25,7 @@ from ._array import (
     to_last,
     upcast,
 )
+from ._axes import Axes, Joined
 from ._mapping import Mapping
 from .autodiff import bridge, plain
 from .kernels import reference, short
@@ -51,16 +52,16 @@ class Threshold(NamedTuple):
 def apply(
     mapping: Mapping,
     x: Any,
-    axis: int | None = None,
+    axis: Axes = None,
     *,
-    dim: int | None = None,
+    dim: Axes = None,
     mask: Any = None,
     out: Any = None,
     dtype: Any = None,
 ) -> Array:
     """p(x): the probabilities of a map, along one axis, as an array of the caller's kind and dtype.
 
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    axis: the axis of the classes, the last by default, or a tuple of axes whose entries are one row; `dim` is another name of it.
     mask: boolean, broadcastable to x, True = keep; a masked class has probability 0, a row without classes is all 0.
     out: an array to write the result to (NumPy, torch), where no gradient is asked for.
     dtype: cast the scores first, as in `torch.softmax`.
@@ -70,7 +71,11 @@ def apply(
         p = None if quick is None else quick(link, x, out)
         if p is not None:
             return p
-    x, rows, mapping, axis, keep = _split(mapping, x, pick_axis(axis, dim), mask, dtype)
+    axis = pick_axis(axis, dim)
+    if isinstance(axis, (tuple, list)):
+        joined, mapping, mask = _join(mapping, x, axis, mask)
+        return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
+    x, rows, mapping, axis, keep = _split(mapping, x, axis, mask, dtype)
     leaf = bridge(rows)
     if type(x) not in _QUICK and hasattr(leaf, "quick") and not _compiling():
         _learn(leaf)
@@ -142,10 +147,14 @@ def _tensor() -> tuple[type, ...]:
 
 
 def log_apply(
-    mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None, dtype: Any = None
+    mapping: Mapping, x: Any, axis: Axes = None, *, dim: Axes = None, mask: Any = None, dtype: Any = None
 ) -> Array:
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
-    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, dtype)
+    axis = pick_axis(axis, dim)
+    if isinstance(axis, (tuple, list)):
+        joined, mapping, mask = _join(mapping, x, axis, mask)
+        return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
+    x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
     return _restore_axis(log_rows(mapping, rows), axis)
 
 
@@ -166,9 +175,9 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
 def threshold(
     mapping: Mapping,
     x: Any,
-    axis: int | None = None,
+    axis: Axes = None,
     *,
-    dim: int | None = None,
+    dim: Axes = None,
     mask: Any = None,
     keepdims: bool = False,
 ) -> Threshold:
@@ -179,7 +188,12 @@ def threshold(
     """
     if not hasattr(mapping, "threshold"):
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
-    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, None)
+    axis = pick_axis(axis, dim)
+    if isinstance(axis, (tuple, list)):
+        joined, mapping, mask = _join(mapping, x, axis, mask)
+        found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
+        return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
+    x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
@@ -199,9 +213,9 @@ def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
 
 def logsumexp(
     x: Any,
-    axis: int | None = None,
+    axis: Axes = None,
     *,
-    dim: int | None = None,
+    dim: Axes = None,
     temperature: Any = 1.0,
     mask: Any = None,
     keepdims: bool = False,
@@ -213,7 +227,13 @@ def logsumexp(
             raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
-    x, rows, _, axis = prepare(Softmax(), x, pick_axis(axis, dim), mask, None)
+    axis = pick_axis(axis, dim)
+    if isinstance(axis, (tuple, list)):
+        joined, _, mask = _join(Softmax(), x, axis, mask)
+        temperature = joined.beside(temperature, "temperature")
+        out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
+        return joined.apart(out, summed=True) if keepdims else out
+    x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
     plain = not is_array(temperature) and temperature == 1 and not _tracked(rows)
@@ -266,7 +286,7 @@ def _topk(k: int) -> Any:
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def softmax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
+def softmax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
     if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(_SOFTMAX, x, out)
@@ -275,12 +295,12 @@ def softmax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any)
     return apply(Softmax(), x, axis, out=out, **options)
 
 
-def log_softmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+def log_softmax(x: Any, axis: Axes = None, **options: Any) -> Array:
     """`x_i - logsumexp(x)`."""
     return log_apply(Softmax(), x, axis, **options)
 
 
-def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
+def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
     if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(_SPARSEMAX, x, out)
@@ -289,7 +309,7 @@ def sparsemax(x: Any, axis: int | None = None, *, out: Any = None, **options: An
     return apply(Sparsemax(), x, axis, out=out, **options)
 
 
-def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
+def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
     if (
         axis is None
@@ -304,7 +324,7 @@ def entmax(x: Any, alpha: Any = 1.5, axis: int | None = None, *, out: Any = None
     return apply(Entmax(alpha), x, axis, out=out, **options)
 
 
-def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any) -> Array:
+def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
     if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(_ENTMAX15, x, out)
@@ -313,13 +333,13 @@ def entmax15(x: Any, axis: int | None = None, *, out: Any = None, **options: Any
     return apply(Entmax(1.5), x, axis, out=out, **options)
 
 
-def taylor_softmax(x: Any, order: int = 2, axis: int | None = None, **options: Any) -> Array:
+def taylor_softmax(x: Any, order: int = 2, axis: Axes = None, **options: Any) -> Array:
     """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
     return apply(Taylor(order), x, axis, **options)
 
 
 def sparse_softmax(
-    x: Any, axis: int | None = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
+    x: Any, axis: Axes = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
     if (
@@ -336,7 +356,7 @@ def sparse_softmax(
     return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
 
 
-def sigsoftmax(x: Any, axis: int | None = None, **options: Any) -> Array:
+def sigsoftmax(x: Any, axis: Axes = None, **options: Any) -> Array:
     """`exp(x_i) sigmoid(x_i)`, normalised; see `Sigsoftmax` and, for the options, `apply`."""
     return apply(Sigsoftmax(), x, axis, **options)
 
@@ -344,7 +364,7 @@ def sigsoftmax(x: Any, axis: int | None = None, **options: Any) -> Array:
 def perturb_max(
     x: Any,
     noise: Any = "normal",
-    axis: int | None = None,
+    axis: Axes = None,
     *,
     nodes: int | None = None,
     scale: Any = 1.0,
@@ -354,17 +374,26 @@ def perturb_max(
     return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **options)
 
 
-def normmax(x: Any, alpha: Any = 2.0, axis: int | None = None, **options: Any) -> Array:
+def normmax(x: Any, alpha: Any = 2.0, axis: Axes = None, **options: Any) -> Array:
     """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
     return apply(NormMax(alpha), x, axis, **options)
 
 
-def budget(x: Any, k: Any, axis: int | None = None, **options: Any) -> Array:
+def budget(x: Any, k: Any, axis: Axes = None, **options: Any) -> Array:
     """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
     return apply(Budget(k), x, axis, **options)
 
 
 # -- axes, masks and dtypes, once for every verb ---------------------------------------------------------------------------------
+
+
+def _join(mapping: Mapping, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
+    """The scores, the mapping and the mask for rows along several axes, which become the last."""
+    _check_mapping(mapping)
+    joined = Joined.of(x, axes)
+    params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
+    mapping = mapping.replace(**params) if params else mapping
+    return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
 
 
 def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
@@ -377,9 +406,7 @@ def _split(
     mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """The same with the mask beside the rows, broadcastable to them."""
-    if not isinstance(mapping, Mapping):
-        got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
+    _check_mapping(mapping)
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:
@@ -403,6 +430,12 @@ def _split(
     if params:
         mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
     return x, rows, mapping, axis, keep
+
+
+def _check_mapping(mapping: Any) -> None:
+    if not isinstance(mapping, Mapping):
+        got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
+        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
 
 
 def _kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
