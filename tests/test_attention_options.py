@@ -465,7 +465,6 @@ WRONG = {
     "mix": (lambda: A.attention(Q, K, V, mix=PRIOR), TypeError, r"mix must be a pair \(prior, weight\)"),
     "mix shape": (lambda: A.attention(Q, K, V, mix=(PRIOR.T, 0.5)), ValueError, "the prior of mix of shape"),
     "integers": (lambda: A.attention(*(a.astype(int) for a in (Q, K, V))), TypeError, "must be real floating-point"),
-    "no keys": (lambda: A.attention(Q, K[:, :, :0], V[:, :, :0]), ValueError, "has no keys"),
     "device": (lambda: A.attention(t(Q), t(K), t(V).to("meta")), ValueError, "on one device, got cpu, cpu and meta"),
     "mask device": (lambda: A.attention(t(Q), t(K), t(V), bias=t(BIAS).to("meta")), ValueError, "bias is on meta"),
     "budget": (lambda: A.attention(Q, K, V, Budget(9)), ValueError, "9"),

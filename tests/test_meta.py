@@ -233,7 +233,7 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_axes", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping", "_scores"),
+    ("_mapping", "_scores", "_operands"),
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),

@@ -14,7 +14,6 @@ from typing import Any
 from ._array import (
     Array,
     Namespace,
-    asarray,
     beside,
     dtype_name,
     is_array,
@@ -65,7 +64,7 @@ class Scores:
         if keep is not None:
             s = xp.where(keep, s, MASKED * xp.ones_like(s))
         if self.transform is not None:
-            s = self.transform(s)
+            s = _transformed(self.transform, s, xp)
         if "sink" in self.arrays:
             sink = xp.broadcast_to(self.arrays["sink"], (*s.shape[:-1], 1))
             s = xp.concat([s, sink if sink.dtype == s.dtype else xp.astype(sink, s.dtype)], axis=-1)
@@ -100,6 +99,15 @@ class Scores:
             out = condition if out is None else out & condition
         return out
 
+    def attended(self, near: Array, xp: Namespace) -> Array | None:
+        """`kept`, less the keys that a bias or a mask of numbers hides with -inf."""
+        out = self.kept(near, xp)
+        for name in ("bias", "additive"):
+            if name in self.arrays:
+                there = self.arrays[name] != MASKED
+                out = there if out is None else out & there
+        return out
+
     @property
     def structured(self) -> bool:
         """True where positions alone mask some keys."""
@@ -126,6 +134,18 @@ class Scores:
     def learned(self) -> dict[str, Array]:
         """The arrays that may have a derivative."""
         return {k: v for k, v in self.arrays.items() if is_floating(v)}
+
+
+def _transformed(transform: Callable[[Array], Array], s: Array, xp: Namespace) -> Array:
+    out = transform(s)
+    fits = is_array(out) and is_torch(out) == is_torch(s) and is_floating(out) and tuple(out.shape) == tuple(s.shape)
+    if not fits:
+        got = f" of {dtype_name(out)} {tuple(out.shape)}" if is_array(out) else ""
+        raise ValueError(
+            f"attention: transform must give back scores of the shape and kind that it got, {tuple(s.shape)} of "
+            f"{dtype_name(s)}, but gave {type(out).__name__}{got}"
+        )
+    return out if out.dtype == s.dtype else xp.astype(out, s.dtype)
 
 
 # -- what the user says ------------------------------------------------------------------------------------------------------
@@ -167,6 +187,7 @@ def prepare(
     if mask is not None:
         given = beside(mask, q, "mask", xp)
         if "bool" in dtype_name(given):
+            same_device(given, q, "mask")
             arrays["keep"] = lie(given, shape, "mask")
         elif is_floating(given):
             arrays["additive"] = _real(given, q, shape, "mask", xp)
@@ -175,15 +196,15 @@ def prepare(
                 f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
             )
     if alibi is not None and alibi is not False:
-        slopes = xp.asarray(alibi_slopes(_heads(shape))) if alibi is True else asarray(alibi, "alibi")
+        slopes = alibi_slopes(_heads(shape)) if alibi is True else alibi
         arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
     if sink is not None:
-        arrays["sink"] = _by_head(asarray(sink, "sink"), q, shape, "sink", xp)
+        arrays["sink"] = _by_head(sink, q, shape, "sink", xp)
     for name, value in (("lengths", lengths), ("q_lengths", q_lengths)):
         if value is not None:
-            arrays[name] = _by_batch(value, q, shape, name, xp)
+            arrays[name] = by_batch("attention", value, q, shape, name, xp)
     if is_array(number(offset)):
-        arrays["offset"] = _by_batch(offset, q, shape, "offset", xp)
+        arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
         offset = 0
     elif isinstance(number(offset), bool) or not isinstance(number(offset), int):
         raise TypeError(f"attention: offset must be an integer or an array of integers, got {offset!r}")
@@ -197,7 +218,10 @@ def prepare(
             f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}"
         )
     for name, value in mapping.params().items():
-        lie(beside(value, q, name, xp), shape, f"{mapping.name}: {name}")
+        value = beside(value, q, name, xp)
+        if value.ndim:  # torch takes a single number from any device
+            same_device(value, q, name)
+        lie(value, shape, f"{mapping.name}: {name}")
     return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
 
 
@@ -232,12 +256,13 @@ def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace
         value = xp.astype(value, q.dtype)
     if not is_floating(value):
         raise TypeError(f"attention: {name} must be real, got {dtype_name(value)}")
-    _same_device(value, q, name)
+    same_device(value, q, name)
     return like(lie(value, shape, name), upcast(q[..., :0], xp), xp)
 
 
 def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
     """One number a head, as [heads, 1, 1]."""
+    value = beside(value, q, name, xp)
     if tuple(value.shape) not in ((), (1,), (_heads(shape),)):
         raise ValueError(
             f"attention: {name} must have one number for each head, shape ({_heads(shape)},), got {tuple(value.shape)}"
@@ -247,23 +272,23 @@ def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Name
     )
 
 
-def _by_batch(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
+def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
     """One integer for each batch, as [..., 1, 1, 1]."""
     value = beside(value, q, name, xp)
     if not is_integer(value):
-        raise TypeError(f"attention: {name} must be integers, got {dtype_name(value)}")
-    _same_device(value, q, name)
+        raise TypeError(f"{who}: {name} must be integers, got {dtype_name(value)}")
+    same_device(value, q, name)
     batch = shape[:-3]
     given = tuple(value.shape)
     if len(given) > len(batch) or any(a not in (1, b) for a, b in zip(given, batch[len(batch) - len(given) :])):
         raise ValueError(
-            f"attention: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
+            f"{who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
         )
     tail = min(3, len(shape)) if given else len(shape)
     return lie(xp.reshape(value, (*given, *(1,) * tail)), shape, name)
 
 
-def _same_device(value: Array, q: Array, name: str) -> None:
+def same_device(value: Array, q: Array, name: str) -> None:
     if is_torch(value) and value.device != q.device:
         raise ValueError(f"attention: {name} is on {value.device} and q on {q.device}; move one of them")
 
@@ -278,7 +303,7 @@ def alibi_slopes(heads: int) -> list[float]:
     def powers(n: int) -> list[float]:
         return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
 
-    below = 2 ** int(math.log2(heads))
+    below = 2 ** int(math.log2(max(heads, 1)))
     return powers(below) + powers(2 * below)[0::2][: heads - below]
 
 
@@ -313,7 +338,7 @@ def outer(scores: Scores, q: Array, xp: Namespace) -> dict[str, Array]:
     for n, t in enumerate(transforms_of(scores.transform) or ()):
         for name, value in t.params:
             if is_array(value):
-                out[f"transform.{n}.{name}"] = lie(beside(value, q, name, xp), scores.shape, f"{t!r}: {name}")
+                out[f"transform.{n}.{name}"] = lie(beside(value, q, name, xp), scores.shape, f"{t.name}: {name}")
     return out
 
 

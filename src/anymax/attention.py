@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import _scores, kernels
-from ._array import Array, Namespace, beside, eager, is_array, is_floating, is_jax, is_torch, like, namespace, upcast
+from . import _operands, _scores, kernels
+from ._array import Array, Namespace, beside, eager, is_array, is_torch, like, namespace, number, upcast
 from ._mapping import Mapping
 from ._random import torch_source, uniform
 from .functional import apply
+from .kernels.triton import plans
 from .linear_attention import linear_attention
 from .linear_attention import refuse as refuse_linear
 from .mappings import Softmax
@@ -141,7 +142,8 @@ def explain_attention(q: Array, k: Array, v: Array, *args: Any, **options: Any) 
         chosen = _choose(call, asked)
         refusals = []
         for other in IMPLEMENTATIONS[: IMPLEMENTATIONS.index(chosen)]:
-            reason = other.refuse(call) or (f"{chosen.name!r} was asked for" if other.pays(call) else other.dear)
+            reason = other.refuse(call) or ("there are no scores" if _empty(call) else None)
+            reason = reason or (f"{chosen.name!r} was asked for" if other.pays(call) else other.dear)
             refusals.append((other.name, reason))
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, tuple(refusals)),))
 
@@ -154,16 +156,17 @@ def _checked(
     mapping = Softmax() if mapping is None else mapping
     if not isinstance(mapping, Mapping):
         raise TypeError(f"attention: mapping must be a mapping such as anymax.Sparsemax(), got {mapping!r}")
+    asked = {"is_causal": options["is_causal"], "enable_gqa": enable_gqa, "need_weights": need_weights}
+    for name, value in asked.items():
+        _operands.flag("attention", name, value)
+    dropout_p = number(dropout_p)
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"attention: dropout_p must be a number of at least 0 and below 1, got {dropout_p!r}")
     q, k, v, plain = _autocast(q, k, v)
-    groups = _check(q, k, v, enable_gqa)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"attention: dropout_p must be at least 0 and below 1, got {dropout_p!r}")
-    shape = _shape(q, k, groups)
-    if shape[-1] == 0:
-        raise ValueError(f"attention: k of shape {tuple(k.shape)} has no keys; at least one is needed")
-    _check_values(v, shape, groups)
+    groups, shape = _operands.check("attention", q, k, v, enable_gqa)
     scores = _scores.prepare(q, shape, mapping, xp=namespace(q), **options)
-    mapping.check(shape[-1] + (options["sink"] is not None))
+    if shape[-1]:
+        mapping.check(shape[-1] + (options["sink"] is not None))
     return Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
 
 
@@ -171,12 +174,20 @@ def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Arr
     """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {mix!r}")
-    prior = _scores.lie(beside(mix[0], call.q, "mix", xp), call.scores.shape, "the prior of mix")
+    prior = beside(mix[0], call.q, "mix", xp)
+    _scores.same_device(prior, call.q, "the prior of mix")
+    prior = _scores.lie(prior, call.scores.shape, "the prior of mix")
     v = upcast(call.v, xp)
     prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
-    keep = call.scores.kept(prior, xp)
+    keep = call.scores.attended(prior, xp)
     prior = prior if keep is None else xp.where(keep, prior, xp.zeros_like(prior))
-    weight = like(beside(mix[1], v, "mix", xp), v, xp) if is_array(mix[1]) else mix[1]
+    weight = number(mix[1])
+    if is_array(weight):
+        weight = beside(weight, call.q, "mix", xp)
+        _scores.same_device(weight, call.q, "the weight of mix")
+        weight = like(_scores.lie(weight, (*call.scores.shape[:-1], 1), "the weight of mix"), v, xp)
+    elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= 1:
+        raise ValueError(f"attention: the weight of mix must be a number from 0 to 1 or an array, got {weight!r}")
     out = (1.0 - weight) * upcast(out, xp) + weight * _values(prior, v, call.groups)
     return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior
 
@@ -197,8 +208,10 @@ class Implementation(NamedTuple):
 def _reference(call: Call) -> tuple[Array, Any]:
     xp = namespace(call.q)
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow, and round
-    p = apply(call.scores.mapping, call.scores.of(_products(q, k, call.groups), xp))
-    p = p[..., :-1] if "sink" in call.scores.arrays else p
+    p = _products(q, k, call.groups)
+    if call.scores.shape[-1]:
+        p = apply(call.scores.mapping, call.scores.of(p, xp))
+        p = p[..., :-1] if "sink" in call.scores.arrays else p
     return _values(_dropped(p, call, xp), v, call.groups), p
 
 
@@ -370,6 +383,11 @@ def _linear(call: Call) -> tuple[Array, Any]:
     return out, None
 
 
+def _empty(call: Call) -> bool:
+    """True where there is no query or no key: the output has no numbers, or zeros."""
+    return any(n == 0 for n in call.scores.shape)
+
+
 def _always(call: Call) -> bool:
     return True
 
@@ -378,17 +396,22 @@ def _never(call: Call) -> bool:
     return False
 
 
+def _tracked(call: Call) -> bool:
+    return sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
+
+
 def _fills_gpu(call: Call) -> bool:
-    """A few queries against a long cache, as in decoding, keep few of its processors busy: their matrix is small, and read by all."""
+    """A few queries against a long cache, as in decoding, would keep few of its processors busy where keys are not cut in parts, as with
+    gradients: their matrix is small, and read by all."""
     *batch, rows, keys = call.scores.shape
     few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
-    return call.q.device.type == "cuda" and not (few and math.prod(call.scores.shape) <= _MATRIX)
+    whole = _tracked(call) or call.groups * rows > plans.TILE
+    return call.q.device.type == "cuda" and not (few and whole and math.prod(call.scores.shape) <= _MATRIX)
 
 
 def _large(call: Call) -> bool:
     count = math.prod(call.scores.shape)
-    tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
-    return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if tracked else _KEYS))
+    return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if _tracked(call) else _KEYS))
 
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -398,7 +421,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         _refuse_triton,
         _fills_gpu,
         _triton,
-        "it pays on a GPU alone, and for more than a few queries",
+        "it pays on a GPU alone, with gradients for more than a few queries",
     ),
     Implementation("blockwise", _refuse_blocks, _large, _blocks, "so few scores are faster as one matrix"),
     Implementation("linear", _refuse_linear, _never, _linear, "it rounds otherwise, and serves where it is asked for"),
@@ -418,14 +441,18 @@ def _named(name: str | None) -> Implementation | None:
 
 
 def _choose(call: Call, asked: Implementation | None) -> Implementation:
-    """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it."""
+    """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it.
+
+    Where there are no scores it is the reference too, so that nobody else need think of it.
+    """
     if asked is not None:
         reason = asked.refuse(call)
         if reason is not None:
             raise ValueError(f"attention: implementation {asked.name!r} can't serve this call: {reason}")
-        return asked
-    if eager(call.q) and kernels.asked() == "reference":
+    if _empty(call) or (asked is None and eager(call.q) and kernels.asked() == "reference"):
         return IMPLEMENTATIONS[-1]
+    if asked is not None:
+        return asked
     return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
 
 
@@ -449,59 +476,3 @@ def _autocast(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
     dtype = torch.get_autocast_dtype(kind)
     q, k, v = (a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in (q, k, v))
     return q, k, v, torch.autocast(kind, enabled=False)
-
-
-def _shape(q: Array, k: Array, groups: int) -> tuple[int, ...]:
-    """The shape of the scores."""
-    a, b = list(q.shape[:-2]), list(k.shape[:-2])
-    if groups > 1:
-        b[-1] = a[-1]
-    rank = max(len(a), len(b))
-    a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
-    if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
-        hint = "; with fewer heads of k and v, say enable_gqa=True" if a[:-1] == b[:-1] else ""
-        raise ValueError(
-            f"attention: q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} do not broadcast{hint}"
-        )
-    return (*(n if m == 1 else m for m, n in zip(a, b)), q.shape[-2], k.shape[-2])
-
-
-def _check_values(v: Array, shape: tuple[int, ...], groups: int) -> None:
-    lead = list(shape[:-2])
-    if groups > 1:
-        lead[-1] //= groups
-    given = [1] * (len(lead) - v.ndim + 2) + list(v.shape[:-2])
-    if len(given) > len(lead) or any(n not in (1, m) for n, m in zip(given, lead)):
-        raise ValueError(f"attention: v of shape {tuple(v.shape)} does not broadcast to the scores of shape {shape}")
-
-
-def _check(q: Array, k: Array, v: Array, enable_gqa: bool) -> int:
-    """How many heads of q share one of k and v; an error where the shapes do not fit."""
-    for name, a in (("q", q), ("k", k), ("v", v)):
-        if not is_array(a):
-            raise TypeError(f"attention: {name} must be an array, got {type(a).__name__}")
-        if a.ndim < 2:
-            raise ValueError(
-                f"attention: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}"
-            )
-    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
-        raise TypeError("attention: q, k and v must be of one framework")
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"attention: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
-    if not is_floating(q):
-        raise TypeError(f"attention: q, k and v must be real floating-point arrays, got {q.dtype}; convert them first")
-    if is_torch(q) and not q.device == k.device == v.device:
-        raise ValueError(f"attention: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"attention: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
-    if not enable_gqa:
-        return 1
-    heads = [a.shape[-3] if a.ndim > 2 else 0 for a in (q, k, v)]
-    if 0 in heads or heads[0] % heads[1] or heads[1] != heads[2]:
-        raise ValueError(
-            f"attention: with enable_gqa the heads of q must be a multiple of those of k and v, got "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    return heads[0] // heads[1]

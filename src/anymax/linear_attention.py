@@ -28,6 +28,8 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping
+from ._operands import check, flag
+from ._scores import by_batch
 from .mappings import Taylor
 
 _CHUNK, _LEAST = 256, 32  # queries or keys at a time
@@ -170,26 +172,22 @@ def linear_attention(
     from what |q| |k| would allow are differences of large features: their relative error is about |q|^2 |k|^2 scale^2 / s^2 times
     that of the dtype. `LinearState` is the same for decoding. Options as in `attention`; lengths: real keys of each batch.
     """
-    reason = refuse(Taylor(2) if mapping is None else mapping)
+    mapping = Taylor(2) if mapping is None else mapping
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"linear_attention: mapping must be anymax.Taylor(2), got {mapping!r}")
+    reason = refuse(mapping)
     if reason is not None:
         raise ValueError(f"linear_attention: {reason}")
-    for name, a in (("q", q), ("k", k), ("v", v)):
-        if not is_array(a) or a.ndim < 2:
-            raise TypeError(
-                f"linear_attention: {name} must be an array [..., length, features], got {type(a).__name__}"
-            )
+    enable_gqa, is_causal = (
+        flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
+    )
+    _, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
-    if (
-        not enable_gqa
-        and q.ndim > 2
-        and k.ndim > 2
-        and q.shape[-3] != k.shape[-3]
-        and 1 not in (q.shape[-3], k.shape[-3])
-    ):
-        raise ValueError(
-            f"linear_attention: q has {q.shape[-3]} heads and k has {k.shape[-3]}; say enable_gqa=True where they are to be shared"
-        )
-    _agree(q, k)
+    if lengths is not None:
+        lengths = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
+        lengths = xp.reshape(lengths, lengths.shape[:-3])
+    if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
+        raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
     if lengths is None and q.ndim > 2 and all(math.prod(a.shape[:-2]) == 1 for a in (q, k, v)):
         one = (
             xp.reshape(a, a.shape[-2:]) for a in (q, k, v)

@@ -77,7 +77,11 @@ class Transform:
     def __repr__(self) -> str:
         given = [f"{k}={_brief(v)}" for k, v in self.params if v is not None]
         given += [f"axis={self.axis}"] if self.axis != -1 else []
-        return f"{self.rows.__name__.strip('_')}({', '.join(given)})"
+        return f"{self.name}({', '.join(given)})"
+
+    @property
+    def name(self) -> str:
+        return self.rows.__name__.strip("_")
 
     @property
     def by_rows(self) -> bool:
@@ -462,5 +466,5 @@ def _brief(value: Any) -> str:
     if not is_array(value):
         return repr(value)
     if value.ndim == 0 and eager(value) and "key" not in dtype_name(value):
-        return f"{float(value):g}"
+        return f"{float(stop_gradient(value)):g}"
     return f"{dtype_name(value)}{list(value.shape)}"

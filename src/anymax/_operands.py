@@ -1,0 +1,82 @@
+"""What q, k and v must be to fit together, for every kind of attention; a sentence where they do not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ._array import Array, dtype_name, is_array, is_floating, is_jax, is_torch, number
+
+
+def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
+    """How many heads of q share one of k and v, and the shape of the scores."""
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        _alone(who, name, a)
+    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
+        raise TypeError(f"{who}: q, k and v must be of one framework")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
+    if not is_floating(q) or dtype_name(q).startswith(("float4", "float8")):
+        raise TypeError(
+            f"{who}: q, k and v must be real floating-point arrays of 16 bits or more, got {q.dtype}; convert them first"
+        )
+    if is_torch(q) and not q.device == k.device == v.device:
+        raise ValueError(f"{who}: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{who}: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"{who}: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    groups = _groups(who, q, k, v) if enable_gqa else 1
+    shape = _scores_shape(who, q, k, groups)
+    _check_values(who, v, shape, groups)
+    return groups, shape
+
+
+def flag(who: str, name: str, value: Any) -> bool:
+    """True or False, and nothing that only counts as one of them."""
+    if not isinstance(number(value), bool):
+        raise TypeError(f"{who}: {name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def _alone(who: str, name: str, a: Any) -> None:
+    if not is_array(a):
+        raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}")
+    if is_torch(a) and (a.layout is not sys.modules["torch"].strided or a.is_nested):
+        raise TypeError(
+            f"{who}: {name} must be a dense tensor, got a {'nested' if a.is_nested else 'sparse'} one; "
+            + ("pad it and say lengths=" if a.is_nested else "call its to_dense()")
+        )
+    if a.ndim < 2:
+        raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
+
+
+def _groups(who: str, q: Array, k: Array, v: Array) -> int:
+    heads = [a.shape[-3] if a.ndim > 2 else 0 for a in (q, k, v)]
+    if 0 in heads or heads[0] % heads[1] or heads[1] != heads[2]:
+        raise ValueError(
+            f"{who}: with enable_gqa the heads of q must be a multiple of those of k and v, got "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    return heads[0] // heads[1]
+
+
+def _scores_shape(who: str, q: Array, k: Array, groups: int) -> tuple[int, ...]:
+    a, b = list(q.shape[:-2]), list(k.shape[:-2])
+    if groups > 1:
+        b[-1] = a[-1]
+    rank = max(len(a), len(b))
+    a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
+    if any(m != n and 1 not in (m, n) for m, n in zip(a, b)):
+        hint = "; with fewer heads of k and v, say enable_gqa=True" if a[:-1] == b[:-1] else ""
+        raise ValueError(f"{who}: q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} do not broadcast{hint}")
+    return (*(n if m == 1 else m for m, n in zip(a, b)), q.shape[-2], k.shape[-2])
+
+
+def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> None:
+    lead = list(shape[:-2])
+    if groups > 1:
+        lead[-1] //= groups
+    given = [1] * (len(lead) - v.ndim + 2) + list(v.shape[:-2])
+    if len(given) > len(lead) or any(n not in (1, m) for n, m in zip(given, lead)):
+        raise ValueError(f"{who}: v of shape {tuple(v.shape)} does not broadcast to the scores of shape {shape}")

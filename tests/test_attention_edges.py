@@ -1,0 +1,225 @@
+"""The edges of attention: no queries, keys or heads, infinities and NaN, mistakes; by torch's own attention or by the definition."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from kinds import KINDS, back, every_kind
+
+import anymax as A
+from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from anymax import transforms as T
+
+torch = pytest.importorskip("torch")
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
+MAPS = {
+    "softmax": Softmax(), "sparsemax": Sparsemax(), "entmax": Entmax(1.5), "budget": Budget(2), "taylor": Taylor(2),
+    "sparse_softmax": SparseSoftmax(k=2),
+}  # fmt: skip
+every_map = pytest.mark.parametrize("name", MAPS)
+SERVERS = ("sdpa", "blockwise", "linear", "reference")
+
+
+def servers(*arrays, **options):
+    """The implementations that serve a call."""
+    out = [None]
+    for name in SERVERS:
+        try:
+            A.explain_attention(*arrays, implementation=name, **options)
+            out.append(name)
+        except ValueError as error:
+            if "can't serve this call" not in str(error):
+                raise
+    return out
+
+
+# -- nothing there ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(0, 4), (3, 0), (0, 0), (1, 1)])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0, 3), (2, 0)], ids=str)
+@every_map
+def test_no_queries_no_keys_no_heads(name, lead, lengths):
+    """As torch: as many outputs as queries, and zeros without a key."""
+    mapping, (rows, keys) = MAPS[name], lengths
+    if keys == 1 and name == "budget":
+        mapping = Budget(1)
+    q, k, v = (
+        torch.randn(*lead, *s, dtype=torch.float64, requires_grad=True) for s in ((rows, 5), (keys, 5), (keys, 2))
+    )
+    for implementation in servers(q, k, v, mapping=mapping):
+        out = A.attention(q, k, v, mapping, implementation=implementation)
+        assert out.shape == (*lead, rows, 2)
+        torch.testing.assert_close(out, sdpa(q, k, v))
+        grads = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
+        assert all(g is None or not g.any() for g in grads) or keys == 1
+    out, p = A.attention(q, k, v, mapping, need_weights=True, sink=torch.zeros(lead[-1:]), is_causal=True)
+    assert (out.shape, p.shape) == ((*lead, rows, 2), (*lead, rows, keys))
+    assert keys or not out.any()
+    told = A.explain_attention(q, k, v, mapping, implementation="reference")
+    if 0 in (*lead, *lengths):
+        assert A.explain_attention(q, k, v, mapping).rows[0][1] == "reference"
+        assert all(reason for _, reason in told.rows[0][2])
+
+
+@every_kind
+def test_no_keys_on_any_array(kind):
+    make = KINDS[kind]
+    q, k = make(np.ones((2, 3, 4))), make(np.ones((2, 0, 4)))
+    out = back(A.attention(q, k, k, Entmax(1.5), alibi=True, window=1, softcap=2.0))
+    assert out.shape == (2, 3, 4)
+    assert not out.any()
+    assert back(A.attention(make(np.ones((2, 0, 4))), q, q, Entmax(1.5))).shape == (2, 0, 4)
+
+
+@every_map
+def test_no_features(name):
+    """All scores are equal: every key has the same weight, but where a map chooses some."""
+    q, k, v = torch.randn(3, 0), torch.randn(4, 0), torch.randn(4, 2)
+    want = v[:2].mean(0) if name == "sparse_softmax" else v.mean(0) * (2 if name == "budget" else 1)
+    torch.testing.assert_close(A.attention(q, k, v, MAPS[name]), want.expand(3, 2))
+
+
+# -- infinities -----------------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@every_map
+def test_minus_infinity_hides_from_mix_too(name, kind):
+    """A key that a mask of numbers or a bias hides has no weight, neither from the map nor from a prior."""
+    if kind in ("jax", "strict") and name != "entmax":
+        pytest.skip("numpy and torch share the formula")
+    make = KINDS[kind]
+    g = np.random.default_rng(0)
+    q, k, v = (g.normal(size=(2, n, 4)) for n in (5, 7, 7))
+    hidden = g.uniform(size=(5, 7)) < 0.5
+    hidden[:, :3] = False
+    hidden[2] = True
+    prior = np.full((5, 7), 1 / 7)
+    numbers = np.where(hidden, -np.inf, 0.0)
+    want = None
+    for given in ({"mask": ~hidden}, {"mask": numbers}, {"bias": numbers}, {"mask": numbers, "bias": numbers}):
+        made = {name: make(a) for name, a in given.items()}
+        out, p = A.attention(*map(make, (q, k, v)), MAPS[name], mix=(make(prior), 0.25), need_weights=True, **made)
+        assert not back(p)[:, hidden].any()
+        want = back(out) if want is None else want
+        np.testing.assert_allclose(back(out), want, atol=1e-6)
+        assert not back(out)[:, 2].any()
+
+
+@every_map
+def test_nan_stays_in_its_row(name):
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 8, 8))
+    broken = q.detach().clone()
+    broken[0, 1, 2] = math.nan
+    broken.requires_grad_()
+    others = torch.ones(2, 3, 6, dtype=torch.bool)
+    others[0, 1, 2] = False
+    for implementation in servers(q, k, v, mapping=MAPS[name]):
+        want = A.attention(q, k, v, MAPS[name], implementation=implementation)
+        got = A.attention(broken, k, v, MAPS[name], implementation=implementation)
+        assert got[~others].isnan().all()
+        torch.testing.assert_close(got[others], want[others])
+        (g,) = torch.autograd.grad(got[others].sum(), broken)
+        (wanted,) = torch.autograd.grad(want[others].sum(), q)
+        torch.testing.assert_close(g[others], wanted[others])
+
+
+def test_a_learned_number_of_a_transform_is_shown_without_a_warning():
+    beta = torch.tensor(0.5, requires_grad=True)
+    q = torch.randn(5, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert repr(T.scalable(beta=beta)).startswith("scalable(beta=0.5")
+        for implementation in ("blockwise", "reference"):
+            out = A.attention(q, q, q, Sparsemax(), transform=T.scalable(beta=beta), implementation=implementation)
+            assert torch.autograd.grad(out.square().sum(), beta)[0].isfinite()
+
+
+# -- what a caller may write ------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_numbers_and_lists_beside_arrays(kind):
+    make = KINDS[kind]
+    g = np.random.default_rng(0)
+    q, k, v = (make(g.normal(size=(2, 3, n, 4))) for n in (5, 6, 6))
+    for name, value in (
+        ("alibi", [0.5, 0.25, 0.125]),
+        ("alibi", 0.5),
+        ("sink", [0.0, 1.0, 2.0]),
+        ("sink", 1.0),
+        ("bias", 0.5),
+    ):
+        array = np.asarray(value)
+        want = A.attention(q, k, v, Sparsemax(), **{name: make(array)})
+        np.testing.assert_array_equal(back(A.attention(q, k, v, Sparsemax(), **{name: value})), back(want))
+    want = A.attention(q, k, v, Sparsemax(), lengths=make(np.array([3, 6])))
+    np.testing.assert_array_equal(back(A.attention(q, k, v, Sparsemax(), lengths=[3, 6])), back(want))
+
+
+G = np.random.default_rng(0)
+Q, K, V = (G.normal(size=(2, 4, n, 3)) for n in (5, 7, 7))
+q, k, v = (torch.tensor(a) for a in (Q, K, V))
+keep = torch.ones(5, 7, dtype=torch.bool)
+meta = {"device": "meta"}
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.zeros(4, 5, 3)], layout=torch.jagged)
+
+
+WRONG = {
+    "mask elsewhere": (lambda: A.attention(q, k, v, mask=keep.to("meta")), ValueError, "mask is on meta and q on cpu"),
+    "alpha elsewhere": (lambda: A.attention(q, k, v, Entmax(torch.ones(4, 1, 1, **meta))), ValueError, "alpha is on meta"),
+    "prior elsewhere": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7, **meta), 0.5)), ValueError, "the prior of mix is on meta"),
+    "weight": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), "half")), ValueError, "weight of mix must be a number from 0 to 1"),
+    "weight of 2": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), 2)), ValueError, "weight of mix must be a number from 0 to 1"),
+    "weights": (lambda: A.attention(q, k, v, mix=(torch.ones(5, 7), torch.ones(3))), ValueError, r"the weight of mix of shape \(3,\)"),
+    "dropout word": (lambda: A.attention(q, k, v, dropout_p="0.1"), ValueError, "at least 0 and below 1, got '0.1'"),
+    "dropout none": (lambda: A.attention(q, k, v, dropout_p=None), ValueError, "dropout_p must be a number .* got None"),
+    "causal word": (lambda: A.attention(q, k, v, is_causal="no"), TypeError, "is_causal must be True or False, got 'no'"),
+    "causal array": (lambda: A.attention(q, k, v, is_causal=np.ones(2, bool)), TypeError, "is_causal must be True or False"),
+    "gqa number": (lambda: A.attention(q, k, v, enable_gqa=2), TypeError, "enable_gqa must be True or False, got 2"),
+    "weights word": (lambda: A.attention(q, k, v, need_weights="no"), TypeError, "need_weights must be True or False"),
+    "sink bool": (lambda: A.attention(q, k, v, sink=True), TypeError, "sink must be real, got bool"),
+    "transform shape": (lambda: A.attention(q, k, v, transform=lambda s: s[..., :1]), ValueError, r"must give back .* \(2, 4, 5, 7\)"),
+    "transform none": (lambda: A.attention(Q, K, V, transform=lambda s: None), ValueError, "but gave NoneType"),
+    "transform dtype": (lambda: A.attention(q, k, v, transform=lambda s: s > 0), ValueError, "but gave Tensor of bool"),
+    "transform kind": (lambda: A.attention(q, k, v, transform=lambda s: s.numpy()), ValueError, "but gave ndarray"),
+    "sparse": (lambda: A.attention(q.to_sparse(), k, v), TypeError, r"q must be a dense tensor, got a sparse one; call its to_dense\(\)"),
+    "nested": (lambda: A.attention(*[nested()] * 3), TypeError, "q must be a dense tensor, got a nested one; pad it and say lengths="),
+    "float8": (lambda: A.attention(*(a.to(torch.float8_e4m3fn) for a in (q, k, v))), TypeError, "of 16 bits or more, got torch.float8"),
+    "linear framework": (lambda: A.linear_attention(q, K, V), TypeError, "linear_attention: q, k and v must be of one framework"),
+    "linear dtype": (lambda: A.linear_attention(q, k.float(), v), TypeError, "linear_attention: q, k and v must have one dtype"),
+    "linear integers": (lambda: A.linear_attention(*(a.long() for a in (q, k, v))), TypeError, "must be real floating-point"),
+    "linear device": (lambda: A.linear_attention(q, k.to("meta"), v), ValueError, "must be on one device, got cpu, meta and cpu"),
+    "linear batches": (lambda: A.linear_attention(q, k[:1].expand(3, 4, 7, 3), v), ValueError, "do not broadcast"),
+    "linear values": (lambda: A.linear_attention(q, k, v[:, :3]), ValueError, "v of shape .* does not broadcast"),
+    "linear scale": (lambda: A.linear_attention(q, k, v, scale="big"), TypeError, "linear_attention: scale must be a number or an array"),
+    "linear lengths": (lambda: A.linear_attention(q, k, v, lengths=[1, 2, 3]), ValueError, "lengths must have one number"),
+    "linear map": (lambda: A.linear_attention(q, k, v, "taylor"), TypeError, r"mapping must be anymax.Taylor\(2\), got 'taylor'"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of nested and sparse tensors
+@pytest.mark.parametrize("case", WRONG)
+def test_errors(case):
+    call, error, words = WRONG[case]
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_arrays_of_jax_beside_torch_are_an_error():
+    jnp = pytest.importorskip("jax").numpy
+    for options in (
+        {"mask": jnp.ones((5, 7), bool)},
+        {"bias": jnp.ones((5, 7))},
+        {"mapping": Entmax(jnp.full((4, 1, 1), 1.5))},
+    ):
+        with pytest.raises(TypeError, match="got a JAX array for scores of torch; convert one of them"):
+            A.attention(q, k, v, **options)
