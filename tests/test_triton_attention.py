@@ -14,8 +14,9 @@ from anymax.kernels.triton import plans
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
 WORDS = {  # of the names in attention_triton.py: one process each
-    "options": "an_option",
-    "maps": "a_map or features or layouts or shared",
+    "options": "an_option and not keys_in_parts",
+    "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
+    "parts": "keys_in_parts",
 }
 GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
 
@@ -31,13 +32,21 @@ def test_interpreted(group):
 KERNELS = ("attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_columns")
 
 
+def recorded(monkeypatch, names):
+    """The list that all launches of these kernels go to."""
+    from anymax.kernels.triton import attention
+
+    calls = []
+    for name in names:
+        monkeypatch.setattr(attention, name, Recorder(getattr(attention, name), calls))
+    return calls
+
+
 def launches(monkeypatch, job, dtype, d, e, arrays):
     """Every launch of a forward and a backward of this call."""
     from anymax.kernels.triton import attention
 
-    calls = []
-    for name in KERNELS:
-        monkeypatch.setattr(attention, name, Recorder(getattr(attention, name), calls))
+    calls = recorded(monkeypatch, KERNELS)
     q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, 4, 256, d), (1, 2, 512, d), (1, 2, 512, e)))
     wants = {"q", "k", "v"} | {n for n, a in arrays.items() if a.is_floating_point()}
     out, saved = attention.forward(job, q, k, v, arrays, True)
@@ -45,9 +54,10 @@ def launches(monkeypatch, job, dtype, d, e, arrays):
     return calls
 
 
-def everything(link):
+def everything(link, rows=256, keys=512):
     arrays = {
-        "bias": torch.zeros(1, 4, 256, 512), "additive": torch.zeros(1, 1, 1, 512), "keep": torch.ones(1, 1, 256, 512, dtype=torch.bool),
+        "bias": torch.zeros(1, 4, rows, keys), "additive": torch.zeros(1, 1, 1, keys),
+        "keep": torch.ones(1, 1, rows, keys, dtype=torch.bool),
         "ranges": torch.zeros(1, 3, dtype=torch.int32), "heads": torch.zeros(4, 2), "seed": torch.zeros(1, dtype=torch.int64),
     }  # fmt: skip
     return arrays | ({"param": torch.full((1, 4, 1), 1.4)} if link in ("mixed", "budget") else {})
@@ -70,34 +80,69 @@ FORMS = {
 def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     from triton import knobs
 
-    from anymax.kernels.triton import attention
-
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     link, power, param, dtype, d, full, _ = FORMS[name]
     plan = plans.blocks(d, dtype.itemsize, 256, target == "gfx942", full)
     monkeypatch.setattr(plans, "forced_blocks", [plan])
-    job = attention.Job(
-        link,
-        power,
-        param,
-        0.1,
-        30.0 if full else 0.0,
-        True,
-        9 if full else -1,
-        5 if full else -1,
-        0,
-        0.1 if full else 0.0,
-        full,
-        full,
-    )
+    job = job_of(link, power, param, full)
     calls = launches(monkeypatch, job, dtype, d, d, everything(link) if full else {})
     names = [kernel.fn.__name__ for kernel, _, _ in calls]
     assert {"attention_forward", "attention_queries", "attention_keys"} <= set(names)
     assert names.count("attention_bias") == (2 if full else 0)
     for kernel, args, options in calls:
-        made = compiled(target, kernel, args, options)
-        assert len(made.asm["hsaco" if target == "gfx942" else "cubin"]) > 1000
-        assert len(made.asm.get("ptx", "")) < (1_000_000 if full or dtype.itemsize == 4 else 400_000), options
-        assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, options
+        check(target, kernel, args, options, 1_000_000 if full or dtype.itemsize == 4 else 400_000)
+
+
+# name -> link, power, alpha - 1, dtype, features, queries, with everything, targets
+SPLIT_KERNELS = ("attention_parts", "attention_solve", "attention_values", "attention_merge")
+SPLIT_FORMS = {
+    "entmax-1.5 bf16": ("power", 2, 0.5, torch.bfloat16, 128, 1, False, ("sm_90", "sm_80", "gfx942")),
+    "softmax fp16": ("softmax", 1, 0.0, torch.float16, 64, 1, False, ("sm_90",)),
+    "softmax fp32": ("softmax", 1, 0.0, torch.float32, 80, 3, True, ("sm_80",)),
+    "alphas bf16": ("mixed", 1, 0.0, torch.bfloat16, 256, 20, True, ("gfx942",)),
+    "budget fp32": ("budget", 1, 3.0, torch.float32, 64, 1, True, ("sm_90",)),
+}
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize(
+    ("name", "target"), [(name, target) for name, form in SPLIT_FORMS.items() for target in form[-1]]
+)
+def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path):
+    from triton import knobs
+
+    from anymax.kernels.triton import attention
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    link, power, param, dtype, d, rows, full, _ = SPLIT_FORMS[name]
+    plan = plans.split(d, dtype.itemsize, 2, 2 * rows, 4096, 132, target == "gfx942", link == "softmax")
+    monkeypatch.setattr(plans, "forced_split", [plan])
+    calls = recorded(monkeypatch, SPLIT_KERNELS)
+    q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, 4, rows, d), (1, 2, 4096, d), (1, 2, 4096, d)))
+    attention.forward(job_of(link, power, param, full), q, k, v, everything(link, rows, 4096) if full else {}, False)
+    names = [kernel.fn.__name__ for kernel, _, _ in calls]
+    assert names == [n for n in SPLIT_KERNELS if link != "softmax" or n in ("attention_parts", "attention_merge")]
+    for kernel, args, options in calls:
+        check(target, kernel, args, options, 400_000)
+
+
+def job_of(link, power, param, full):
+    from anymax.kernels.triton import attention
+
+    with_everything = {"softcap": 30.0, "left": 9, "right": 5, "dropout_p": 0.1, "alibi": True, "sink": True}
+    without = {"softcap": 0.0, "left": -1, "right": -1, "dropout_p": 0.0, "alibi": False, "sink": False}
+    return attention.Job(link, power, param, scale=0.1, causal=True, offset=0, **(with_everything if full else without))
+
+
+def check(target, kernel, args, options, longest):
+    """It compiles, is no monster, and fits the memory that the device has for a program."""
+    made = compiled(target, kernel, args, options)
+    assert len(made.asm["hsaco" if target == "gfx942" else "cubin"]) > 1000
+    assert len(made.asm.get("ptx", "")) < longest, options
+    assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, options
+    return made

@@ -8,6 +8,7 @@ of queries and the offset of each batch; "heads" fp32 [H, 2], slope and sink of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ import triton
 from ..native import Link
 from .attention_backward import attention_bias, attention_columns, attention_keys, attention_queries
 from .attention_forward import attention_forward
+from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
 from .launch import POWERS
-from .plans import Blocks, blocks
+from .plans import SOLVING, Blocks, Split, blocks, split
 
 Tensor = torch.Tensor
 
@@ -77,12 +79,11 @@ def sizes(
     long = job.link == "mixed" or job.softcap > 0.0 or job.dropout_p > 0.0
     plan = blocks(max(d, v.shape[-1]), q.element_size(), rows, torch.version.hip is not None, long)
     tall, wide = -(-rows // plan.M), -(-keys // plan.N)
-    lists = job.link != "softmax"
-    held = save and lists
+    held = save and job.link != "softmax"
     index = torch.int16 if max(tall, wide) < 2**15 else torch.int32
     return plan, {
         "state": ((batch, heads, rows, 2) if save else (0,), torch.float64),
-        "lists": ((batch, heads, tall, wide) if lists else (0,), index),
+        "lists": ((batch, heads, tall, wide) if held else (0,), index),
         "counts": ((batch, heads, tall) if held else (0,), torch.int32),
         "flags": ((batch, heads, tall, wide) if held else (0,), torch.int8),
     }
@@ -101,17 +102,66 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     )
     if not out.numel():
         return out, saved
-    common, options = _common(job, q, k, v, arrays, plan)
-    smooth, edged = _ENOUGH["half" if q.element_size() < 4 else "single"]
-    edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
-    enough = edged if edge else smooth
+    cut = None if save else split_of(job, q, k, v)
+    if cut is not None:
+        _forward_split(job, q, k, v, arrays, out, cut)
+        return out, saved
+    lists = saved.lists
+    if not save and job.link != "softmax":
+        shape = (*q.shape[:2], triton.cdiv(q.shape[2], plan.M), triton.cdiv(k.shape[2], plan.N))
+        lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
+    common, options = _common(job, q, k, v, arrays)
     with _device(q):
         _launch(
             attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, *saved, *common, enough, **options, SINK=job.sink, SAVE=save,
-            M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
+            q, k, v, out, saved.state, lists, saved.counts, saved.flags, *common, _enough(job, q), **options, SINK=job.sink,
+            SAVE=save, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
     return out, saved
+
+
+def split_of(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
+    """How the keys of a call without gradients are cut among programs; None: they are not."""
+    groups = q.shape[1] // k.shape[1]
+    return split(
+        max(q.shape[3], v.shape[3]), q.element_size(), k.shape[0] * k.shape[1], groups * q.shape[2], k.shape[2],
+        _processors(q.device), torch.version.hip is not None, job.link == "softmax",
+    )  # fmt: skip
+
+
+def _forward_split(
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, cut: Split
+) -> None:
+    common, options = _common(job, q, k, v, arrays)
+    batch, heads, rows, _ = q.shape
+    queries, keys, e = batch * heads * rows, k.shape[2], v.shape[3]
+    wide, parts = triton.cdiv(keys, cut.N), cut.parts
+    new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+    sums = new((queries, parts, 2), dtype=torch.float64)
+    partial = new((queries, parts, e))
+    softmax = job.link == "softmax"
+    scores, tops = (sums, sums) if softmax else (new((queries, wide, cut.N)), new((queries, wide)))
+    state = sums if softmax else new((queries, SOLVED.value), dtype=torch.float64)
+    options |= {"SINK": job.sink, "M": cut.M, "N": cut.N}
+    tiles = batch * k.shape[1] * parts
+    launch = {"num_warps": cut.warps, "num_stages": cut.stages}
+    with _device(q):
+        _launch(attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch)
+        if not softmax:
+            lists = new((queries, triton.cdiv(wide, parts) * parts), dtype=torch.int32)
+            _launch(
+                attention_solve, queries, scores, tops, sums, lists, state, *common, parts, _enough(job, q), **options,
+                W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+            )  # fmt: skip
+            _launch(
+                attention_values, tiles, v, scores, tops, sums, lists, state, partial, *common, parts, **options, W=cut.value_tops,
+                **launch,
+            )  # fmt: skip
+        _launch(
+            attention_merge, queries, sums, state, partial, out, *(arrays.get(n, q) for n in ("ranges", "heads")), heads, rows,
+            keys, e, parts, job.offset, LINK=job.link, RANGED=options["RANGED"], SINK=job.sink, E=options["E"], C=cut.merged,
+            num_warps=4,
+        )  # fmt: skip
 
 
 def backward(
@@ -135,7 +185,7 @@ def backward(
             a.zero_()
         return found | {n: torch.zeros_like(arrays[n]) for n in wants if n in arrays}
     g = g.to(q.dtype).contiguous()
-    common, options = _common(job, q, k, v, arrays, plan)
+    common, options = _common(job, q, k, v, arrays)
     batch, heads, rows, _ = q.shape
     tall, wide = triton.cdiv(rows, plan.M), triton.cdiv(k.shape[2], plan.N)
     delta = torch.empty((batch, heads, rows, 2), dtype=torch.float32, device=q.device)
@@ -188,6 +238,18 @@ def backward(
     return found
 
 
+def _enough(job: Job, q: Tensor) -> float:
+    smooth, edged = _ENOUGH["half" if q.element_size() < 4 else "single"]
+    edge = job.link in ("mixed", "budget") or job.param > _SMOOTH
+    return edged if edge else smooth
+
+
+@functools.lru_cache(maxsize=64)
+def _processors(device: torch.device) -> int:
+    """Of a GPU; the interpreter is taken for one of 132."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     kernel[(programs,)](*args, **options)
 
@@ -206,7 +268,7 @@ def _steps(a: Tensor) -> tuple[int, ...]:
 
 
 def _common(
-    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], plan: Blocks
+    job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments and constants that all kernels share."""
     four = [arrays.get(n) for n in ("bias", "additive", "keep")]

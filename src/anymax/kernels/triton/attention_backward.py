@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .attention_forward import load_block, row_max, row_sum
-from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, span
+from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, slope_of, span
 
 
 @triton.jit
@@ -55,9 +55,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
     )  # fmt: skip
     length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
     at = (length, count, offset, left, right)
-    slope = 0.0
-    if ALIBI:
-        slope = tl.load(HEADS + h * 2)
+    slope = slope_of(HEADS, h, ALIBI)
     seed = 0
     if DROP:
         seed = tl.load(SEED)
@@ -212,9 +210,7 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
             BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
             KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
         )  # fmt: skip
-        slope = 0.0
-        if ALIBI:
-            slope = tl.load(HEADS + h * 2)
+        slope = slope_of(HEADS, h, ALIBI)
         first_row = head.to(tl.int64) * rows
         if LINK == "softmax":
             begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
@@ -300,9 +296,7 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARA
                 BIAS_ + far_b * bb + far_h * bh_, bi, bj, ADD_ + far_b * ab + far_h * ah, ai, aj,
                 KEEP_ + far_b * mb + far_h * mh, mi, mj,
             )  # fmt: skip
-            slope = 0.0
-            if ALIBI:
-                slope = tl.load(HEADS + h * 2)
+            slope = slope_of(HEADS, h, ALIBI)
             first_row = (nothing + head) * rows
             for m in range(m_first, tall if ALL_I else m_first + 1):
                 i0 = m * M

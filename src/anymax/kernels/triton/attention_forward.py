@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import constants, kept, parameter, scores, seen, shares, span
+from .attention_tile import constants, kept, parameter, scores, seen, shares, slope_of, span
 from .separable import fall
 
 
@@ -57,6 +57,37 @@ def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
         z = tl.where(c > 1.0, z, z - fall(s0, s1, 1.0 / c))
     return z
+
+
+@triton.jit
+def asked(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
+    """(alpha - 1, what the probabilities are to sum to, whether there is no such map) of each row."""
+    c = parameter(PARAM, i, pl, param, count, LINK, P, PER_ROW)
+    mass = tl.zeros_like(c) + 1.0
+    unsound = c != c
+    if LINK == "budget":
+        mass = c
+        unsound = unsound | (c <= 0.0)
+    elif LINK == "mixed" or LINK == "any":
+        unsound = unsound | (c <= -1.0)
+        c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # alpha = 1, but for 1e-8 of p
+    return c, mass, unsound
+
+
+@triton.jit
+def first_guess(
+    lanes, extra, top, lowest, number, mass, c, alive, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr
+):
+    """(z, low, high, width, mass, c, unfinished) that `improved` starts from."""
+    if LINK == "budget":  # tau is at most the maximum, and the lowest score - 1 at least
+        full = number <= mass
+        high = tl.where(alive & (number > 0.0), (top.to(tl.float64) - lowest) + 2.0, 1.0)
+        z = tl.where(full, high, tl.minimum(high, 1.0))
+        none = tl.zeros_like(c)
+        return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
+    else:
+        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK)
+        return z, tl.zeros_like(c), z, z, mass, c, alive
 
 
 @triton.jit
@@ -112,24 +143,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
     at = (length, count, offset, left, right)
     low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
     begin, end = low // N, tl.cdiv(high, N)
-    slope = 0.0
+    slope = slope_of(HEADS, h, ALIBI)
     extra = tl.full([M, 1], float("-inf"), tl.float32)
-    if ALIBI:
-        slope = tl.load(HEADS + h * 2)
     if SINK:
         extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
     seed = 0
     if DROP:
         seed = tl.load(SEED)
-    c = parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
-    mass = tl.zeros([M, 1], tl.float64) + 1.0
-    unsound = c != c
-    if LINK == "budget":
-        mass = c
-        unsound = unsound | (c <= 0.0)
-    elif LINK == "mixed" or LINK == "any":
-        unsound = unsound | (c <= -1.0)
-        c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # alpha = 1, but for 1e-8 of p
+    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
     q = load_block(at_q, i0, qi, rows, d, M, D)
     acc = tl.zeros([M, E], tl.float32)
     if LINK == "softmax":
@@ -200,20 +221,10 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         top = tl.where(alive, top, 0.0)
         lanes = tl.where(alive, lanes, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
-        floor = tl.zeros([M, 1], tl.float64)
-        if LINK == "budget":  # tau is at most the maximum, and the lowest score - 1 at least
-            full = number.to(tl.float64) <= mass
-            mass = tl.where(full, number.to(tl.float64), mass)
-            ceiling = tl.where(alive & (number > 0.0), (top.to(tl.float64) - lowest) + 2.0, 1.0)
-            z = tl.where(full, ceiling, tl.minimum(ceiling, 1.0))
-            width = ceiling
-            c = tl.zeros_like(c) + 1.0
-        else:
-            z = lanes_bound(lanes, extra, top, c, LINK, P, SINK)
-            ceiling = z
-            width = z
-            full = alive == 0
-        go = alive & (full == 0)
+        number = number.to(tl.float64)
+        z, floor, ceiling, width, mass, c, go = first_guess(
+            lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
+        )
         turn = 0
         while any_of(go) & (turn < 80):
             tl.debug_barrier()  # the list of the pass before is whole

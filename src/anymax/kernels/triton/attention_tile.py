@@ -70,6 +70,15 @@ def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RI
 
 
 @triton.jit
+def slope_of(HEADS, h, ALIBI: tl.constexpr):
+    """ALiBi's slope of a head, or of each; HEADS has two numbers a head."""
+    if ALIBI:
+        return tl.load(HEADS + h * 2)
+    else:
+        return 0.0
+
+
+@triton.jit
 def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
            LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
            KEEP: tl.constexpr):  # fmt: skip

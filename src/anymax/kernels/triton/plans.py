@@ -118,3 +118,46 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
     while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
         m, warps = m // 2, max(1, warps // 2)
     return Blocks(m, n, warps, stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Attention of a few queries: tiles of [M queries of the heads that share keys, N keys], every parts-th of them a program's."""
+
+    M: int
+    N: int
+    parts: int
+    warps: int
+    stages: int
+    solve_tops: int = 1024  # maxima of blocks that a query is solved from, and scores, at a time
+    solve_scores: int = 4096
+    value_tops: int = 64  # maxima that a tile looks through at a time
+    merged: int = 16  # parts at a time
+
+
+TILE = 64  # queries that share keys, at most: more than one tile of them is not decoding
+FEWEST_KEYS = 1024
+MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
+RESIDENT = 4  # programs a processor, whose reads hide one another's
+MOST_PARTS = 128
+forced_split: list[Split] = []  # of the tuner and of the tests; its M is that of the call
+
+
+def split(
+    width: int, size: int, programs: int, queries: int, keys: int, processors: int, hip: bool, dense: bool
+) -> Split | None:
+    """How the keys are cut; None: they are not. `programs`: heads of keys in all batches; `queries`: those that share a head of keys;
+    `width`, `size` and `hip`: see `blocks`; `dense`: scores are not kept, as for softmax."""
+    if queries > TILE or not programs * queries:
+        return None
+    m = max(16, _power_of_two(queries))
+    if forced_split:
+        return dataclasses.replace(forced_split[-1], M=m)
+    if keys < FEWEST_KEYS or programs >= processors or (not dense and programs * queries * keys > MOST_SCORES):
+        return None
+    n = 64 if width <= 128 else 32
+    stages = 3 if width <= 64 else 2
+    if size > 2:
+        n, stages = n // 2, 2
+    parts = min(MOST_PARTS, -(-RESIDENT * processors // programs), -(-keys // n) // 2)
+    return Split(m, n, parts, 8 if m > 16 and width > 128 else 4, 1 if hip else stages)

@@ -1,0 +1,306 @@
+"""Attention of a few queries against many keys, as in decoding: the keys are cut in parts, each a program of its own.
+
+The queries of all heads that share their keys lie in one tile, so that keys are read once for them. Softmax wants one pass and
+`attention_merge`. A threshold belongs to all parts: their first pass leaves the scores and the maximum of each block, `attention_solve`
+finds the threshold of a query from the blocks that reach above it, and `attention_values` reads the values of those alone. What is summed
+over parts is summed in their order, the same bits each time.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .attention_forward import any_of, asked, first_guess, improved, load_block, row_max, row_sum, with_sink
+from .attention_tile import constants, kept, scores, seen, shares, slope_of, span
+
+# what `attention_solve` leaves of a query, fp64: the threshold as (top, z), alpha - 1, the sum that is asked for, the sink's share of it,
+# and how it stands
+TOP, LEVEL, POWER, MASS, SPARE, STANDS = (tl.constexpr(n) for n in range(6))
+SOLVED = tl.constexpr(6)
+NOTHING, FINE, BAD = (tl.constexpr(float(n)) for n in range(3))
+
+
+@triton.jit
+def packed(h_k, groups, rows, M: tl.constexpr):
+    """(there, h, i) of the rows of a tile: the queries of each head that shares the keys, one head after another."""
+    r = tl.arange(0, M)[:, None]
+    there = r < groups * rows
+    h = h_k * groups + tl.where(there, r // rows, 0)
+    return there, h, tl.where(there, r % rows, M)  # beyond the last query there is nothing to see
+
+
+@triton.jit
+def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
+                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+                    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """One program: every parts-th block of the keys of one head. Softmax: SUMS [queries, parts, 2] takes the maximum and the sum, PARTIAL
+    [queries, parts, e] the output. Else: SCORES [queries, blocks, N] and TOPS [queries, blocks] the scores and the maximum of each block,
+    +inf where one is NaN, and for a budget SUMS the lowest score and how many there are."""
+    part = tl.program_id(0) % parts
+    own = tl.program_id(0) // parts
+    shared = heads // groups
+    b, h_k = own // shared, own % shared
+    there, h, i = packed(h_k, groups, rows, M)
+    head = b * heads + h
+    at_row = head.to(tl.int64) * rows + i
+    at_k = K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh
+    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
+    arrays = (
+        BIAS_ + b.to(tl.int64) * bb + h.to(tl.int64) * bh_, bi, bj, ADD_ + b.to(tl.int64) * ab + h.to(tl.int64) * ah, ai, aj,
+        KEEP_ + b.to(tl.int64) * mb + h.to(tl.int64) * mh, mi, mj,
+    )  # fmt: skip
+    wide = tl.cdiv(keys, N)
+    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
+    at = (length, count, offset, left, right)
+    i0 = part * 0
+    low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+    begin, end = low // N, tl.cdiv(high, N)
+    slope = slope_of(HEADS, h, ALIBI)
+    seed = 0
+    if DROP:
+        seed = tl.load(SEED)
+    cols = tl.arange(0, D)[None, :]
+    at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + i.to(tl.int64) * qi
+    q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
+    acc = tl.zeros([M, E], tl.float32)
+    one = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum, or the lowest score
+    two = tl.zeros([M, 1], tl.float64)  # the sum, or the number
+    if LINK == "budget":
+        one = -one
+    for n in range(begin + part, end, parts):
+        j0 = n * N
+        j = j0 + tl.arange(0, N)[None, :]
+        k = load_block(at_k, j0, ki_, keys, d, N, D)
+        x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                      M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+        if LINK == "softmax":
+            now = tl.maximum(one, row_max(x))
+            base = tl.where(now > float("-inf"), now, 0.0)
+            fade = tl.exp(one - base)
+            p = tl.exp(x - base)
+            two = two * fade + row_sum(p)
+            if DROP:
+                p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
+            v = load_block(at_v, j0, vi, keys, e, N, E)
+            acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
+            one = now
+        else:
+            tl.store(SCORES + at_row * (wide * N) + j, x, mask=there)
+            tl.store(TOPS + at_row * wide + n, row_max(tl.where(x == x, x, float("inf"))), mask=there)
+            if LINK == "budget":
+                here = x > float("-inf")
+                one = tl.minimum(one, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+                two += row_sum(tl.where(here, 1.0, 0.0))
+    at_part = at_row * parts + part
+    if LINK == "softmax" or LINK == "budget":
+        tl.store(SUMS + at_part * 2, one.to(tl.float64), mask=there)
+        tl.store(SUMS + at_part * 2 + 1, two, mask=there)
+    if LINK == "softmax":
+        cols = tl.arange(0, E)[None, :]
+        tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
+
+
+@triton.jit
+def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts, enough,
+                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+                    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr, W: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """One program: the threshold of one query, from the maxima of its blocks, W at a time, and the scores of those that reach above it, C
+    at a time."""
+    query = tl.program_id(0)
+    head = query // rows
+    b, h = head // heads, head % heads
+    i = tl.zeros([1, 1], tl.int32) + query % rows
+    wide = tl.cdiv(keys, N)
+    tops = TOPS + query.to(tl.int64) * wide
+    mine = LISTS + query.to(tl.int64) * (tl.cdiv(wide, parts) * parts)
+    at_scores = SCORES + query.to(tl.int64) * (wide * N)
+    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
+    low, high = seen(query * 0, (length, count, offset, left, right), M, CAUSAL, LEFT, RIGHT)
+    begin, end = low // N, tl.cdiv(high, N)
+    extra = tl.full([1, 1], float("-inf"), tl.float32)
+    if SINK:
+        extra = tl.where(i < count, tl.load(HEADS + h * 2 + 1), float("-inf"))
+    c, mass, unsound = asked(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW)
+    lanes = tl.full([1, W], float("-inf"), tl.float32)
+    for first in range(begin, end, W):
+        n = first + tl.arange(0, W)[None, :]
+        lanes = tl.maximum(lanes, tl.load(tops + n, mask=n < end, other=float("-inf")))
+    top = row_max(lanes)
+    bad = (top == float("inf")) | (extra != extra) | (extra == float("inf"))
+    top = tl.maximum(top, extra)
+    alive = (top > float("-inf")) & (bad == 0) & (unsound == 0)
+    top = tl.where(alive, top, 0.0)
+    lanes = tl.where(alive, lanes, float("-inf"))
+    extra = tl.where(alive, extra, float("-inf"))
+    lowest = tl.where(extra > float("-inf"), extra, float("inf"))
+    number = tl.where(extra > float("-inf"), 1.0, 0.0).to(tl.float64)
+    if LINK == "budget":
+        for first in range(0, parts, W):
+            part = first + tl.arange(0, W)[None, :]
+            sums = SUMS + (query.to(tl.int64) * parts + part) * 2
+            least = tl.load(sums, mask=part < parts, other=float("inf")).to(tl.float32)
+            lowest = tl.minimum(lowest, tl.min(least, 1, keep_dims=True))
+            number += row_sum(tl.load(sums + 1, mask=part < parts, other=0.0))
+    z, floor, ceiling, width, mass, c, go = first_guess(
+        lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
+    )
+    turn = 0
+    while any_of(go) & (turn < 80):
+        tl.debug_barrier()  # the list of the turn before has been read
+        row = constants(top, z, c, LINK, P)
+        live = 0
+        for first in range(begin, end, W):
+            n = first + tl.arange(0, W)[None, :]
+            value, _ = shares(tl.load(tops + n, mask=n < end, other=float("-inf")), top, row, LINK, P)
+            matters = (value > 0.0).to(tl.int32)
+            tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
+            live += tl.sum(tl.sum(matters, 1), 0)
+        tl.debug_barrier()  # the list is whole
+        s0, s1 = tl.zeros([1, 1], tl.float64), tl.zeros([1, 1], tl.float64)
+        for first in range(
+            0, live * N, C
+        ):  # one row of scores, as of maxima: another shape would have another layout, and spill
+            t = first + tl.arange(0, C)[None, :]
+            n = tl.load(mine + t // N, mask=t < live * N, other=0).to(tl.int64)
+            x = tl.load(at_scores + n * N + t % N, mask=t < live * N, other=float("-inf"))
+            value, rate = shares(x, top, row, LINK, P)
+            s0 += row_sum(value).to(tl.float64)
+            s1 += row_sum(rate).to(tl.float64)
+        if SINK:
+            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK)
+        turn += 1
+    spare = tl.zeros([1, 1], tl.float64)
+    if SINK:
+        spare, _ = with_sink(spare, spare, extra, top, constants(top, z, c, LINK, P), LINK, P)
+    state = STATE + query.to(tl.int64) * SOLVED + tl.zeros([1, 1], tl.int32)
+    tl.store(state + TOP, top.to(tl.float64))
+    tl.store(state + LEVEL, z)
+    tl.store(state + POWER, c)
+    tl.store(state + MASS, mass)
+    tl.store(state + SPARE, spare)
+    stands = tl.where((bad | unsound) & (i < count), BAD, tl.where(alive, FINE, NOTHING))
+    tl.store(state + STANDS, stands.to(tl.float64))
+
+
+@triton.jit
+def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+                     heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
+                     mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
+                     LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                     RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+                     BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+                     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr, W: tl.constexpr):  # fmt: skip
+    """One program: the output of the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of the
+    probabilities, and whether there is any."""
+    part = tl.program_id(0) % parts
+    own = tl.program_id(0) // parts
+    shared = heads // groups
+    b, h_k = own // shared, own % shared
+    there, h, i = packed(h_k, groups, rows, M)
+    head = b * heads + h
+    at_row = head.to(tl.int64) * rows + i
+    wide = tl.cdiv(keys, N)
+    each = tl.cdiv(wide, parts)
+    mine = LISTS + (b * heads + h_k * groups).to(tl.int64) * rows * (each * parts) + part * each
+    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
+    length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
+    low, high = seen(part * 0, (length, count, offset, left, right), M, CAUSAL, LEFT, RIGHT)
+    begin, end = low // N, tl.cdiv(high, N)
+    seed = 0
+    if DROP:
+        seed = tl.load(SEED)
+    state = STATE + at_row * SOLVED
+    top = tl.load(state + TOP, mask=there, other=0.0).to(tl.float32)
+    z = tl.load(state + LEVEL, mask=there, other=1.0)
+    c = tl.load(state + POWER, mask=there, other=1.0)
+    alive = tl.load(state + STANDS, mask=there, other=0.0) == FINE
+    row = constants(top, z, c, LINK, P)
+    live = 0
+    for first in range(begin + part, end, parts * W):
+        n = first + parts * tl.arange(0, W)[None, :]
+        tops = tl.load(TOPS + at_row * wide + n, mask=alive & (n < end), other=float("-inf"))
+        value, _ = shares(tops, top, row, LINK, P)
+        matters = tl.max((alive & (value > 0.0)).to(tl.int32), 0, keep_dims=True)
+        tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
+        live += tl.sum(tl.sum(matters, 1), 0)
+    tl.debug_barrier()  # the list is whole
+    acc = tl.zeros([M, E], tl.float32)
+    s0 = tl.zeros([M, 1], tl.float64)
+    for t in range(live):
+        j0 = tl.load(mine + t) * N
+        j = j0 + tl.arange(0, N)[None, :]
+        x = tl.load(SCORES + at_row * (wide * N) + j, mask=alive, other=float("-inf"))
+        value, _ = shares(x, top, row, LINK, P)
+        value = tl.where(alive, value, 0.0)
+        s0 += row_sum(value).to(tl.float64)
+        if DROP:
+            value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
+        v = load_block(at_v, j0, vi, keys, e, N, E)
+        acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
+    at_part = at_row * parts + part
+    tl.store(SUMS + at_part * 2, s0, mask=there)
+    tl.store(SUMS + at_part * 2 + 1, tl.where(alive & (live > 0), 1.0, 0.0).to(tl.float64), mask=there)
+    if live > 0:
+        cols = tl.arange(0, E)[None, :]
+        tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
+
+
+@triton.jit
+def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys, e, parts, offset,
+                    LINK: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """One program: the output of one query, C parts at a time."""
+    query = tl.program_id(0)
+    head = query // rows
+    cols = tl.arange(0, E)[None, :]
+    at_sums = SUMS + query.to(tl.int64) * parts * 2
+    at_partial = PARTIAL + query.to(tl.int64) * parts * e
+    acc = tl.zeros([C, E], tl.float32)
+    s0 = tl.zeros([C, 1], tl.float64)
+    if LINK == "softmax":
+        _, count, _ = span(RANGES, head // heads, offset, rows, keys, RANGED)
+        top = tl.full([1, 1], float("-inf"), tl.float32)
+        if SINK:
+            top = tl.where(query % rows < count, tl.load(HEADS + head % heads * 2 + 1), top)
+        extra = top
+        for first in range(0, parts, C):
+            part = first + tl.arange(0, C)[:, None]
+            own = tl.load(at_sums + part * 2, mask=part < parts, other=float("-inf")).to(tl.float32)
+            top = tl.maximum(top, tl.max(own, 0, keep_dims=True))
+        base = tl.where(top > float("-inf"), top, 0.0)
+        for first in range(0, parts, C):
+            part = first + tl.arange(0, C)[:, None]
+            own = tl.load(at_sums + part * 2, mask=part < parts, other=float("-inf")).to(tl.float32)
+            fade = tl.exp(own - base)
+            s0 += fade * tl.load(at_sums + part * 2 + 1, mask=part < parts, other=0.0)
+            acc += fade * tl.load(at_partial + part * e + cols, mask=(part < parts) & (cols < e), other=0.0)
+        total = tl.sum(s0, 0, keep_dims=True)
+        if SINK:
+            total += tl.exp(extra - base)
+        bad = (total != total) | (total == float("inf"))
+        mass = tl.zeros([1, 1], tl.float64) + 1.0
+    else:
+        state = STATE + query.to(tl.int64) * SOLVED + tl.zeros([1, 1], tl.int32)
+        for first in range(0, parts, C):
+            part = first + tl.arange(0, C)[:, None]
+            s0 += tl.load(at_sums + part * 2, mask=part < parts, other=0.0)
+            there = tl.load(at_sums + part * 2 + 1, mask=part < parts, other=0.0) > 0.0
+            acc += tl.load(at_partial + part * e + cols, mask=there & (cols < e), other=0.0)
+        total = tl.sum(s0, 0, keep_dims=True) + tl.load(state + SPARE)
+        bad = tl.load(state + STANDS) == BAD
+        mass = tl.load(state + MASS)
+    norm = tl.where(total > 0.0, mass / tl.where(total > 0.0, total, 1.0), 0.0).to(tl.float32)
+    out = tl.where(bad, float("nan"), tl.sum(acc, 0, keep_dims=True) * norm)
+    tl.store(OUT + query.to(tl.int64) * e + cols, out.to(OUT.dtype.element_ty), mask=cols < e)
