@@ -12,7 +12,8 @@ import pytest
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Entmax, Softmax, Sparsemax, kernels
+from anymax import Entmax, Softmax, Sparsemax, functional, kernels
+from anymax.kernels import native, short
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -184,3 +185,52 @@ def test_a_compiled_jax_call_does_not_outlive_the_choice():
     with A.use("framework"), pytest.raises(RuntimeError, match="was asked for"):
         A.softmax(x)
     A.softmax(x)
+
+
+@pytest.mark.skipif(native.isa() is None, reason="no compiled library")
+def test_the_short_way_takes_the_last_axis_by_number(monkeypatch):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 4, 50)
+    sugar = (
+        A.softmax,
+        A.sparsemax,
+        A.entmax15,
+        lambda x, *a, **k: A.entmax(x, 1.5, *a, **k),
+        lambda x, *a, **k: A.sparse_softmax(x, *a, k=2, **k),
+    )
+    asked = [((-1,), {}), ((2,), {}), ((), {"axis": -1}), ((), {"dim": -1}), ((), {"dim": 2}), ((), {"axis": 2})]
+    others = [
+        ((0,), {}),
+        ((), {"dim": 1}),
+        ((), {"axis": 0, "dim": 0}),
+        ((), {"dim": -2}),
+        ((-1,), {"dim": -1}),
+        ((), {"dim": (2,)}),
+    ]
+    wanted = [[f(x, *a, **k) for a, k in others] for f in sugar]
+    if not (short.tensors and short.buffers):
+        pytest.skip("no short way here")
+    longs = []
+    split = functional._split
+    monkeypatch.setattr(functional, "_split", lambda *a: longs.append(a) or split(*a))
+    for f, want in zip(sugar, wanted, strict=True):
+        for a, k in asked:
+            assert torch.equal(f(x, *a, **k), f(x)), (a, k)
+            assert np.array_equal(f(x.numpy(), *a, **k), f(x).numpy())
+        assert not longs
+        for (a, k), p in zip(others, want, strict=True):
+            assert torch.equal(f(x, *a, **k), p), (a, k)
+        assert longs
+        longs.clear()
+    for mapping in (A.Sparsemax(), A.Entmax(1.2)):
+        module = A.nn.Activation(mapping, dim=-1)
+        assert torch.equal(module(x), A.apply(mapping, x))
+        assert torch.equal(A.apply(mapping, x, 2), A.apply(mapping, x))
+    assert not longs
+    assert torch.equal(A.apply(A.Sparsemax(), x, 0, dim=0), wanted[1][0])
+    for wrong in (-1.0, True, "2"):
+        with pytest.raises(TypeError, match="expected an integer"):
+            A.sparsemax(x, dim=wrong)
+    with pytest.raises(TypeError, match="two names of one argument"):
+        A.sparsemax(x, -1, dim=2)
+    assert A.sparsemax([1.0, 0.0], axis=-1).tolist() == [1.0, 0.0]

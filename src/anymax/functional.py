@@ -66,7 +66,13 @@ def apply(
     out: an array to write the result to (NumPy, torch), where no gradient is asked for.
     dtype: cast the scores first, as in `torch.softmax`.
     """
-    if axis is None and dim is None and mask is None and dtype is None and (link := _short(mapping)) is not None:
+    if (
+        mask is None
+        and dtype is None
+        and (axis is None or dim is None)
+        and (axis is dim or _is_last(x, dim if axis is None else axis, None))
+        and (link := _short(mapping)) is not None
+    ):
         quick = _QUICK.get(type(x))
         p = None if quick is None else quick(link, x, out)
         if p is not None:
@@ -101,6 +107,15 @@ def _short(mapping: Any) -> Any:
     if _compiling() or not isinstance(mapping, Mapping) or mapping.params():
         return None
     return _short_of(mapping)
+
+
+def _is_last(x: Any, axis: Any, options: Any) -> bool:
+    """True where a call asks for the last axis by number, under either name, and for nothing else."""
+    if options:
+        if axis is not None or len(options) > 1 or "dim" not in options:
+            return False
+        axis = options["dim"]
+    return type(axis) is int and (axis == -1 or axis == getattr(x, "ndim", 0) - 1)
 
 
 def _learn(leaf: Any) -> None:
@@ -288,7 +303,11 @@ def _topk(k: int) -> Any:
 
 def softmax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
-    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+    if (
+        ((axis is None and not options) or _is_last(x, axis, options))
+        and not _compiling()
+        and (quick := _QUICK.get(type(x))) is not None
+    ):
         p = quick(_SOFTMAX, x, out)
         if p is not None:
             return p
@@ -302,7 +321,11 @@ def log_softmax(x: Any, axis: Axes = None, **options: Any) -> Array:
 
 def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
-    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+    if (
+        ((axis is None and not options) or _is_last(x, axis, options))
+        and not _compiling()
+        and (quick := _QUICK.get(type(x))) is not None
+    ):
         p = quick(_SPARSEMAX, x, out)
         if p is not None:
             return p
@@ -312,8 +335,7 @@ def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> 
 def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
     if (
-        axis is None
-        and not options
+        ((axis is None and not options) or _is_last(x, axis, options))
         and type(alpha) is float
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
@@ -326,7 +348,11 @@ def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **op
 
 def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
-    if axis is None and not options and not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+    if (
+        ((axis is None and not options) or _is_last(x, axis, options))
+        and not _compiling()
+        and (quick := _QUICK.get(type(x))) is not None
+    ):
         p = quick(_ENTMAX15, x, out)
         if p is not None:
             return p
@@ -343,8 +369,7 @@ def sparse_softmax(
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
     if (
-        axis is None
-        and not options
+        ((axis is None and not options) or _is_last(x, axis, options))
         and p is None
         and type(k) is int
         and not _compiling()
