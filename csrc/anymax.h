@@ -142,7 +142,9 @@ typedef struct {
 ANYMAX_API void anymax_python_bind(const anymax_python *python);
 
 /* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
-   anymax_packed less the dtype and the pool; None where anything is out of the ordinary, and then nothing was written. */
+   anymax_packed less the dtype and the pool; and (code, param, x, value, index, None) -> value or (code, param, x, out, index, scale) -> out for
+   ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class, without support and tau. None where anything is out of the
+   ordinary, and then nothing was written. */
 ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
 ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 

@@ -32,7 +32,7 @@ struct Buffer {  // Py_buffer
 
 anymax_python py;
 
-constexpr int INTS = ANYMAX_F16 + 1;  // of a saved support
+constexpr int INTS = ANYMAX_F16 + 1, LONGS = INTS + 1;  // of a saved support; of classes
 
 struct Array {  // on the CPU, in C order
     char *data = nullptr;
@@ -53,7 +53,7 @@ struct Tensors {
     static int dtype(const Tensor &t) {
         if (t.lanes != 1) return -1;
         if (t.type == 2) return t.bits == 32 ? ANYMAX_F32 : t.bits == 64 ? ANYMAX_F64 : t.bits == 16 ? ANYMAX_F16 : -1;
-        return t.type == 4 && t.bits == 16 ? ANYMAX_BF16 : t.type == 0 && t.bits == 32 ? INTS : -1;
+        return t.type == 4 && t.bits == 16 ? ANYMAX_BF16 : t.type == 0 && t.bits == 32 ? INTS : t.type == 0 && t.bits == 64 ? LONGS : -1;
     }
     static bool open(void *object, Array &a) {
         Tensor t;
@@ -90,7 +90,7 @@ struct Buffers {
         count++;
         // One letter: aligned, and in the machine's byte order.
         if (b.ndim < 1 || !b.format || !b.format[0] || b.format[1] || sizeof(intptr_t) != sizeof(int64_t)) return false;
-        a.dtype = b.format[0] == 'f' ? ANYMAX_F32 : b.format[0] == 'd' ? ANYMAX_F64 : b.format[0] == 'e' ? ANYMAX_F16 : -1;
+        a.dtype = b.format[0] == 'f' ? ANYMAX_F32 : b.format[0] == 'd' ? ANYMAX_F64 : b.format[0] == 'e' ? ANYMAX_F16 : b.format[0] == 'l' || b.format[0] == 'q' ? (b.itemsize == 8 ? LONGS : -1) : -1;
         if (a.dtype < 0 || b.len <= 0) return false;
         a.data = (char *)b.buf, a.count = b.len / b.itemsize, a.ndim = b.ndim, a.shape = (const int64_t *)b.shape;
         return true;
@@ -98,6 +98,19 @@ struct Buffers {
     bool read(void *object, Array &a) { return open(object, a, 0x38 | 0x04); }          // PyBUF_C_CONTIGUOUS | PyBUF_FORMAT
     bool write(void *object, Array &a) { return open(object, a, 0x38 | 0x04 | 0x01); }  // ... | PyBUF_WRITABLE
 };
+
+// A call of so many elements: a longer one than it takes to let another thread have the interpreter does so.
+template <class F> bool run(int64_t count, F call) {
+    if (count <= py.small) return call(0) == 0;
+    void *pool = py.ask(py.pool);
+    if (!pool) return false;
+    const int which = py.integer(pool) == 1;
+    py.drop(pool);
+    void *state = py.leave();
+    const int code = call(which);
+    py.enter(state);
+    return code == 0;
+}
 
 template <class Kind> bool served(void *const *args, anymax_packed_call &call, bool whole) {
     Kind kind;
@@ -114,19 +127,44 @@ template <class Kind> bool served(void *const *args, anymax_packed_call &call, b
         if (g.data == out.data) return false;  // g is read where out was cleared
         if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return false;
     }
-    const bool longer = x.count > py.small;  // than it takes to let another thread have the interpreter
-    if (longer) {
-        void *pool = py.ask(py.pool);
-        if (!pool) return false;
-        call.code |= (int64_t)(py.integer(pool) == 1) << 24;
-        py.drop(pool);
-    }
-    call.code |= (int64_t)x.dtype << 16;
     call.x = x.data, call.p = p.data, call.g = g.data, call.out = out.data, call.rows = rows, call.n = n, call.saved = memory.data;
-    void *state = longer ? py.leave() : nullptr;
-    const int code = anymax_packed(&call);
-    if (longer) py.enter(state);
-    return code == 0;
+    return run(x.count, [&](int pool) {
+        call.code |= (int64_t)x.dtype << 16 | (int64_t)pool << 24;
+        return anymax_packed(&call);
+    });
+}
+
+// Losses of class indices, and their gradients: rows of two axes, and one number a row beside them.
+template <class Kind> bool served_loss(void *const *args, int64_t code, double param) {
+    const bool gradient = (code & 255) == ANYMAX_LOSS_GRAD;
+    Kind kind;
+    Array x, out, index, scale;
+    if (!kind.read(args[2], x) || x.dtype > ANYMAX_F64 || x.ndim != 2 || !kind.write(args[3], out) || !kind.read(args[4], index)) return false;
+    const int64_t n = x.shape[1], rows = x.shape[0];
+    const Array *each = &out;
+    if (gradient) {
+        if (!same(x, out) || !apart(x, out) || !kind.read(args[5], scale)) return false;
+        each = &scale;
+    }
+    if (each->dtype != x.dtype || each->ndim != 1 || each->count != rows || index.dtype != LONGS || index.ndim != 1 || index.count != rows) return false;
+    if ((code >> 8 & 255) == ANYMAX_BUDGET && !(param <= (double)n)) return false;  // the caller's mistake, as in anymax_packed
+    const int64_t *classes = (const int64_t *)index.data;
+    bool stray = false;
+    for (int64_t r = 0; r < rows; r++) stray |= (uint64_t)classes[r] >= (uint64_t)n;
+    if (stray) return false;
+    anymax_call call;
+    memset(&call, 0, sizeof call);
+    call.op = (int32_t)(code & 255), call.map = (int32_t)(code >> 8 & 255), call.dtype = x.dtype, call.param = param;
+    call.outer = rows, call.inner = 1, call.n = n, call.index = classes;
+    call.x = anymax_view{x.data, n, 0, 1};
+    if (gradient)
+        call.out = anymax_view{out.data, n, 0, 1}, call.scale = scale.data;
+    else
+        call.value = out.data;
+    return run(x.count, [&](int pool) {
+        call.pool = pool;
+        return anymax_run(&call);
+    });
 }
 
 template <class Kind> void *serve(void *const *args, intptr_t count) {
@@ -137,6 +175,13 @@ template <class Kind> void *serve(void *const *args, intptr_t count) {
         call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
         if (py.occurred()) return nullptr;
         if (call.code >> 16 == 0 && served<Kind>(args, call, count == 8)) answer = args[3];
+        if (py.occurred()) return nullptr;
+    } else if (count == 6) {
+        const int64_t code = py.integer(args[0]);
+        const double param = py.real(args[1]);
+        if (py.occurred()) return nullptr;
+        const int64_t op = code & 255;
+        if (code >> 16 == 0 && (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) && served_loss<Kind>(args, code, param)) answer = args[3];
         if (py.occurred()) return nullptr;
     }
     py.keep(answer);

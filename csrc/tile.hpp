@@ -223,20 +223,30 @@ ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
     return R == 1 ? (u > vec<C>{} ? p : vec<C>{}) : p;
 }
 
+// Maxima of eight entries each, one after another.
+template <class C>
+ANYMAX_INLINE int64_t tile_cells(const Tile<C> &t, int64_t n, vec<C> *cell) {
+    int64_t cells = 0;
+    for (int64_t i = 0; i < n; i += 8) {
+        vec<C> m = t.v[i];
+        for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
+        cell[cells++] = m;
+    }
+    return cells;
+}
+
+template <class C, int R>
+ANYMAX_INLINE vec<C> first_level(const Tile<C> &t, int64_t n) {
+    if (n <= 32) return splat(C(1));
+    vec<C> cell[TILE / 8];
+    const int64_t cells = tile_cells(t, n, cell);
+    return tile_level<C, R>(cell, cells, 3);
+}
+
 template <class C, int R>
 inline void tile_power(Tile<C> &t, int64_t n) {
     prepare(t, n);
-    vec<C> level = splat(C(1)), lost;
-    if (n > 32) {
-        vec<C> cell[TILE / 8];
-        int64_t cells = 0;
-        for (int64_t i = 0; i < n; i += 8) {
-            vec<C> m = t.v[i];
-            for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
-            cell[cells++] = m;
-        }
-        level = tile_level<C, R>(cell, cells, 3);
-    }
+    vec<C> level = first_level<C, R>(t, n), lost;
     tile_root<C, R>(t.v, n, level, lost);
     for (int64_t i = 0; i < n; i++) {
         vec<C> p = power_value<C, R>(t.v[i], level, lost);
@@ -305,12 +315,7 @@ __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, cons
     vf level = splat(1.0f);
     if (n > 32) {
         vf cell[TILE / 8];
-        int64_t cells = 0;
-        for (int64_t i = 0; i < n; i += 8) {
-            vf m = t.v[i];
-            for (int64_t j = i + 1; j < i + 8 && j < n; j++) m = larger(m, t.v[j]);
-            cell[cells++] = m;
-        }
+        const int64_t cells = tile_cells(t, n, cell);
         level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));
     }
     level = curve_level(curve, t.v, n, level, 40);

@@ -4,6 +4,7 @@
 #include "backward.hpp"
 #include "batch.hpp"
 #include "dense.hpp"
+#include "few.hpp"
 #include "perturb.hpp"
 
 namespace ANYMAX_UNIT {
@@ -772,6 +773,75 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
     }
 }
 
+// Rows of a call as the lanes of a tile, and back.
+template <class C>
+struct Lanes {
+    const anymax_call &call;
+    const int64_t n, size;
+    const bool direct_in, direct_out;
+
+    explicit Lanes(const anymax_call &c)
+        : call(c),
+          n(c.n),
+          size(item(c.dtype)),
+          direct_in(is_type<C>(c.dtype) && c.inner == 1 && c.x.cls == 1 && !c.mask.data),
+          direct_out(is_type<C>(c.dtype) && c.inner == 1 && c.out.cls == 1) {}
+
+    void in(Tile<C> &t, int64_t r, int64_t count) const {
+        C *lanes = (C *)t.v;
+        if (direct_in) return gather_lanes(lanes, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
+        for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
+            const char *row = at(call.x, size, o, i);
+            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
+            for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
+        }
+    }
+    // But for `others`: those may be the very scores, and are still to be read.
+    void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
+        const C *lanes = (const C *)t.v;
+        if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
+        for (int64_t j = 0; j < count; j++) {
+            if (others >> j & 1) continue;
+            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
+            const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
+            for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
+        }
+    }
+};
+
+// ANYMAX_LOSS, ANYMAX_LOSS_GRAD and ANYMAX_THRESHOLD of few classes.
+template <class C>
+static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
+    const int64_t n = call.n;
+    const int rank = few_rank(call.map, call.param);
+    const Lanes<C> lanes(call);
+    Tile<C> t;
+    Few<C> f;
+    for (int64_t r = begin; r < end; r += width<C>) {
+        const int64_t count = end - r < width<C> ? end - r : width<C>;
+        lanes.in(t, r, count);
+        for (int64_t j = 0; j < width<C>; j++) {
+            const int64_t target = call.index && j < count ? call.index[r + j] : -1;
+            f.target[j] = (typename Few<C>::integer)(target < 0 ? -1 : target > n ? n : target);
+            f.aim[j] = f.target[j] >= 0 && f.target[j] < n ? ((const C *)t.v)[f.target[j] * width<C> + j] : C(0);
+            f.scale[j] = call.op == ANYMAX_LOSS_GRAD && j < count ? ((const C *)call.scale)[r + j] : C(0);
+        }
+        if (call.op == ANYMAX_LOSS_GRAD) {
+            few_gradient(t, n, rank, f);
+            lanes.out(t, r, count, 0);
+            continue;
+        }
+        few_values(t, n, rank, f);
+        for (int64_t j = 0; j < count; j++) {
+            if (call.support.count) call.support.count[r + j] = -1;  // found again
+            if (call.value && call.op == ANYMAX_LOSS) ((C *)call.value)[r + j] = (C)f.value[j];
+            if (call.tau && f.target[j] >= (call.op == ANYMAX_LOSS ? 0 : -1)) ((C *)call.tau)[r + j] = (C)f.tau[j];
+        }
+    }
+}
+
 // Plain rows of floats with their supports, of a map whose backward is good in floats.
 template <class C>
 static bool saved_serves(const anymax_call &call) {
@@ -783,7 +853,7 @@ static bool saved_serves(const anymax_call &call) {
 template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
     Scratch scratch;
-    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+    const int64_t n = call.n;
     const bool forward = call.op == ANYMAX_FORWARD && !call.params;
     if (sizeof(C) == 4 && forward && batch_serves(call.map, call.param, n)) {
         run_batches(call, begin, end, past, team, scratch);
@@ -791,47 +861,23 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
     if (forward && !call.support.count && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
-        const bool plain = !call.mask.data && inner == 1 && call.x.cls == 1 && call.out.cls == 1 &&
-                           (sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32);
+        const Lanes<C> lanes(call);
         Tile<C> t;
-        C *lanes = (C *)t.v;
         for (int64_t r = begin; r < end; r += width<C>) {
             const int64_t count = end - r < width<C> ? end - r : width<C>;
-            if (plain) {
-                gather_lanes(lanes, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
-                const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
-                for (int64_t j = 0; others && j < count; j++) {
-                    if (!(others >> j & 1)) continue;
-                    by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
-                    const C *row = (const C *)at(call.out, size, r + j, 0);
-                    for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = row[k];
-                }
-                scatter_lanes(lanes, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
-                continue;
-            }
-            for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
-            for (int64_t j = 0; j < count; j++) {
-                const int64_t o = (r + j) / inner, i = (r + j) - o * inner;
-                const char *row = at(call.x, size, o, i);
-                const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
-                for (int64_t k = 0; k < n; k++)
-                    lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
-            }
+            lanes.in(t, r, count);
             const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
-            for (int64_t j = 0; j < count; j++) {
-                if (others >> j & 1) {
-                    by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
-                    continue;
-                }
-                const int64_t o = (r + j) / inner, i = (r + j) - o * inner;
-                const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
-                for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
-            }
+            lanes.out(t, r, count, others);
+            for (int64_t j = 0; others && j < count; j++)
+                if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
         }
         if (past) fence();
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
-
+    if (!call.params && few_serves(call.op, call.map, call.param, n)) {
+        few_rows<C>(call, begin, end);
+        return 0;
+    }
     if (saved_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
         s.with([&](auto weigh) {

@@ -781,3 +781,154 @@ def test_a_torch_without_the_exchange_api(monkeypatch):
     torch.testing.assert_close(am.softmax(x), torch.softmax(x, -1))
     monkeypatch.undo()
     assert short.ready()
+
+
+FEW = [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(2.0), am.Entmax(1.0)]
+
+
+def few_rows(n, rows_=37, scale=1.0):
+    g = np.random.default_rng(n)
+    x = g.normal(size=(rows_, n)) * scale
+    x[3] = x[3, 0]  # ties
+    x[5] = np.where(np.arange(n) == n // 2, 25.0, x[5])  # one far above
+    if n > 2:
+        x[7, : n // 2] = -np.inf
+    index = g.integers(n, size=rows_)
+    index[5] = n // 2
+    return x, index
+
+
+@pytest.mark.parametrize("mapping", FEW, ids=repr)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 33, 64, 100, 127, 128, 129])
+def test_losses_of_few_classes(mapping, dtype, n):
+    torch = pytest.importorskip("torch")
+    for scale in (0.02, 1.0, 8.0):
+        x, index = few_rows(n, scale=scale)
+        x = torch.tensor(x).to(getattr(torch, dtype))
+        wide, index = x.double(), torch.tensor(index)
+        with am.use("reference"):
+            want = am.fenchel_young(mapping, wide, index, reduction="none")
+            p = am.apply(mapping, wide)
+            tau = am.threshold(mapping, wide).tau
+        y = torch.nn.functional.one_hot(index, n).double()
+        free = x.clone().requires_grad_()
+        value = am.fenchel_young(mapping, free, index, reduction="none")
+        (gradient,) = torch.autograd.grad(value, free, torch.full_like(value, 0.5))
+        rounding = {"float64": 1e-14, "float32": 5e-7, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+        fine = {"rtol": 4 * rounding, "atol": 1e-15 if dtype == "float64" else rounding * 1e-2}
+        torch.testing.assert_close(value.double(), want, **{**fine, "rtol": 4 * rounding * max(1.0, scale * 4)})
+        torch.testing.assert_close(gradient.double(), 0.5 * (p - y), rtol=4 * rounding, atol=rounding)
+        torch.testing.assert_close(
+            am.threshold(mapping, x).tau.double(), tau, rtol=4 * rounding, atol=rounding * max(1.0, scale)
+        )
+
+
+@pytest.mark.parametrize("mapping", FEW[:3], ids=repr)
+@pytest.mark.parametrize("n", [10, 100])
+def test_what_is_strange_in_a_row_of_few_classes(mapping, n):
+    torch = pytest.importorskip("torch")
+    x, index = (torch.tensor(a) for a in few_rows(n))
+    x = x.float()
+    clean = am.fenchel_young(mapping, x, index, reduction="none")
+    x[0, 1], x[1, 2], x[2] = torch.nan, torch.inf, -torch.inf
+    index[4] = -100
+    x[9, index[9]] = -torch.inf
+    x.requires_grad_()
+    value = am.fenchel_young(mapping, x, index, reduction="none")
+    (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value))
+    assert value[:2].isnan().all()
+    assert value[2] == value[9] == torch.inf
+    assert value[4] == 0.0
+    assert gradient[:2].isnan().all()
+    assert not gradient[4].any()
+    assert gradient[2, index[2]] == gradient[9, index[9]] == -1.0
+    assert torch.count_nonzero(gradient[2]) == 1
+    others = [i for i in range(len(x)) if i not in (0, 1, 2, 4, 9)]
+    assert torch.equal(value[others], clean[others])
+    assert gradient[others].isfinite().all()
+    np.testing.assert_allclose(gradient[others].sum(-1).numpy(), 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_small_loss_keeps_its_digits(dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(20, 4, dtype=getattr(torch, dtype))
+    x[:, 0] = torch.arange(20) * 1.5
+    x.requires_grad_()
+    value = am.cross_entropy(x, torch.zeros(20, dtype=torch.int64), reduction="none")
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    small = 3 * np.exp(-1.5 * np.arange(20))
+    np.testing.assert_allclose(value.detach(), np.log1p(small), rtol=2e-6 if dtype == "float32" else 1e-14)
+    np.testing.assert_allclose(gradient[:, 0], -small / (1 + small), rtol=2e-6 if dtype == "float32" else 1e-14)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_short_way_of_losses_is_the_long_way(reduction, monkeypatch):
+    torch = pytest.importorskip("torch")
+    short.ready()
+    x, index = (torch.tensor(a) for a in few_rows(10))
+    x.requires_grad_()
+    results = []
+    for way in (None, False):
+        if way is False:
+            monkeypatch.setattr(short, "tensors", False)
+        for mapping in FEW:
+            value = am.fenchel_young(mapping, x, index, reduction=reduction)
+            (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value), create_graph=True)
+            (plain,) = torch.autograd.grad(value, x, torch.ones_like(value), retain_graph=True)
+            torch.testing.assert_close(gradient, plain)
+            results.append((value.detach(), plain))
+    half = len(FEW)
+    for (a, b), (c, d) in zip(results[:half], results[half:], strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-14, atol=0)
+        torch.testing.assert_close(b, d, rtol=1e-14, atol=0)
+
+
+def test_the_builtin_of_losses_refuses_the_rest():
+    torch = pytest.importorskip("torch")
+    if not (short.ready() and short.tensors):
+        pytest.skip("a torch without the exchange API")
+    _, code, param = short.link(am.Sparsemax())
+    x, index = (torch.tensor(a) for a in few_rows(10))
+    value, scale = torch.full((37,), 7.0, dtype=x.dtype), torch.ones(37, dtype=x.dtype)
+    out = torch.full_like(x, 7.0)
+
+    def loss(x=x, value=value, index=index):
+        return short.tensors(code | native.LOSS, param, x, value, index, None)
+
+    def gradient(x=x, out=out, index=index, scale=scale):
+        return short.tensors(code | native.LOSS_GRAD, param, x, out, index, scale)
+
+    stray, negative = index.clone(), index.clone()
+    stray[5], negative[5] = 10, -1
+    for refused in (
+        {"index": stray}, {"index": negative}, {"index": index.int()}, {"index": index[:36]}, {"index": index[None]}, {"x": x.half()},
+        {"x": x.T}, {"x": x[None]}, {"x": x[:, 0]}, {"x": x.float()},
+    ):  # fmt: skip
+        assert loss(**refused) is None
+        assert gradient(**refused) is None
+    assert loss(value=value[:36]) is None
+    assert loss(value=value.float()) is None
+    assert loss(value=value[:, None]) is None
+    assert gradient(out=x.view_as(x)[:36]) is None
+    assert gradient(scale=scale[:36]) is None
+    assert gradient(scale=scale.float()) is None
+    assert (value == 7.0).all()
+    assert (out == 7.0).all()
+    assert loss() is value
+    assert gradient() is out
+    with pytest.raises(TypeError):
+        short.tensors(code | native.LOSS, "2", x, value, index, None)
+    _, code, param = short.link(am.Budget(50))
+    assert loss() is None
+
+
+@pytest.mark.parametrize("mapping", FEW[:3], ids=repr)
+def test_the_gradient_of_a_poisoned_row_of_one_class(mapping):
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[torch.nan], [1.0], [-torch.inf], [torch.inf]], requires_grad=True)
+    value = am.fenchel_young(mapping, x, torch.zeros(4, dtype=torch.int64), reduction="none")
+    (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value))
+    np.testing.assert_array_equal(gradient[:, 0], [np.nan, 0.0, -1.0, np.nan])
+    np.testing.assert_array_equal(value.detach(), [np.nan, 0.0, np.inf, np.nan])

@@ -133,7 +133,7 @@ def margin_loss(
     scores = as_margin(margin)(wide, counted, axis) * _array.like(_array.number(scale), wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll
     out = loss(mapping, scores, target, weight, axis=axis, **options)
-    return out if out.dtype == dtype else xp.astype(out, dtype)
+    return _cast(out, dtype, xp)
 
 
 def multilabel_softmax_loss(
@@ -285,9 +285,9 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
     _check_reduction(reduction)
     leaf = bridge(scores)
     if weight is None and not options.keys() - {"reduction"} and hasattr(leaf, "quick_loss"):
-        value = leaf.quick_loss(mapping, scores, target)
+        value = leaf.quick_loss(mapping, scores, target, reduction)
         if value is not None:
-            return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+            return value
     axis = _class_axis(scores, options.get("axis"), options.get("dim"))
     _, rows, mapping, axis = prepare(mapping, scores, axis, options.get("mask"), None)
     leaf, xp = bridge(rows), namespace(rows)
@@ -330,7 +330,7 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         if reduction != "none"
         else value
     )
-    return out if out.dtype == dtype else xp.astype(out, dtype)
+    return _cast(out, dtype, xp)
 
 
 @dataclasses.dataclass
@@ -428,7 +428,15 @@ def _reduce(value: Array, norm: Array, reduction: str, dtype: Any, xp: Any) -> A
         value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
     elif reduction == "sum":
         value = xp.sum(value)
-    return value if value.dtype == dtype else xp.astype(value, dtype)
+    return _cast(value, dtype, xp)
+
+
+def _cast(value: Array, dtype: Any, xp: Any) -> Array:
+    """In the dtype of the result: a loss above the largest number of fp16 is +inf."""
+    if value.dtype == dtype:
+        return value
+    with quiet(value):
+        return xp.astype(value, dtype)
 
 
 def _check_reduction(reduction: Any) -> None:

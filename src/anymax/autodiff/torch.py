@@ -174,27 +174,45 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss of each row for its class index, eager: one pass forward, one backward, and only the non-zeros of p in between."""
+    """The loss for class indices, eager: one pass forward, one backward, and only the non-zeros of p in between.
+
+    value: the losses of the rows where `quick_loss` has them already, of few classes, with its `link` for the backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any) -> Tensor:
-        value, saved, tau = engine.index_loss(mapping, x, index, True)
+    def forward(
+        ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any, reduction: str = "none", quick: Any = None
+    ) -> Tensor:
+        value, saved, tau = engine.index_loss(mapping, x, index, True) if quick is None else (quick[0], None, None)
         ctx.mapping, ctx.engine, ctx.has_tau, ctx.sizes = mapping, engine, tau is not None, saved and saved[1:]
+        ctx.reduction, ctx.quick = reduction, quick and quick[1:]
         ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved[:1] if saved else ()))
-        return value
+        return _reduced(value, reduction)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, index, *rest = ctx.saved_tensors
         (g,) = grads
+        nothing = (None,) * 5
+        if ctx.reduction != "none":
+            g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
+        if ctx.quick and not (_grad() or _asked() is not None or modes() or g.is_neg()):
+            (_, code, param), call = ctx.quick
+            out = call(code | native.LOSS_GRAD, param, x, _empty_like(x), index, g.contiguous())
+            if out is not None:
+                return out, *nothing
         if torch.is_grad_enabled() or ctx.engine.refuse("vjp", ctx.mapping, g) is not None:
             y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
             counted = (index >= 0)[..., None]
             gradient = g[..., None] * torch.where(counted, apply(ctx.mapping, x) - y, torch.zeros_like(x))
-            return gradient.to(x.dtype), None, None, None
+            return gradient.to(x.dtype), *nothing
         tau = rest.pop(0) if ctx.has_tau else None
         saved = native.Saved(*rest, *ctx.sizes) if rest else None
-        return ctx.engine.index_loss_grad(ctx.mapping, x, index, g, saved, tau), None, None, None
+        return ctx.engine.index_loss_grad(ctx.mapping, x, index, g, saved, tau), *nothing
+
+
+def _reduced(value: Tensor, reduction: str) -> Tensor:
+    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
 
 
 class _Compiled(torch.autograd.Function):
@@ -348,13 +366,7 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 
 def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
-    if (
-        _forward_ad._current_level >= 0
-        or modes()
-        or _tracing() is not None
-        or _asked() is not None
-        or x.is_neg()
-    ):
+    if _forward_ad._current_level >= 0 or modes() or _tracing() is not None or _asked() is not None or x.is_neg():
         return None
     call = short.tensors
     if not call and (call is False or not (short.ready() and (call := short.tensors))):
@@ -384,22 +396,31 @@ def _plain(x: Tensor) -> bool:
         return False
 
 
-def quick_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
-    """The losses of plain rows for plain class indices, all of which are classes; None where anything is out of the ordinary."""
+def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Tensor | None:
+    """The loss of plain rows for plain class indices, all of which are classes; None where anything is out of the ordinary."""
     if compiling() or type(x) not in KINDS or type(index) is not Tensor or not 1 <= x.ndim <= 2:
         return None
     if x.dtype not in (torch.float32, torch.float64) or index.dtype is not torch.int64 or index.shape != x.shape[:-1]:
         return None
-    if not (x.is_cpu and index.is_cpu and x.numel()) or _traced(mapping) or _asked() is not None:
+    if not (x.is_cpu and index.is_cpu and x.numel()) or _traced(mapping) or _asked() is not None or x.is_neg():
         return None
+    wants = _grad() and x.requires_grad
+    link = None if mapping.params() else short.link(mapping)
+    call = short.tensors or (short.tensors is None and short.ready() and short.tensors)
+    if link and call and x.ndim == 2 and (not wants or native.few(native.link_of(mapping), x.shape[-1])):
+        value = call(link[1] | native.LOSS, link[2], x, torch.empty(len(x), dtype=x.dtype), index, None)
+        if value is not None:
+            if wants:
+                return _IndexLoss.apply(x, index, mapping, native, reduction, (value, link, call))
+            return _reduced(value, reduction)
     if native.refuse("index_loss", mapping, x) is not None:
         return None
     low, high = torch.aminmax(index)
     if low.item() < 0 or high.item() >= x.shape[-1]:  # left out, or a mistake
         return None
-    if _grad() and x.requires_grad:
-        return _IndexLoss.apply(x, index, mapping, native)
-    return native.index_loss(mapping, x, index, False)[0]
+    if wants:
+        return _IndexLoss.apply(x, index, mapping, native, reduction)
+    return _reduced(native.index_loss(mapping, x, index, False)[0], reduction)
 
 
 def _fits(out: Tensor, x: Tensor) -> bool:

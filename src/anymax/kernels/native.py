@@ -596,6 +596,11 @@ def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
     return out
 
 
+def few(link: Link, n: int) -> bool:
+    """True where the gradient of a loss is as quick to find anew as from what was saved: few classes, one row a lane (csrc/few.hpp)."""
+    return n <= 128 and (link.kind in ("softmax", "sparsemax") or (link.kind == "entmax" and link.param in (1.0, 1.5, 2.0)))
+
+
 def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, Saved | None, Array | None]:
     """The loss of each row for a class index (below 0: 0), float or double; with what `index_loss_grad` wants of it."""
     link, world = _link(mapping), _world(x)
@@ -604,6 +609,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Ar
     value = world.empty(batch, _wide(x), x)
     index = world.contiguous(index)
     fields, saved, tau = {"index": index, "value": value}, None, None
+    save = save and not few(link, n)
     if save and link.code in range(1, 7):
         saved = _saved(x, rows, n)
     elif save and link.code == 0:

@@ -15,7 +15,8 @@ from typing import Any
 from .._mapping import Mapping
 from . import native
 
-# (code, param, x, out[, p, g, memory, capacity]) -> out, or None where anything is out of the ordinary.
+# (code, param, x, out[, p, g, memory, capacity]) -> out, for losses (code, param, x, value, index, None) -> value and
+# (code, param, x, out, index, scale) -> out, or None where anything is out of the ordinary.
 # None before `ready`, False where there will be none.
 buffers: Any = None  # on arrays of NumPy
 tensors: Any = None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on

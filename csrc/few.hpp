@@ -1,0 +1,135 @@
+// Losses of few classes, one row a lane: as many rows as a vector has lanes are turned, and none waits for a sum across lanes. Nothing is saved
+// for the backward, which is as quick to do again.
+#pragma once
+
+#include "tile.hpp"
+
+namespace ANYMAX_UNIT {
+
+// What the loss of each row needs beside its scores, and what it is.
+template <class C>
+struct Few {
+    enum { W = width<C>, PARTS = sizeof(C) == 4 ? 2 : 1 };
+    typedef typename lanes_of<C>::integer integer;
+    alignas(64) integer target[W];  // of each row; below 0: left out, n: a mistake
+    alignas(64) C aim[W];           // its score
+    alignas(64) double value[W], tau[W];
+    alignas(64) C scale[W];  // of the gradient
+};
+
+// The lanes of a vector as vectors of doubles.
+ANYMAX_INLINE vd part(vf v, int h) { return h ? high(v) : low(v); }
+ANYMAX_INLINE vd part(vd v, int) { return v; }
+
+template <class C>
+inline void few_softmax(Tile<C> &t, int64_t n, Few<C> &f) {
+    constexpr int64_t W = width<double>;
+    prepare(t, n);
+    vd rest[2]{};
+    vec<C> tied{};
+    for (int64_t i = 0; i < n; i += 4) {
+        vec<C> y[4], e[4], sum{};
+        for (int64_t j = 0; j < 4; j++) y[j] = e[j] = i + j < n ? t.v[i + j] : splat(-infinity<C>);
+        exp_below<4>(e);
+        for (int64_t j = 0; j < 4; j++) {
+            tied += y[j] == vec<C>{} ? splat(C(1)) : vec<C>{};
+            sum += y[j] == vec<C>{} ? vec<C>{} : e[j];
+        }
+        for (int h = 0; h < Few<C>::PARTS; h++) rest[h] += part(sum, h);
+    }
+    const vec<C> aim = load(f.aim), any = t.any ? splat(C(1)) : vec<C>{};
+    for (int h = 0; h < Few<C>::PARTS; h++) {
+        const vl none = part(any, h) == vd{};
+        const vd l = log1p(rest[h] + (part(tied, h) - 1.0)), top_ = part(t.high, h);
+        store(f.value + h * W, none ? all<vd>(inf64) : (top_ - part(aim, h)) + l);
+        store(f.tau + h * W, none ? all<vd>(-inf64) : top_ + l);
+    }
+}
+
+// Sparsemax (R = 1) and entmax 3/2 (R = 2): sum p (x - aim) less Omega, in doubles from the level that floats have found.
+template <class C, int R>
+inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
+    constexpr int64_t W = width<double>;
+    vec<C> x[TILE];
+    memcpy(x, t.v, (size_t)n * sizeof(vec<C>));
+    prepare(t, n);
+    vec<C> level = first_level<C, R>(t, n), unused;
+    tile_root<C, R>(t.v, n, level, unused);
+    const vec<C> aim = load(f.aim), any = t.any ? splat(C(1)) : vec<C>{};
+    vd u[TILE];
+    for (int h = 0; h < Few<C>::PARTS; h++) {
+        const vd top_ = part(t.high, h), at = part(level, h), target = part(aim, h);
+        vd s0{}, s1{};
+        for (int64_t i = 0; i < n; i++) {
+            u[i] = larger((part(x[i], h) - top_) * Power<R>::slope + at, vd{});
+            s0 += R == 1 ? u[i] : u[i] * u[i];
+            s1 += R == 1 ? (u[i] > vd{} ? all<vd>(1.0) : vd{}) : u[i];
+        }
+        const vd lost = (s0 - 1.0) / s1;
+        vd value{};
+        for (int64_t i = 0; i < n; i++) {
+            const vd rate = R == 1 ? (u[i] > vd{} ? all<vd>(1.0) : vd{}) : u[i], p = larger(rate * (u[i] - lost), vd{});
+            const vd own = R == 1 ? 0.5 * (1.0 - p) : (1.0 - root2(p)) * (4.0 / 3.0);  // -Omega(p) / p
+            value += p > vd{} ? p * ((part(x[i], h) - target) + own) : vd{};
+        }
+        const vl none = (part(any, h) == vd{}) | (target == -inf64);
+        store(f.value + h * W, none ? all<vd>(inf64) : larger(value, vd{}));
+        store(f.tau + h * W, part(any, h) == vd{} ? all<vd>(-inf64) : top_ - (at - lost / R) * R);
+    }
+}
+
+inline int few_rank(int32_t map, double param) {  // 0: softmax
+    if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
+    if (map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && param == 2.0)) return 1;
+    return map == ANYMAX_ENTMAX && param == 1.5 ? 2 : -1;
+}
+inline bool few_serves(int32_t op, int32_t map, double param, int64_t n) {
+    return (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) && n <= TILE && few_rank(map, param) >= 0;
+}
+
+// The values and thresholds of rows, or their thresholds alone (targets of none).
+template <class C>
+inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
+    if (rank == 0)
+        few_softmax(t, n, f);
+    else if (rank == 1)
+        few_power<C, 1>(t, n, f);
+    else
+        few_power<C, 2>(t, n, f);
+    const uint32_t sound = bits(t.sound);
+    for (int64_t j = 0; j < width<C>; j++) {
+        if (!(sound >> j & 1)) f.value[j] = f.tau[j] = not_a_number<double>;
+        if (f.target[j] >= n) f.value[j] = not_a_number<double>;
+        if (f.target[j] < 0) f.value[j] = 0.0;
+    }
+}
+
+// scale (p - y) in place of the scores. A target's own is the sum of the others, which keeps the digits of a small one.
+template <class C>
+inline void few_gradient(Tile<C> &t, int64_t n, int rank, const Few<C> &f) {
+    if (rank == 0)
+        tile_softmax(t, n);
+    else if (rank == 1)
+        tile_power<C, 1>(t, n);
+    else
+        tile_power<C, 2>(t, n);
+    ints<C> target;
+    memcpy(&target, f.target, sizeof target);
+    const vec<C> scale = load(f.scale);
+    vec<C> others{};
+    for (int64_t i = 0; i < n; i += 8) {
+        vec<C> sum{};
+        for (int64_t j = i; j < i + 8 && j < n; j++) sum += target == (typename Few<C>::integer)j ? vec<C>{} : t.v[j];
+        others += sum;
+    }
+    const vec<C> own = t.sound ? (t.any ? others : splat(C(1))) * -scale : splat(not_a_number<C>);
+    const ints<C> left = target < 0, stray = target >= (typename Few<C>::integer)n;
+    for (int64_t i = 0; i < n; i++) {
+        vec<C> d = t.v[i] == vec<C>{} ? vec<C>{} : t.v[i] * scale;
+        d = target == (typename Few<C>::integer)i ? own : d;
+        d = stray ? splat(not_a_number<C>) : d;
+        t.v[i] = left ? vec<C>{} : d;
+    }
+}
+
+}  // namespace ANYMAX_UNIT
