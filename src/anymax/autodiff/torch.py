@@ -407,7 +407,7 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
     wants = _grad() and x.requires_grad
     link = None if mapping.params() else short.link(mapping)
     call = short.tensors or (short.tensors is None and short.ready() and short.tensors)
-    if link and call and x.ndim == 2 and (not wants or native.few(native.link_of(mapping), x.shape[-1])):
+    if link and call and x.ndim == 2 and (not wants or native.few(mapping, x.shape[-1])):
         value = call(link[1] | native.LOSS, link[2], x, torch.empty(len(x), dtype=x.dtype), index, None)
         if value is not None:
             if wants:

@@ -596,8 +596,9 @@ def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
     return out
 
 
-def few(link: Link, n: int) -> bool:
+def few(mapping: Mapping, n: int) -> bool:
     """True where the gradient of a loss is as quick to find anew as from what was saved: few classes, one row a lane (csrc/few.hpp)."""
+    link = _link(mapping)
     return n <= 128 and (link.kind in ("softmax", "sparsemax") or (link.kind == "entmax" and link.param in (1.0, 1.5, 2.0)))
 
 
@@ -609,7 +610,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Ar
     value = world.empty(batch, _wide(x), x)
     index = world.contiguous(index)
     fields, saved, tau = {"index": index, "value": value}, None, None
-    save = save and not few(link, n)
+    save = save and not few(mapping, n)
     if save and link.code in range(1, 7):
         saved = _saved(x, rows, n)
     elif save and link.code == 0:
