@@ -254,3 +254,21 @@ def test_jacobians_of_every_kind(kind):
     np.testing.assert_allclose(back(got), A.jacobian(Entmax(1.5), x), atol=tolerance(kind) * 10)
     assert not back(got)[0, 1].any()
     assert not back(got)[0, :, 1].any()
+
+
+@every_kind
+def test_zeros_have_no_sign(kind):
+    """A zero is printed as 0, not as -0."""
+    x = KINDS[kind](np.array([[2.0, 0.5, -1.0], [0.5, 0.4, -2.0]]))
+    p = A.sparsemax(x)
+    found = [
+        A.entropy(p),
+        A.entropy(p, "renyi2"),
+        A.entropy(p, "tsallis", 1.5),
+        A.jacobian(Sparsemax(), x),
+        A.jacobian_norm(Sparsemax(), x),
+    ]
+    for values in found:
+        zero = back(values) == 0
+        assert zero.any()
+        assert not np.signbit(back(values)[zero]).any()

@@ -60,6 +60,11 @@ def test_several_axes_are_one_row(case, kind):
             np.testing.assert_array_equal(back(got.support), size)
             held = am.threshold(case.mapping, make(x), axis=(1, 3), keepdims=True)
             laws.same(back(held.tau), back(got.tau)[:, None, :, None])
+            laws.same(back(am.threshold(case.mapping, make(x), dim=(1, 3), keepdim=True).tau), back(held.tau))
+            laws.same(
+                back(am.threshold(case.mapping, make(x), dim=3, keepdim=True).tau)[..., 0],
+                back(am.threshold(case.mapping, make(x)).tau),
+            )
 
 
 @every_kind
@@ -74,6 +79,8 @@ def test_logsumexp_over_several_axes(kind):
             for keepdims in (False, True):
                 got = am.logsumexp(make(x), axis=axes, keepdims=keepdims)
                 laws.close(back(got), special.logsumexp(x, axis=axes, keepdims=keepdims), 1e-14)
+                laws.same(back(am.logsumexp(make(x), dim=axes, keepdim=keepdims)), back(got))
+        laws.close(back(am.logsumexp(make(x), dim=1, keepdim=True)), special.logsumexp(x, axis=1, keepdims=True), 1e-14)
         laws.close(
             back(am.logsumexp(make(x), axis=(1, 2), mask=make(keep))), special.logsumexp(x, axis=(1, 2), b=keep), 1e-14
         )
@@ -257,9 +264,9 @@ def test_out_errors():
         am.softmax(x, out=np.zeros((3, 2)))
     with pytest.raises(ValueError, match=r"out: expected shape \(2, 3\) and float64"):
         am.softmax(x, out=np.zeros((2, 3), np.float32))
-    with pytest.raises(TypeError, match="out: expected a writable"):
+    with pytest.raises(TypeError, match="out: expected a ndarray for these scores, got list"):
         am.softmax(x, out=[[0.0] * 3] * 2)
-    with pytest.raises(TypeError, match="immutable"):
+    with pytest.raises(TypeError, match="can't be written to; out= is for NumPy arrays and torch tensors"):
         am.softmax(jax.numpy.zeros((2, 3)), out=jax.numpy.zeros((2, 3)))
     with pytest.raises(ValueError, match="gradient"):
         am.softmax(torch.zeros(2, 3, requires_grad=True), out=torch.zeros(2, 3))

@@ -195,15 +195,17 @@ def threshold(
     dim: Axes = None,
     mask: Any = None,
     keepdims: bool = False,
+    keepdim: bool = False,
 ) -> Threshold:
     """The threshold tau of each row and the size of its support.
 
     `p_i = link(x_i - tau)`: for softmax tau is logsumexp and the link exp, for sparsemax relu, for entmax
     `relu((alpha-1) t)^(1/(alpha-1))`, for budget clip(t, 0, 1); for normmax and sparse softmax tau is the potential.
+    keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
     """
     if not hasattr(mapping, "threshold"):
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
-    axis = pick_axis(axis, dim)
+    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
@@ -234,15 +236,19 @@ def logsumexp(
     temperature: Any = 1.0,
     mask: Any = None,
     keepdims: bool = False,
+    keepdim: bool = False,
 ) -> Array:
-    """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly."""
+    """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly.
+
+    keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
+    """
     temperature = _array.number(temperature)
     if not is_array(temperature):
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
             raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
-    axis = pick_axis(axis, dim)
+    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if isinstance(axis, (tuple, list)):
         joined, _, mask = _join(Softmax(), x, axis, mask)
         temperature = joined.beside(temperature, "temperature")
@@ -520,10 +526,10 @@ def _restore_axis(rows: Array, axis: int) -> Array:
 def _store(p: Array, out: Any) -> Array:
     if out is None:
         return p
-    if not is_array(out) or type(out) is not type(p) or not (is_torch(out) or hasattr(out, "flags")):
-        raise TypeError(
-            f"out: expected a writable {type(p).__name__}, got {type(out).__name__}; JAX arrays are immutable"
-        )
+    if not (is_torch(p) or hasattr(p, "flags")):
+        raise TypeError(f"out: {type(p).__name__} can't be written to; out= is for NumPy arrays and torch tensors")
+    if type(out) is not type(p):
+        raise TypeError(f"out: expected a {type(p).__name__} for these scores, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
     if is_torch(p):

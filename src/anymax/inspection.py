@@ -24,7 +24,7 @@ def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | No
     p = xp.broadcast_to(p[..., None, :], (*s.shape[:-1], n, n))
     params = {k: v[..., None, :] if is_array(v) and v.ndim else v for k, v in mapping.params().items()}
     with quiet(s):
-        out = mapping.replace(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp)
+        out = mapping.replace(**params).vjp(wide, p, xp.broadcast_to(eye, wide.shape), xp) + 0.0  # no -0
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
@@ -79,7 +79,7 @@ def entropy(
             if is_array(order):
                 h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
-    h = xp.squeeze(h, axis=-1)
+    h = xp.squeeze(h, axis=-1) + 0.0  # no -0
     return h if h.dtype == p.dtype else xp.astype(h, p.dtype)
 
 
