@@ -830,3 +830,14 @@ def test_omega_terms_need_not_vanish_at_a_vertex():
     want = A.entmax_loss(x, np.array([0, 1]), alpha=3.0, reduction="none")
     for target in (np.array([0, 1]), np.eye(4)[[0, 1]]):
         np.testing.assert_allclose(A.fenchel_young(Cubic(), x, target, reduction="none"), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": np.array([1.0, 2.0])}, {"label_smoothing": 0.1}], ids=repr)
+def test_a_sum_beyond_fp16_is_infinite_without_a_warning(options):
+    x = np.zeros((3000, 2), np.float16)
+    x[:, 0] = 60
+    loss = A.sparsemax_loss(x, np.ones(3000, int), reduction="sum", **options)
+    assert loss == np.inf
+    assert loss.dtype == np.float16
+    assert np.isfinite(A.sparsemax_loss(x, np.ones(3000, int), **options))
+    assert A.margin_loss(Sparsemax(), x / 100, np.ones(3000, int), scale=1e6, **options) == np.inf
