@@ -30,7 +30,17 @@ def inputs(batch_first, kdim=E, vdim=E, seed=0):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"bias": False}, {"batch_first": True}, {"kdim": 4, "vdim": 6}], ids=lambda o: str(sorted(o))
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"batch_first": True},
+        {"kdim": 4, "vdim": 6},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True, "vdim": 6},
+    ],
+    ids=lambda o: str(sorted(o)),
 )
 @pytest.mark.parametrize("weights", [True, False])
 def test_softmax_is_torchs_module(options, weights):
@@ -51,6 +61,80 @@ def test_softmax_is_torchs_module(options, weights):
     for average in (True, False):
         call = {"average_attn_weights": average}
         torch.testing.assert_close(ours(*args, **call)[1], theirs(*args, **call)[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}], ids=lambda o: str(sorted(o)))
+def test_without_a_batch_is_torchs(options):
+    theirs, ours = pair(**options)
+    x, y = torch.randn(L, E), torch.randn(S, E)
+    padding = torch.arange(S) >= 4
+    for mask in (None, torch.randn(L, S), torch.randn(H, L, S)):
+        for weights, average in itertools.product((True, False), (True, False)):
+            call = {"attn_mask": mask, "need_weights": weights, "average_attn_weights": average}
+            call["key_padding_mask"] = padding if mask is None else torch.zeros(S).masked_fill(padding, -torch.inf)
+            torch.testing.assert_close(ours(x, y, y, **call), theirs(x, y, y, **call))
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=lambda o: str(sorted(o)))
+def test_more_keys_are_seen_by_every_query(options):
+    """Causal without a mask is causal with one; the gradients are torch's, and no query is without a key."""
+    theirs, ours = pair(**options)
+    x = torch.randn(L, N, E)
+    hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
+    want = theirs(x, x, x, attn_mask=hidden)
+    torch.testing.assert_close(ours(x, x, x, is_causal=True), want)
+    got = torch.autograd.grad(ours(x, x, x, is_causal=True)[0].square().sum(), list(ours.parameters()))
+    wanted = torch.autograd.grad(want[0].square().sum(), list(theirs.parameters()))
+    names = [n for n, _ in theirs.named_parameters()]
+    for name, g in zip((n for n, _ in ours.named_parameters()), got):
+        torch.testing.assert_close(g, wanted[names.index(name)])
+    alone = ours(x, x, x, key_padding_mask=torch.ones(N, L, dtype=torch.bool))[1]
+    torch.testing.assert_close(alone[..., :L], torch.zeros(N, L, L))
+    torch.testing.assert_close(alone[..., L:], torch.ones(N, L, 1))
+    kinds = nn.Attention(E, H, Sparsemax(), kv_heads=1, **options)
+    assert kinds(x, x, x, is_causal=True)[1].shape == (N, L, L + 1)
+
+
+def test_torchs_layers_take_it():
+    """In TransformerEncoderLayer and TransformerDecoderLayer, training and not: never torch's fused layer, which knows softmax alone."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(12, 4, 24, 0.0, batch_first=True)
+    for mapping in (Softmax(), Sparsemax()):
+        own = copy.deepcopy(layer)
+        own.self_attn = nn.Attention(12, 4, mapping, batch_first=True)
+        own.self_attn.load_state_dict(layer.self_attn.state_dict())
+        x = 3 * torch.randn(N, L, 12)
+        causal = torch.nn.Transformer.generate_square_subsequent_mask(L)
+        stack = torch.nn.TransformerEncoder(own, 2, enable_nested_tensor=False)
+        for module, given in ((own, {}), (own, {"src_mask": causal, "is_causal": True}), (stack, {"mask": causal})):
+            trained = module.train()(x, **given)
+            with torch.no_grad():
+                torch.testing.assert_close(module.eval()(x, **given), trained)
+        if mapping == Softmax():
+            torch.testing.assert_close(own(x), layer.eval()(x))
+        else:
+            assert (own(x) - layer.eval()(x)).abs().max() > 1e-3
+    decoder = torch.nn.TransformerDecoderLayer(12, 4, 24, 0.0, batch_first=True)
+    own = copy.deepcopy(decoder)
+    for name in ("self_attn", "multihead_attn"):
+        made = nn.Attention(12, 4, batch_first=True)
+        made.load_state_dict(getattr(decoder, name).state_dict())
+        setattr(own, name, made)
+    y = torch.randn(N, S, 12)
+    call = {"tgt_mask": causal, "tgt_is_causal": True}
+    torch.testing.assert_close(own(x, y, **call), decoder(x, y, **call))
+
+
+def test_autocast_and_half_precision():
+    theirs, ours = pair()
+    x = torch.randn(L, N, E)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, want = ours(x, x, x), theirs(x, x, x)
+    assert got[0].dtype == want[0].dtype
+    torch.testing.assert_close(got[0], want[0], atol=2e-2, rtol=2e-2)
+    for dtype in (torch.bfloat16, torch.float16):
+        got = copy.deepcopy(ours).to(dtype)(x.to(dtype), x.to(dtype), x.to(dtype))
+        assert (got[0].dtype, got[1].dtype) == (dtype, dtype)
 
 
 def test_self_attention_causal_and_unbatched():
@@ -144,7 +228,7 @@ def test_state_survives_a_round_trip():
         (
             lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(L, 2)),
             ValueError,
-            r"attn_mask must have the shape \(5, 5\), got \(5, 2\)",
+            r"attn_mask must have the shape \(5, 5\) or \(6, 5, 5\), got \(5, 2\)",
         ),
         (
             lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, key_padding_mask=torch.zeros(N, L, dtype=torch.int)),
@@ -157,6 +241,21 @@ def test_state_survives_a_round_trip():
             "torch has attention with softmax",
         ),
         (lambda: nn.Attention(E, H, Softmax(), learn="alpha"), ValueError, "no number of that name"),
+        (lambda: nn.Attention(E, 3.0), TypeError, "num_heads must be an integer, got 3.0"),
+        (lambda: nn.Attention(E, H, dropout=1.5), ValueError, "dropout must be a number of at least 0 and below 1, got 1.5"),
+        (lambda: nn.Attention(E, H, add_bias_kv=True, window=2), ValueError, "neither window nor alibi"),
+        (lambda: nn.Attention(E, H, add_zero_attn=True, alibi=True), ValueError, "neither window nor alibi"),
+        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E + 1)] * 3), ValueError, "query must have 12 features, got the shape"),
+        (lambda: nn.Attention(E, H, kdim=4)(*[torch.zeros(L, N, E)] * 3), ValueError, "key must have 4 features"),
+        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E).double()] * 3), TypeError, "query must have the dtype of the weights"),
+        (lambda: nn.Attention(E, H)(torch.zeros(L, N, E), None, None), TypeError, "key must be a tensor, got NoneType"),
+        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=[[True]]), TypeError, "attn_mask must be a tensor, got list"),
+        (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, is_causal="yes"), TypeError, "is_causal must be True or False, got 'yes'"),
+        (
+            lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(H, L, L)),
+            ValueError,
+            r"attn_mask must have the shape \(5, 5\) or \(6, 5, 5\), got \(3, 5, 5\)",
+        ),
     ],
 )  # fmt: skip
 def test_errors(call, error, words):

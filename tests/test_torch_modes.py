@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anymax as A
-from anymax import Entmax, Sparsemax
+from anymax import Entmax, Ratio, Sparsemax
 from anymax._array import modes
 from anymax.kernels import native
 
@@ -36,6 +36,7 @@ def qkv(seed, n=40, d=4):
 VERBS = {
     "apply": lambda q, k, v: A.sparsemax(q),
     "apply, a map of its own": lambda q, k, v: A.apply(Entmax(1.3), q, 1),
+    "apply, a function": lambda q, k, v: A.apply(Ratio(lambda x: x * x + 1), q),
     "attention": lambda q, k, v: A.attention(q, k, v, Entmax(1.3)),
     "attention in blocks": lambda q, k, v: A.attention(
         q, k, v, Sparsemax(), implementation="blockwise", is_causal=True

@@ -232,7 +232,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
 
 def known(x: Array) -> bool:
     """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
-    return eager(x) and not (is_torch(x) and x.device.type != "cpu")
+    return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
 
 
 def known_any(condition: Array, xp: Namespace) -> bool:

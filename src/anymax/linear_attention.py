@@ -184,8 +184,8 @@ def linear_attention(
     _, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
     if lengths is not None:
-        lengths = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
-        lengths = xp.reshape(lengths, lengths.shape[:-3])
+        real = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
+        lengths = xp.reshape(real, real.shape[:-3])
     if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
         raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
     if lengths is None and q.ndim > 2 and all(math.prod(a.shape[:-2]) == 1 for a in (q, k, v)):

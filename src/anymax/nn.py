@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _scores, functional, losses, margins, transforms
+from . import _operands, _scores, functional, losses, margins, transforms
 from ._mapping import Mapping
 from .attention import attention
 from .mappings import Softmax as _Softmax
@@ -34,6 +34,7 @@ class _OfMapping(nn.Module):
         if not isinstance(mapping, Mapping):
             raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
         self._kind = type(mapping)
+        self._fixed = mapping if learn is None and not mapping.params() else None
         self._constants = mapping.constants()
         self._tensors = tuple(mapping.params())
         self.learn, self.bounds = learn, bounds
@@ -64,6 +65,8 @@ class _OfMapping(nn.Module):
     @property
     def mapping(self) -> Mapping:
         """The mapping with the module's current tensors."""
+        if self._fixed is not None:
+            return self._fixed
         values = {name: getattr(self, self.prefix + name) for name in self._tensors}
         if self.learn is not None:
             low, high = self.bounds
@@ -139,11 +142,17 @@ class Attention(_OfMapping):
     Masks are those of `nn.MultiheadAttention`, where True hides; alone `is_causal=True` hides later keys without a mask. The other
     options are those of `anymax.attention`: window, softcap, alibi (True), sink (True: one learned score a head) and transform,
     whose parameters (`scalable(beta=nn.Parameter(...))`) the module owns. kv_heads: fewer heads of keys and values than of queries.
-    An alpha for each head has shape (heads, 1, 1). Its `add_bias_kv` and `add_zero_attn` are not here; a sink is the latter, learned.
+    An alpha for each head has shape (heads, 1, 1). add_bias_kv, add_zero_attn: one more key and value for all, learned or zero, that no
+    mask hides; a sink is the latter with a learned score and no column in the weights.
     """
 
     prefix = "map_"
+    _qkv_same_embed_dim = (
+        False  # so that torch's fused encoder layer, which knows softmax alone, leaves it to `forward`
+    )
     in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
     sink: Tensor | None
     in_proj_weight: nn.Parameter
     q_proj_weight: nn.Parameter
@@ -158,6 +167,8 @@ class Attention(_OfMapping):
         *,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
@@ -175,6 +186,22 @@ class Attention(_OfMapping):
     ) -> None:
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
         shared = num_heads if kv_heads is None else kv_heads
+        sizes = {
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "kv_heads": shared,
+            "kdim": kdim or 1,
+            "vdim": vdim or 1,
+        }
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
+            raise ValueError(f"Attention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        if (add_bias_kv or add_zero_attn) and (window is not None or alibi):
+            raise ValueError(
+                "Attention: the keys of add_bias_kv and add_zero_attn stand nowhere, so that they go with neither window nor alibi"
+            )
         if num_heads < 1 or embed_dim % num_heads or shared < 1 or num_heads % shared:
             raise ValueError(
                 f"Attention: embed_dim must be a multiple of num_heads and that of kv_heads, got {embed_dim}, {num_heads} and {shared}"
@@ -183,6 +210,7 @@ class Attention(_OfMapping):
         self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.implementation = dropout, batch_first, implementation
+        self.add_zero_attn = add_zero_attn
         self.options: dict[str, Any] = {
             "window": window, "softcap": softcap, "alibi": True if alibi else None, "transform": transform,
         }  # fmt: skip
@@ -199,6 +227,8 @@ class Attention(_OfMapping):
             "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
         )
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, inner, **made)) if add_bias_kv else None)
         self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
         for n, part in enumerate(_scores.transforms_of(transform) or ()):
             for name, value in part.params:
@@ -213,6 +243,9 @@ class Attention(_OfMapping):
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
 
     def _weights(self) -> list[nn.Parameter]:
         if self._packed:
@@ -242,6 +275,15 @@ class Attention(_OfMapping):
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`; `need_weights=False` spares the matrix of weights."""
         same = query is key is value
+        is_causal = _operands.flag("Attention", "is_causal", is_causal)
+        dtype = self._weights()[0].dtype
+        for name, a, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+            if not isinstance(a, Tensor):
+                raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
+            if a.ndim and a.shape[-1] != size:
+                raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
+            if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):
+                raise TypeError(f"Attention: {name} must have the dtype of the weights, {dtype}, got {a.dtype}")
         if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
             raise ValueError(
                 f"Attention: query, key and value must all have two dimensions, or all three with a batch, got {tuple(query.shape)}, "
@@ -251,8 +293,14 @@ class Attention(_OfMapping):
             query, key, value = (a.transpose(0, 1) for a in (query, key, value))
         q, k, v = self._project(query, query if same else key, query if same else value)
         keep, added = self._masks(q, k, attn_mask, key_padding_mask)
+        is_causal = is_causal and attn_mask is None
+        if self.bias_k is not None or self.add_zero_attn:
+            if is_causal:
+                seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+                keep, is_causal = seen if keep is None else keep & seen, False
+            k, v, keep, added = self._more_keys(k, v, keep, added)
         found = attention(
-            q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal and attn_mask is None,
+            q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal,
             enable_gqa=self.kv_heads != self.num_heads, dropout_p=self.dropout if self.training else 0.0, sink=self.sink,
             need_weights=need_weights, implementation=self.implementation, **self.options,
         )  # fmt: skip
@@ -262,6 +310,23 @@ class Attention(_OfMapping):
             out = out.transpose(0, 1)
         return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
 
+    def _more_keys(
+        self, k: Tensor, v: Tensor, *masks: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Keys and values with those of add_bias_kv and add_zero_attn at the end, and masks that leave them open."""
+        one = (*k.shape[:-2], 1, k.shape[-1])
+        more = []
+        if self.bias_k is not None and self.bias_v is not None:
+            more.append([b.view(self.kv_heads, 1, -1).to(k.dtype).expand(one) for b in (self.bias_k, self.bias_v)])
+        if self.add_zero_attn:
+            more.append([k.new_zeros(one)] * 2)
+        k, v = (torch.cat([a, *(pair[n] for pair in more)], -2) for n, a in enumerate((k, v)))
+        keep, added = (
+            None if mask is None else nn.functional.pad(mask, (0, len(more)), value=shown)
+            for mask, shown in zip(masks, (True, 0.0))
+        )
+        return k, v, keep, added
+
     def _masks(self, q: Tensor, k: Tensor, *masks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """(True = keep, added) from torch's masks, in which True hides."""
         keep = added = None
@@ -269,12 +334,16 @@ class Attention(_OfMapping):
         for name, mask, shape in zip(("attn_mask", "key_padding_mask"), masks, shapes):
             if mask is None:
                 continue
-            each = (q.shape[0] * self.num_heads, *shape) if name == "attn_mask" and q.ndim == 4 else shape
+            if not isinstance(mask, Tensor):
+                raise TypeError(f"Attention: {name} must be a tensor, got {type(mask).__name__}")
+            batches = q.shape[0] if q.ndim == 4 else 1
+            each = (batches * self.num_heads, *shape) if name == "attn_mask" else shape
             if tuple(mask.shape) not in (shape, each):
-                raise ValueError(f"Attention: {name} must have the shape {shape}, got {tuple(mask.shape)}")
+                allowed = f"{shape} or {each}" if each != shape else f"{shape}"
+                raise ValueError(f"Attention: {name} must have the shape {allowed}, got {tuple(mask.shape)}")
             if name == "key_padding_mask":
                 mask = mask[..., None, None, :]
-            elif mask.ndim == 3:
+            elif mask.ndim == 3 and q.ndim == 4:
                 mask = mask.unflatten(0, (-1, self.num_heads))
             if mask.dtype == torch.bool:
                 keep = ~mask if keep is None else keep & ~mask
@@ -286,6 +355,10 @@ class Attention(_OfMapping):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {super().extra_repr()}"
+
+
+def _autocasts(a: Tensor) -> bool:
+    return torch.amp.is_autocast_available(a.device.type) and torch.is_autocast_enabled(a.device.type)
 
 
 class MarginHead(_OfMapping):
