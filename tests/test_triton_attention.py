@@ -120,7 +120,7 @@ def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     link, power, param, dtype, d, rows, full, _ = SPLIT_FORMS[name]
-    plan = plans.split(d, dtype.itemsize, 2, 2 * rows, 4096, 132, target == "gfx942", link == "softmax")
+    plan = plans.split(d, dtype.itemsize, 2, 2, rows, 4096, 132, target == "gfx942", link == "softmax")
     monkeypatch.setattr(plans, "forced_split", [plan])
     calls = recorded(monkeypatch, SPLIT_KERNELS)
     q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, 4, rows, d), (1, 2, 4096, d), (1, 2, 4096, d)))
@@ -129,6 +129,34 @@ def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path
     assert names == [n for n in SPLIT_KERNELS if link != "softmax" or n in ("attention_parts", "attention_merge")]
     for kernel, args, options in calls:
         check(target, kernel, args, options, 400_000)
+
+
+def test_when_keys_are_cut():
+    """Where there are fewer programs than processors, and keys enough for each; scores that are kept have their limit."""
+
+    def split(shared, groups, rows, keys, width=64, size=2, processors=132, dense=False):
+        return plans.split(width, size, shared, groups, rows, keys, processors, False, dense)
+
+    one = split(8, 1, 1, 131072)
+    assert (one.M, one.N, one.parts) == (16, 64, 66)
+    assert split(8, 1, 1, 1024).parts == 8
+    assert split(8, 1, 1, 1023) is None
+    assert split(1, 1, 1, 131072).parts == plans.MOST_PARTS
+    assert split(131, 1, 1, 4096).parts == 5
+    assert split(132, 1, 1, 4096) is None
+    assert split(100, 1, 1, 4096, processors=80) is None
+    assert split(4, 8, 2, 4096).M == 16
+    assert split(4, 8, 4, 4096).M == 32
+    assert split(1, 71, 1, 4096).M == 64
+    assert split(66, 71, 1, 4096) is None  # two tiles each
+    assert split(1, 1, 64, 4096).M == 64
+    assert split(1, 1, 65, 4096) is None
+    assert split(16, 8, 1, 2**20) is None
+    assert split(16, 8, 1, 2**20, dense=True).parts == 33
+    assert split(1, 1, 1, 4096, width=256, size=4).N == 16
+    for shared, keys in ((1, 1024), (8, 4096), (31, 9999), (131, 131072)):
+        cut = split(shared, 1, 1, keys)
+        assert 2 <= cut.parts <= -(-keys // cut.N)
 
 
 def job_of(link, power, param, full):

@@ -20,7 +20,6 @@ from ._array import Array, Namespace, beside, eager, is_array, is_torch, like, n
 from ._mapping import Mapping
 from ._random import torch_source, uniform
 from .functional import apply
-from .kernels.triton import plans
 from .linear_attention import linear_attention
 from .linear_attention import refuse as refuse_linear
 from .mappings import Softmax
@@ -401,12 +400,11 @@ def _tracked(call: Call) -> bool:
 
 
 def _fills_gpu(call: Call) -> bool:
-    """A few queries against a long cache, as in decoding, would keep few of its processors busy where keys are not cut in parts, as with
-    gradients: their matrix is small, and read by all."""
+    """A few queries against a long cache, as in decoding, keep few of its processors busy with gradients, where keys are not cut in parts:
+    their matrix is small, and read by all."""
     *batch, rows, keys = call.scores.shape
     few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
-    whole = _tracked(call) or call.groups * rows > plans.TILE
-    return call.q.device.type == "cuda" and not (few and whole and math.prod(call.scores.shape) <= _MATRIX)
+    return call.q.device.type == "cuda" and not (few and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
 
 
 def _large(call: Call) -> bool:

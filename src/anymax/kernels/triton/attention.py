@@ -102,10 +102,13 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     )
     if not out.numel():
         return out, saved
-    cut = None if save else split_of(job, q, k, v)
-    if cut is not None:
-        _forward_split(job, q, k, v, arrays, out, cut)
-        return out, saved
+    if not save:
+        shared = k.shape[1] == 1 or (k.stride(1) == 0 and v.stride(1) == 0)  # keys of all heads are those of one
+        few = (k[:, :1], v[:, :1]) if shared else (k, v)
+        cut = _cut(job, q, *few)
+        if cut is not None:
+            _forward_split(job, q, *few, arrays, out, cut)
+            return out, saved
     lists = saved.lists
     if not save and job.link != "softmax":
         shape = (*q.shape[:2], triton.cdiv(q.shape[2], plan.M), triton.cdiv(k.shape[2], plan.N))
@@ -120,11 +123,10 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     return out, saved
 
 
-def split_of(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
+def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
     """How the keys of a call without gradients are cut among programs; None: they are not."""
-    groups = q.shape[1] // k.shape[1]
     return split(
-        max(q.shape[3], v.shape[3]), q.element_size(), k.shape[0] * k.shape[1], groups * q.shape[2], k.shape[2],
+        max(q.shape[3], v.shape[3]), q.element_size(), k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2],
         _processors(q.device), torch.version.hip is not None, job.link == "softmax",
     )  # fmt: skip
 
@@ -133,34 +135,42 @@ def _forward_split(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], out: Tensor, cut: Split
 ) -> None:
     common, options = _common(job, q, k, v, arrays)
-    batch, heads, rows, _ = q.shape
-    queries, keys, e = batch * heads * rows, k.shape[2], v.shape[3]
+    ranges, heads, seed, param = (arrays.get(n, q) for n in ("ranges", "heads", "seed", "param"))
+    batch, each, rows, _ = q.shape
+    groups = each // k.shape[1]
+    queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
     wide, parts = triton.cdiv(keys, cut.N), cut.parts
     new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
     sums = new((queries, parts, 2), dtype=torch.float64)
     partial = new((queries, parts, e))
-    softmax = job.link == "softmax"
-    scores, tops = (sums, sums) if softmax else (new((queries, wide, cut.N)), new((queries, wide)))
-    state = sums if softmax else new((queries, SOLVED.value), dtype=torch.float64)
-    options |= {"SINK": job.sink, "M": cut.M, "N": cut.N}
-    tiles = batch * k.shape[1] * parts
-    launch = {"num_warps": cut.warps, "num_stages": cut.stages}
+    tiles = batch * k.shape[1] * triton.cdiv(groups * rows, cut.M) * parts
+    launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
     with _device(q):
-        _launch(attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch)
-        if not softmax:
+        if job.link == "softmax":
+            scores = tops = state = sums
+        else:
+            scores, tops = new((queries, wide, cut.N)), new((queries, wide))
+            state = new((queries, SOLVED.value), dtype=torch.float64)
+        _launch(
+            attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch
+        )  # fmt: skip
+        if job.link != "softmax":
             lists = new((queries, triton.cdiv(wide, parts) * parts), dtype=torch.int32)
+            reach = (job.offset, max(job.left, 0), max(job.right, 0))
+            seen = {n: options[n] for n in ("LINK", "P", "CAUSAL", "LEFT", "RIGHT", "RANGED")}
             _launch(
-                attention_solve, queries, scores, tops, sums, lists, state, *common, parts, _enough(job, q), **options,
-                W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
+                attention_solve, queries, scores, tops, sums, lists, state, param, ranges, heads, each, rows, keys,
+                *((0, 0, 0) if param is q else _steps(param)), *reach, float(job.param), parts, _enough(job, q), **seen,
+                PER_ROW=options["PER_ROW"], SINK=job.sink, M=cut.M, N=cut.N, W=cut.solve_tops, C=cut.solve_scores, num_warps=SOLVING,
             )  # fmt: skip
             _launch(
-                attention_values, tiles, v, scores, tops, sums, lists, state, partial, *common, parts, **options, W=cut.value_tops,
-                **launch,
+                attention_values, tiles, v, scores, tops, sums, lists, state, partial, ranges, seed, each, groups, rows,
+                keys, e, *_steps(v)[:3], *reach, float(job.dropout_p), parts, **seen, DROP=options["DROP"], E=options["E"],
+                W=cut.value_tops, **launch,
             )  # fmt: skip
         _launch(
-            attention_merge, queries, sums, state, partial, out, *(arrays.get(n, q) for n in ("ranges", "heads")), heads, rows,
-            keys, e, parts, job.offset, LINK=job.link, RANGED=options["RANGED"], SINK=job.sink, E=options["E"], C=cut.merged,
-            num_warps=4,
+            attention_merge, queries, sums, state, partial, out, ranges, heads, each, rows, keys, e, parts, job.offset,
+            LINK=job.link, RANGED=options["RANGED"], SINK=job.sink, E=options["E"], C=cut.merged, num_warps=4,
         )  # fmt: skip
 
 

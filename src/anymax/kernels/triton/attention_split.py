@@ -1,9 +1,9 @@
 """Attention of a few queries against many keys, as in decoding: the keys are cut in parts, each a program of its own.
 
-The queries of all heads that share their keys lie in one tile, so that keys are read once for them. Softmax wants one pass and
-`attention_merge`. A threshold belongs to all parts: their first pass leaves the scores and the maximum of each block, `attention_solve`
-finds the threshold of a query from the blocks that reach above it, and `attention_values` reads the values of those alone. What is summed
-over parts is summed in their order, the same bits each time.
+The queries of all heads that share their keys lie in one tile, or as few as there may be, so that keys are read once for them. Softmax
+wants one pass and `attention_merge`. A threshold belongs to all parts: their first pass leaves the scores and the maximum of each block,
+`attention_solve` finds the threshold of a query from the blocks that reach above it, and `attention_values` reads the values of those
+alone. What is summed over parts is summed in their order, the same bits each time.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -25,12 +25,18 @@ NOTHING, FINE, BAD = (tl.constexpr(float(n)) for n in range(3))
 
 
 @triton.jit
-def packed(h_k, groups, rows, M: tl.constexpr):
-    """(there, h, i) of the rows of a tile: the queries of each head that shares the keys, one head after another."""
-    r = tl.arange(0, M)[:, None]
+def packed(pid, parts, heads, groups, rows, M: tl.constexpr):
+    """(part, batch, head of keys) of a program, (there, head, query) of each row of its tile, and the place of the first in the call."""
+    tall = tl.cdiv(groups * rows, M)
+    part, own = pid % parts, pid // parts
+    tile, own = own % tall, own // tall
+    shared = heads // groups
+    b, h_k = own // shared, own % shared
+    r = tile * M + tl.arange(0, M)[:, None]
     there = r < groups * rows
     h = h_k * groups + tl.where(there, r // rows, 0)
-    return there, h, tl.where(there, r % rows, M)  # beyond the last query there is nothing to see
+    i = tl.where(there, r % rows, M)  # beyond the last query there is nothing to see
+    return part, b, h_k, there, h, i, (b * heads + h_k * groups).to(tl.int64) * rows + tile * M
 
 
 @triton.jit
@@ -38,19 +44,15 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
                     heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                     mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
                     LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                     BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
                     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program: every parts-th block of the keys of one head. Softmax: SUMS [queries, parts, 2] takes the maximum and the sum, PARTIAL
     [queries, parts, e] the output. Else: SCORES [queries, blocks, N] and TOPS [queries, blocks] the scores and the maximum of each block,
     +inf where one is NaN, and for a budget SUMS the lowest score and how many there are."""
-    part = tl.program_id(0) % parts
-    own = tl.program_id(0) // parts
-    shared = heads // groups
-    b, h_k = own // shared, own % shared
-    there, h, i = packed(h_k, groups, rows, M)
+    part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
     head = b * heads + h
-    at_row = head.to(tl.int64) * rows + i
+    at_row = first_row + tl.arange(0, M)[:, None]
     at_k = K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh
     at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
     arrays = (
@@ -109,13 +111,10 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
 
 
 @triton.jit
-def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts, enough,
-                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
-                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr, W: tl.constexpr, C: tl.constexpr):  # fmt: skip
+def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, heads, rows, keys, pb, ph, pl, offset, left, right, param,
+                    parts, enough, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                    RIGHT: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
+                    C: tl.constexpr):  # fmt: skip
     """One program: the threshold of one query, from the maxima of its blocks, W at a time, and the scores of those that reach above it, C
     at a time."""
     query = tl.program_id(0)
@@ -196,25 +195,18 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, BIAS_, ADD_, KEEP_, PARAM,
 
 
 @triton.jit
-def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
-                     heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                     mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, parts,
-                     LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                     RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
-                     BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr, W: tl.constexpr):  # fmt: skip
+def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED, heads, groups, rows, keys, e, vb, vh, vi, offset, left,
+                     right, drop, parts, LINK: tl.constexpr, P: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+                     RIGHT: tl.constexpr, RANGED: tl.constexpr, DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+                     W: tl.constexpr):  # fmt: skip
     """One program: the output of the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of the
     probabilities, and whether there is any."""
-    part = tl.program_id(0) % parts
-    own = tl.program_id(0) // parts
-    shared = heads // groups
-    b, h_k = own // shared, own % shared
-    there, h, i = packed(h_k, groups, rows, M)
+    part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
     head = b * heads + h
-    at_row = head.to(tl.int64) * rows + i
+    at_row = first_row + tl.arange(0, M)[:, None]
     wide = tl.cdiv(keys, N)
     each = tl.cdiv(wide, parts)
-    mine = LISTS + (b * heads + h_k * groups).to(tl.int64) * rows * (each * parts) + part * each
+    mine = LISTS + first_row * (each * parts) + part * each
     at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
     length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
     low, high = seen(part * 0, (length, count, offset, left, right), M, CAUSAL, LEFT, RIGHT)

@@ -135,7 +135,7 @@ class Split:
     merged: int = 16  # parts at a time
 
 
-TILE = 64  # queries that share keys, at most: more than one tile of them is not decoding
+TILE = 64  # queries of a tile, at most; a call of more is not decoding
 FEWEST_KEYS = 1024
 MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
 RESIDENT = 4  # programs a processor, whose reads hide one another's
@@ -144,16 +144,17 @@ forced_split: list[Split] = []  # of the tuner and of the tests; its M is that o
 
 
 def split(
-    width: int, size: int, programs: int, queries: int, keys: int, processors: int, hip: bool, dense: bool
+    width: int, size: int, shared: int, groups: int, rows: int, keys: int, processors: int, hip: bool, dense: bool
 ) -> Split | None:
-    """How the keys are cut; None: they are not. `programs`: heads of keys in all batches; `queries`: those that share a head of keys;
-    `width`, `size` and `hip`: see `blocks`; `dense`: scores are not kept, as for softmax."""
-    if queries > TILE or not programs * queries:
+    """How the keys are cut; None: they are not. `shared`: heads of keys in all batches, each of `groups` heads of `rows` queries; `width`,
+    `size` and `hip`: see `blocks`; `dense`: no scores are kept, as for softmax."""
+    if rows > TILE:
         return None
-    m = max(16, _power_of_two(queries))
+    m = min(TILE, max(16, _power_of_two(groups * rows)))
     if forced_split:
         return dataclasses.replace(forced_split[-1], M=m)
-    if keys < FEWEST_KEYS or programs >= processors or (not dense and programs * queries * keys > MOST_SCORES):
+    programs = shared * -(-groups * rows // m)
+    if keys < FEWEST_KEYS or programs >= processors or (not dense and shared * groups * rows * keys > MOST_SCORES):
         return None
     n = 64 if width <= 128 else 32
     stages = 3 if width <= 64 else 2
