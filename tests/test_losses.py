@@ -11,7 +11,19 @@ import pytest
 from kinds import KINDS, back, every_kind, readonly
 
 import anymax as A
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from anymax import (
+    Budget,
+    Entmax,
+    NormMax,
+    PerturbMax,
+    Ratio,
+    Sigsoftmax,
+    Softmax,
+    Sparsemax,
+    SparseSoftmax,
+    Taylor,
+    kernels,
+)
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -841,3 +853,40 @@ def test_a_sum_beyond_fp16_is_infinite_without_a_warning(options):
     assert loss.dtype == np.float16
     assert np.isfinite(A.sparsemax_loss(x, np.ones(3000, int), **options))
     assert A.margin_loss(Sparsemax(), x / 100, np.ones(3000, int), scale=1e6, **options) == np.inf
+
+
+def test_options_at_their_defaults_take_the_short_way(monkeypatch):
+    if kernels.native.isa() is None:
+        pytest.skip("no compiled engine")
+    x, t = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 4, 2, 2, 1, 3])
+    modules = [A.nn.Loss(m, dim=d) for m in (Softmax(), Sparsemax()) for d in (None, 1, -1)]
+    asked = [
+        {"axis": -1},
+        {"dim": 1},
+        {"ignore_index": -100},
+        {"ignore_index": -1},
+        {"mask": None, "axis": None, "label_smoothing": 0.0},
+    ]
+    others = [{"axis": 0}, {"ignore_index": 2}, {"mask": torch.tensor([True] * 4 + [False])}, {"label_smoothing": 0.1}]
+    square, indices = x[:5], t[:5]
+    wanted = [A.sparsemax_loss(square, indices, **o) for o in others]
+    longs = []
+    prepare = A.losses.prepare
+    monkeypatch.setattr(A.losses, "prepare", lambda *a: longs.append(a) or prepare(*a))
+    for reduction in ("mean", "sum", "none"):
+        for options in asked:
+            assert torch.equal(
+                A.sparsemax_loss(x, t, reduction=reduction, **options), A.sparsemax_loss(x, t, reduction=reduction)
+            )
+    for module in modules:
+        assert torch.equal(module(x, t), A.fenchel_young(module.mapping, x, t))
+    assert not longs
+    for options, want in zip(others, wanted, strict=True):
+        assert torch.equal(A.sparsemax_loss(square, indices, **options), want)
+    assert len(longs) >= len(others)
+    t[1] = -100  # left out
+    kept = [0, 2, 3, 4, 5]
+    torch.testing.assert_close(A.nn.Loss(Sparsemax())(x, t), A.sparsemax_loss(x[kept], t[kept]))
+    for options, kind in (({"axis": 5}, ValueError), ({"axis": 1, "dim": -1}, TypeError), ({"axis": 1.0}, TypeError)):
+        with pytest.raises(kind):
+            A.sparsemax_loss(x, t, **options)

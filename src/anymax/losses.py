@@ -284,7 +284,7 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
     reduction = options.get("reduction", "mean")
     _check_reduction(reduction)
     leaf = bridge(scores)
-    if weight is None and not options.keys() - {"reduction"} and hasattr(leaf, "quick_loss"):
+    if weight is None and hasattr(leaf, "quick_loss") and _plain(scores, options):
         value = leaf.quick_loss(mapping, scores, target, reduction)
         if value is not None:
             return value
@@ -331,6 +331,18 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         else value
     )
     return _cast(out, dtype, xp)
+
+
+def _plain(scores: Array, options: dict[str, Any]) -> bool:
+    """True where the options ask for no more than the defaults do. No class has an index below 0: to leave it out is nothing."""
+    axis, dim = options.get("axis"), options.get("dim")
+    named, default = dim if axis is None else axis, _class_axis(scores, None, None)
+    return (
+        options.get("mask") is None
+        and options.get("ignore_index", -100) < 0
+        and (axis is None or dim is None)
+        and (named is None or (type(named) is int and named in (default, default - scores.ndim)))
+    )
 
 
 @dataclasses.dataclass
