@@ -264,9 +264,9 @@ def test_out_errors():
         am.softmax(x, out=np.zeros((3, 2)))
     with pytest.raises(ValueError, match=r"out: expected shape \(2, 3\) and float64"):
         am.softmax(x, out=np.zeros((2, 3), np.float32))
-    with pytest.raises(TypeError, match="out: expected a ndarray for these scores, got list"):
+    with pytest.raises(TypeError, match="out: expected a writable ndarray, got list"):
         am.softmax(x, out=[[0.0] * 3] * 2)
-    with pytest.raises(TypeError, match="can't be written to; out= is for NumPy arrays and torch tensors"):
+    with pytest.raises(TypeError, match="immutable; out= is for NumPy arrays and torch tensors"):
         am.softmax(jax.numpy.zeros((2, 3)), out=jax.numpy.zeros((2, 3)))
     with pytest.raises(ValueError, match="gradient"):
         am.softmax(torch.zeros(2, 3, requires_grad=True), out=torch.zeros(2, 3))

@@ -527,9 +527,9 @@ def _store(p: Array, out: Any) -> Array:
     if out is None:
         return p
     if not (is_torch(p) or hasattr(p, "flags")):
-        raise TypeError(f"out: {type(p).__name__} can't be written to; out= is for NumPy arrays and torch tensors")
+        raise TypeError(f"out: {type(p).__name__} is immutable; out= is for NumPy arrays and torch tensors")
     if type(out) is not type(p):
-        raise TypeError(f"out: expected a {type(p).__name__} for these scores, got {type(out).__name__}")
+        raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
     if is_torch(p):
