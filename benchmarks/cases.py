@@ -48,6 +48,8 @@ GROUPS = {
     "gpu backward": "GPU: backward alone",
     "gpu loss": "GPU: losses, forward and backward",
     "gpu package": "GPU: against other packages",
+    "gpu attention": "GPU: causal attention, local scores",
+    "gpu decoding": "GPU: one query against a cache, local scores, in CUDA graphs",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import anymax
 
 from .cases import OURS, Bar, Case, Workload, calls, check_forward, differs, engine, few, rounding
-from .gpu_attention import attention_cases
+from .gpu_attention import attention_cases, decoding_cases
 from .measure import Plan, Timing
 
 SHAPES = ((4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
@@ -125,7 +125,7 @@ def _peer(case: Case, x: Any) -> Callable[[], Any]:
 
 
 def table() -> list[Case]:
-    return [*_cases(), *attention_cases()]
+    return [*_cases(), *attention_cases(), *decoding_cases()]
 
 
 def _cases() -> Iterator[Case]:

@@ -1,7 +1,8 @@
 """The GPU cases of attention: our kernels beside FlashAttention-2 through torch and beside AdaSplash, on scores of the same sparsity.
 
 The scores are local: queries and keys are waves of their place, so that a query sees the keys around its own; the share of the
-sequence that it reaches is the same at every length, and with it the share of blocks without any probability.
+sequence that it reaches is the same at every length, and with it the share of blocks without any probability. Decoding is the last query
+against all keys, in a CUDA graph, as servers run it: a call takes the CPU longer than a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MAPS = {
 }
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 FLASH, ADASPLASH = "torch SDPA, FlashAttention-2", "adasplash"
+SDPA, WHOLE = "torch SDPA, softmax", "keys in one part"
+CACHES = (4096, 32768, 131072)
 REACH = {"reach 1/2": 0.5, "reach 1/8": 0.125, "reach 1/32": 0.03125}
 
 
@@ -117,6 +120,79 @@ def both(case: Case) -> Workload:
         return differs(got, want, case.dtype)
 
     return Workload(contenders, check, "triton")
+
+
+def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same in a CUDA graph."""
+    import torch
+
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def cache(case: Case) -> tuple[Any, Any, Any]:
+    """The last query of every head, and the keys and values of as many heads as the note says."""
+    q, k, v = heads(case.shape, _reach(case))
+    shared = int(case.note.split(", ")[1].split()[0])
+    return q[..., -1:, :].contiguous(), k[:, :shared].contiguous(), v[:, :shared].contiguous()
+
+
+def decoding(case: Case) -> Workload:
+    import torch
+
+    from anymax.kernels.triton import plans
+
+    q, k, v = cache(case)
+
+    def ours() -> Any:
+        return anymax.attention(q, k, v, MAPS[case.map], enable_gqa=True, implementation="triton")
+
+    def whole() -> Any:
+        plans.forced_split.append(None)
+        try:
+            return ours()
+        finally:
+            plans.forced_split.pop()
+
+    def sdpa() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    with torch.no_grad():
+        contenders = {OURS: graphed(ours), WHOLE: graphed(whole), SDPA: graphed(sdpa)}
+
+    def check() -> str | None:
+        exact = (a.float() for a in (q, k, v))
+        want = anymax.attention(*exact, MAPS[case.map], enable_gqa=True, implementation="reference")
+        return differs(contenders[OURS](), want, case.dtype) or differs(contenders[WHOLE](), want, case.dtype)
+
+    return Workload(contenders, check, "triton", 0, torch.no_grad())
+
+
+def decoding_cases() -> Iterator[Case]:
+    make = functools.partial(
+        Case, "gpu decoding", dtype="bfloat16", distribution="local", needs=("torch", "triton"), setup=decoding
+    )
+    for length in CACHES:
+        for count, shared in ((8, 8), (32, 8), (32, 32)):
+            for d in (64, 128):
+                both = (count, d) == (32, 128)
+                for name in ("entmax15", "sparsemax", "softmax") if both else ("entmax15",):
+                    bars = (Bar(SDPA), Bar(WHOLE, at_least=1.0 if length > 4096 else None))
+                    note = f"reach 1/8, {shared} heads of keys"
+                    yield make(map=name, shape=(1, count, length, d), bars=bars, note=note)
 
 
 def attention_cases() -> Iterator[Case]:

@@ -201,6 +201,35 @@ def test_attention_in_a_graph():
     assert all(torch.equal(a, b) for a, b in zip(got, attended(am.Entmax(1.5), q.clone(), k, v)))
 
 
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("length", [4000, 131072])
+def test_attention_of_one_query_waits_for_nothing_also_in_a_graph(name, length):
+    """Its keys are cut in parts, in bf16 and fp32; the bits are the same each time."""
+    mapping = ATTENTION[name]
+    for dtype in (torch.bfloat16, torch.float32):
+        q = scores(1, 32, 1, 128, dtype=dtype)
+        k, v = (scores(1, 8, length, 128, dtype=dtype, seed=n) for n in (1, 2))
+        call = lambda q=q, k=k, v=v: am.attention(q, k, v, mapping, enable_gqa=True, implementation="triton")  # noqa: E731
+        want = am.attention(q.double(), k.double(), v.double(), mapping, enable_gqa=True, implementation="reference")
+        once = call()
+        tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        assert float((once.double() - want).abs().max()) <= tolerance * max(1.0, float(want.abs().max()))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = [call() for _ in range(2)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert all(torch.equal(a, once) for a in again)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = call()
+        q.copy_(-q)
+        graph.replay()
+        assert torch.equal(got, call())
+    said = str(am.explain_attention(q, k, v, am.Sparsemax(), enable_gqa=True))
+    assert "attention   triton" in said
+
+
 def test_attention_compiles():
     f = torch.compile(
         lambda q, k, v: am.attention(q, k, v, am.Entmax(1.5), is_causal=True, softcap=20.0), fullgraph=True

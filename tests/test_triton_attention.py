@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -129,6 +132,19 @@ def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path
     assert names == [n for n in SPLIT_KERNELS if link != "softmax" or n in ("attention_parts", "attention_merge")]
     for kernel, args, options in calls:
         check(target, kernel, args, options, 400_000)
+
+
+def test_what_is_measured_on_a_gpu_has_a_title():
+    """Each group of cases; and no two cases share a name, under which their results are kept."""
+    root = str(Path(__file__).parents[1])
+    if root not in sys.path:
+        sys.path.append(root)  # benchmarks are no part of the package
+    pytest.importorskip("benchmarks", reason="the benchmarks are in the repository only")
+    from benchmarks import cases, gpu
+
+    table = gpu.table()
+    assert {"gpu attention", "gpu decoding"} <= {case.group for case in table} <= set(cases.GROUPS)
+    assert len({case.key for case in table}) == len(table)
 
 
 def test_when_keys_are_cut():

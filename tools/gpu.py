@@ -182,14 +182,68 @@ def tune_blocks() -> None:
                 plans.forced_blocks.clear()
 
 
-def table(folder: Path) -> list[str]:
+def tune_parts() -> None:
+    """The fastest way to cut the keys in decoding: lines of JSON, the way that is in force first."""
+    import dataclasses
+    import itertools
+
+    import torch
+
+    import anymax
+    from anymax.kernels.triton import plans
+    from benchmarks.gpu_attention import graphed, heads
+
+    def milliseconds(call) -> float:
+        replay = graphed(call)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(10):
+            replay()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 10
+
+    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    for d, length in itertools.product((64, 128), (8192, 131072)):
+        q, k, v = heads((1, 32, length, d), 0.125)
+        q, k, v = q[..., -1:, :].contiguous(), k[:, :8].contiguous(), v[:, :8].contiguous()
+        for name, mapping in (("entmax15", anymax.Entmax(1.5)), ("softmax", anymax.Softmax())):
+            call = functools.partial(anymax.attention, q, k, v, mapping, enable_gqa=True, implementation="triton")
+            now = plans.split(d, 2, 8, 4, 1, length, processors, False, name == "softmax")
+            assert now is not None
+            choices = itertools.product((32, 64, 128), (8, 16, 32, 64, 128), (2, 4, 8), (2, 3, 4))
+            others = (dataclasses.replace(now, **dict(zip(("N", "parts", "warps", "stages"), c))) for c in choices)
+            for cut in (now, *others):
+                if time.monotonic() > stop:
+                    print("out of time: the last lines are missing")
+                    return
+                plans.forced_split.append(cut)
+                try:
+                    with torch.no_grad():
+                        line = {
+                            "d": d,
+                            "keys": length,
+                            "map": name,
+                            "cut": str(cut),
+                            "now": cut == now,
+                            "ms": milliseconds(call),
+                        }
+                    print(json.dumps(line), flush=True)
+                except Exception as error:  # out of registers or shared memory: not a way
+                    print(f"# {d} {cut}: {type(error).__name__}")
+                finally:
+                    plans.forced_split.clear()
+
+
+def table(folder: Path, name: str = "bench") -> list[str]:
     """One line a case of the benchmark: our time, its share of a copy, each bar."""
     lines = []
     try:
-        text = (folder / "bench.log").read_text()
+        text = (folder / f"{name}.log").read_text()
         rows = json.JSONDecoder().raw_decode(text[text.index("\n{\n") + 1 :])[0]["readings"]
     except (ValueError, KeyError, OSError):
-        return ["no measurements: see bench.log"]
+        return [f"no measurements: see {name}.log"]
     for r in rows:
         share = f"{r['of_copy']:.0%} of copy" if r.get("of_copy") else ""
         ratio = f"{1 / r['ratio']:.2f}x {r['peer']}" if r.get("ratio") else r.get("message", "")
@@ -231,26 +285,41 @@ def rows(folder: Path) -> None:
 def attention(folder: Path) -> None:
     said = [
         step(folder, "parity", [*PYTEST, "tests/attention_triton.py"], 150),
-        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention"], 100),
+        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention"], 80),
         sanitize(folder, "tests/attention_triton.py", "sparsemax"),
-        step(folder, "bench", [*BENCH, "--only", "gpu attention", "--budget", "0.5"], 220),
+        step(folder, "decode", [*BENCH, "--only", "gpu decoding", "--budget", "0.3"], 80),
+        step(folder, "bench", [*BENCH, "--only", "gpu attention", "--budget", "0.5"], 180),
     ]
-    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 30))
+    os.environ["TUNE_SECONDS"] = str(max(20.0, (left() - 30) / 2))
+    said.append(step(folder, "parts", [sys.executable, __file__, "--tune-parts"], left()))
     said.append(step(folder, "tune", [sys.executable, __file__, "--tune-attention"], left()))
-    print("\n".join(table(folder)))
-    tuned = [json.loads(line) for line in (folder / "tune.log").read_text().splitlines() if line.startswith("{")]
-    for d in sorted({r["d"] for r in tuned}):
+    print("\n".join(table(folder, "decode") + table(folder)))
+    for d, tuned in groups(folder, "tune", "d"):
         for what in ("forward_ms", "both_ms"):
-            now = next(r[what] for r in tuned if r["d"] == d and r["now"])
-            best = min((r for r in tuned if r["d"] == d), key=lambda r: r[what])
-            print(f"tile d = {d:3} {what:10} now {now:.3f} best {best[what]:.3f} {best['tile']}")
+            now = next(r[what] for r in tuned if r["now"])
+            best = min(tuned, key=lambda r: r[what])
+            print(f"tile d = {d[0]:3} {what:10} now {now:.3f} best {best[what]:.3f} {best['tile']}")
+    for (d, keys, name), tuned in groups(folder, "parts", "d", "keys", "map"):
+        now, best = next(r["ms"] for r in tuned if r["now"]), min(tuned, key=lambda r: r["ms"])
+        print(f"parts d = {d:3} {keys:6} {name:8} now {now:.4f} best {best['ms']:.4f} {best['cut']}")
     print("\n".join(said))
+
+
+def groups(folder: Path, name: str, *keys: str) -> list[tuple[tuple, list[dict]]]:
+    """The lines of JSON that a step printed, by these of their entries; what is in force was measured in each."""
+    found: dict[tuple, list[dict]] = {}
+    for line in (folder / f"{name}.log").read_text().splitlines():
+        if line.startswith("{"):
+            r = json.loads(line)
+            found.setdefault(tuple(r[k] for k in keys), []).append(r)
+    return [(key, rows) for key, rows in sorted(found.items()) if any(r["now"] for r in rows)]
 
 
 def main() -> None:
     words = sys.argv[1:]
-    if words in (["--tune"], ["--tune-attention"]):
-        (tune if words == ["--tune"] else tune_blocks)()
+    tuners = {"--tune": tune, "--tune-attention": tune_blocks, "--tune-parts": tune_parts}
+    if len(words) == 1 and words[0] in tuners:
+        tuners[words[0]]()
         return
     what = attention if "--attention" in words else rows
     words = [word for word in words if word != "--attention"]

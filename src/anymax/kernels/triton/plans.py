@@ -140,7 +140,7 @@ FEWEST_KEYS = 1024
 MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
 RESIDENT = 4  # programs a processor, whose reads hide one another's
 MOST_PARTS = 128
-forced_split: list[Split] = []  # of the tuner and of the tests; its M is that of the call
+forced_split: list[Split | None] = []  # of the tuner and of the tests; its M is that of the call
 
 
 def split(
@@ -152,7 +152,8 @@ def split(
         return None
     m = min(TILE, max(16, _power_of_two(groups * rows)))
     if forced_split:
-        return dataclasses.replace(forced_split[-1], M=m)
+        forced = forced_split[-1]
+        return None if forced is None else dataclasses.replace(forced, M=m)
     programs = shared * -(-groups * rows // m)
     if keys < FEWEST_KEYS or programs >= processors or (not dense and shared * groups * rows * keys > MOST_SCORES):
         return None
