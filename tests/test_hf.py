@@ -69,13 +69,34 @@ def gpt_oss(**more):
     return transformers.GptOssForCausalLM, transformers.GptOssConfig(**SMALL, **options, **more)
 
 
+def mistral(**more):
+    options = {"num_key_value_heads": 2, "sliding_window": 4}
+    return transformers.MistralForCausalLM, transformers.MistralConfig(**SMALL, **options, **more)
+
+
+def qwen2(**more):
+    options = {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    return transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**SMALL, **options, **more)
+
+
+def whisper(**more):
+    """Of speech: no mask in its encoder, a causal one in its decoder."""
+    options = {
+        "vocab_size": 50, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 20,
+        "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    return transformers.WhisperForConditionalGeneration, transformers.WhisperConfig(**options, **more)
+
+
 DECODERS = {"llama": llama, "gpt2": gpt2, "gemma2": gemma2, "gpt_oss": gpt_oss}
 PAIRS = {"t5": t5, "bart": bart}
 MODELS = {**DECODERS, **PAIRS, "bert": bert}
+MORE = {"mistral": mistral, "qwen2": qwen2, "whisper": whisper}
 
 
 def build(model, implementation, seed=0, **more):
-    kind, config = MODELS[model](**more)
+    kind, config = {**MODELS, **MORE}[model](**more)
     torch.manual_seed(seed)
     made = kind._from_config(config, attn_implementation=implementation)
     with torch.no_grad():
@@ -168,6 +189,80 @@ def test_generation_with_a_static_cache_and_beams():
         model.generate(**given, do_sample=False, cache_implementation="static", disable_compile=True, **options), want
     )
     assert model.generate(**given, num_beams=3, **options).shape == (2, 13)
+
+
+def logits(model, given):
+    with torch.no_grad():
+        return model(**given).logits
+
+
+@pytest.mark.parametrize("padding", ["left", "right", None])
+@pytest.mark.parametrize("model", MORE)
+def test_windows_padding_and_speech(model, padding):
+    """Sliding windows with either padding and with none; and a name that is set when the model is there already is the same."""
+    given: dict = {"input_ids": tokens()}
+    if model == "whisper":
+        if padding is not None:
+            pytest.skip("it has no mask")
+        sound = torch.randn(2, 8, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        given = {"input_features": sound, "decoder_input_ids": tokens(n=6)}
+    elif padding is not None:
+        given["attention_mask"] = padded() if padding == "left" else padded().flip(-1)
+    real = given["attention_mask"].bool() if "attention_mask" in given else slice(None)
+    got = logits(build(model, "anymax_sparsemax"), given)
+    with in_softmax(Sparsemax()):
+        want = logits(build(model, "eager"), given)
+    torch.testing.assert_close(got[real], want[real], atol=2e-5, rtol=1e-4)
+    late = build(model, "eager")
+    late.set_attn_implementation("anymax_sparsemax")
+    torch.testing.assert_close(logits(late, given), got, atol=0, rtol=0)
+    late.set_attn_implementation("eager")
+    with in_softmax(Softmax()):
+        assert (logits(late, given)[real] - want[real]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("model", ["mistral", "gemma2", "gpt2"])
+def test_caches_token_for_token(model, cache):
+    given = {"input_ids": tokens(n=7), "attention_mask": padded(7)}
+    options = {
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "cache_implementation": cache,
+    }
+    options |= {"disable_compile": True, "return_dict_in_generate": True, "output_scores": True}
+    got = build(model, "anymax_entmax15").generate(**given, **options)
+    with in_softmax(Entmax(1.5)):
+        want = build(model, "eager").generate(**given, **options)
+    assert torch.equal(got.sequences, want.sequences)
+    for a, b in zip(got.scores, want.scores):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_a_prompt_in_pieces():
+    """Several new queries against a cache, without a mask of the caller's."""
+    model = build("mistral", "anymax_entmax15")
+    whole = logits(model, {"input_ids": tokens()})
+    with torch.no_grad():
+        first = model(tokens()[:, :5], use_cache=True)
+        rest = model(tokens()[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole)
+
+
+def test_compile_and_half_precision():
+    model, given = "llama", inputs("llama")
+    ours = build(model, "anymax_entmax15")
+    want = logits(ours, given)
+    torch._dynamo.reset()
+    torch.testing.assert_close(logits(torch.compile(ours, backend="aot_eager"), given), want)
+    for dtype in (torch.bfloat16, torch.float16):
+        low = logits(build(model, "anymax_entmax15").to(dtype), given)
+        assert low.dtype == dtype
+        assert low.isfinite().all()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert logits(ours.float(), given).isfinite().all()
 
 
 @pytest.mark.parametrize("model", ["llama", "bert", "gpt2", "t5"])
@@ -277,6 +372,16 @@ def test_names_and_errors():
         build("llama", "anymax_entmax", anymax={"alpha": [1.0, 1.5, 2.0]})(**inputs("llama"))
     with pytest.raises(ValueError, match="how many keys to keep"):
         build("llama", "anymax_sparse_softmax")(**inputs("llama"))
+    for given, words in (
+        (5, r"anymax=5; it must be a dict of the map's parameters"),
+        ({"scalable": 3}, "scalable=3 in anymax; it must be True or a dict"),
+        ({"temperature": "cold"}, "temperature: T must be a number"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            build("llama", "anymax_entmax15", anymax=given)(**inputs("llama"))
+    plain = logits(build("llama", "anymax_entmax15"), inputs("llama"))
+    off = logits(build("llama", "anymax_entmax15", anymax={"scalable": False, "temperature": None}), inputs("llama"))
+    torch.testing.assert_close(off, plain, atol=0, rtol=0, equal_nan=True)
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="paged cache"):
         hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, cache=object())

@@ -101,14 +101,26 @@ def _masks(mask: Tensor | None, position_bias: Tensor | None) -> tuple[Tensor | 
 
 def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple[Mapping, Any]:
     """The map and the transform of a layer."""
-    given = dict(getattr(config, "anymax", None) or {})
+    given = getattr(config, "anymax", None)
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise TypeError(
+            f"{name}: the model's config has anymax={given!r}; it must be a dict of the map's parameters, such as {{'alpha': 1.3}}"
+        )
+    given = dict(given)
     parts = []
     for key in _TRANSFORMS:
-        if key in given:
-            value = given.pop(key)
-            options = value if isinstance(value, dict) else {"T": value} if key == "temperature" else {}
-            options = {k: _number(v, query) for k, v in options.items()}
-            parts.append(getattr(transforms, key)(**options))
+        value = given.pop(key, None)
+        if value is None or value is False:
+            continue
+        options = (
+            {"T": value} if key == "temperature" and not isinstance(value, dict) else {} if value is True else value
+        )
+        if not isinstance(options, dict):
+            raise TypeError(
+                f"{name}: the model's config has {key}={value!r} in anymax; it must be True or a dict of its parameters"
+            )
+        parts.append(getattr(transforms, key)(**{k: _number(v, query) for k, v in options.items()}))
     transform = transforms.compose(*parts) if parts else None
     owned = getattr(module, "anymax", None)
     if isinstance(owned, _OfMapping):
