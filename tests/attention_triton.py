@@ -6,27 +6,17 @@ interpreter, in a process of its own: TRITON_INTERPRET=1 is read when triton is 
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from triton_place import DEVICE, REAL, WARNINGS
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 import anymax as am
 from anymax import Budget, Entmax, Softmax, Sparsemax
 from anymax.autodiff import flash
 from anymax.kernels.triton import attention, plans
 
-REAL = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
-DEVICE = "cuda" if REAL else "cpu"
-if not REAL and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
-    pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
-]
+pytestmark = WARNINGS
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,13 @@ is imported.
 from __future__ import annotations
 
 import contextlib
-import os
 
 import numpy as np
 import pytest
 from cases import CASES, each, on
+from triton_place import DEVICE, REAL, WARNINGS
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 import anymax as am
 from anymax import kernels
@@ -22,15 +21,7 @@ from anymax.kernels import reference
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import plans
 
-REAL = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
-DEVICE = "cuda" if REAL else "cpu"
-if not REAL and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
-    pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
-]
+pytestmark = WARNINGS
 
 STEPS = plans.Plan(1, 2, 64, False, 4)  # a long row, on a small scale
 PARTS = plans.Plan(1, 2, 32, False, 4, 4)  # the same in parts

@@ -1,5 +1,5 @@
 """Everything that wants a GPU, in one call of ten minutes: tests, tuning, measurements. `python tools/gpu.py [folder for the results]`;
-attention is a call of its own: `python tools/gpu.py --attention [folder]`.
+attention is a call of its own, `python tools/gpu.py --attention [folder]`, and so is decoding, `--decoding`.
 
 The steps have a time limit each, write their whole output to the folder, and leave one line for the table that is printed last.
 """
@@ -282,16 +282,18 @@ def rows(folder: Path) -> None:
     print("\n".join(said))
 
 
+DECODE = [*BENCH, "--only", "gpu decoding", "--budget", "0.3"]
+
+
 def attention(folder: Path) -> None:
     said = [
-        step(folder, "parity", [*PYTEST, "tests/attention_triton.py"], 150),
-        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention"], 80),
-        sanitize(folder, "tests/attention_triton.py", "sparsemax"),
-        step(folder, "decode", [*BENCH, "--only", "gpu decoding", "--budget", "0.3"], 80),
+        step(folder, "parity", [*PYTEST, "tests/attention_triton.py", "-k", "not keys_in_parts"], 150),
+        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention and not one_query"], 80),
+        sanitize(folder, "tests/attention_triton.py", "sparsemax and not keys_in_parts"),
+        step(folder, "decode", DECODE, 80),
         step(folder, "bench", [*BENCH, "--only", "gpu attention", "--budget", "0.5"], 180),
     ]
-    os.environ["TUNE_SECONDS"] = str(max(20.0, (left() - 30) / 2))
-    said.append(step(folder, "parts", [sys.executable, __file__, "--tune-parts"], left()))
+    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 30))
     said.append(step(folder, "tune", [sys.executable, __file__, "--tune-attention"], left()))
     print("\n".join(table(folder, "decode") + table(folder)))
     for d, tuned in groups(folder, "tune", "d"):
@@ -299,6 +301,19 @@ def attention(folder: Path) -> None:
             now = next(r[what] for r in tuned if r["now"])
             best = min(tuned, key=lambda r: r[what])
             print(f"tile d = {d[0]:3} {what:10} now {now:.3f} best {best[what]:.3f} {best['tile']}")
+    print("\n".join(said))
+
+
+def decoding(folder: Path) -> None:
+    said = [
+        step(folder, "parity", [*PYTEST, "tests/attention_triton.py", "-k", "keys_in_parts"], 200),
+        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "one_query"], 60),
+        sanitize(folder, "tests/attention_triton.py", "keys_in_parts and sparsemax"),
+        step(folder, "decode", DECODE, 100),
+    ]
+    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 20))
+    said.append(step(folder, "parts", [sys.executable, __file__, "--tune-parts"], left()))
+    print("\n".join(table(folder, "decode")))
     for (d, keys, name), tuned in groups(folder, "parts", "d", "keys", "map"):
         now, best = next(r["ms"] for r in tuned if r["now"]), min(tuned, key=lambda r: r["ms"])
         print(f"parts d = {d:3} {keys:6} {name:8} now {now:.4f} best {best['ms']:.4f} {best['cut']}")
@@ -321,8 +336,9 @@ def main() -> None:
     if len(words) == 1 and words[0] in tuners:
         tuners[words[0]]()
         return
-    what = attention if "--attention" in words else rows
-    words = [word for word in words if word != "--attention"]
+    calls = {"--attention": attention, "--decoding": decoding}
+    what = next((calls[word] for word in words if word in calls), rows)
+    words = [word for word in words if word not in calls]
     folder = Path(words[0] if words else os.environ.get("OUT", ROOT / "benchmarks" / "results" / "gpu"))
     folder.mkdir(parents=True, exist_ok=True)
     what(folder)

@@ -157,9 +157,6 @@ def split(
     programs = shared * -(-groups * rows // m)
     if keys < FEWEST_KEYS or programs >= processors or (not dense and shared * groups * rows * keys > MOST_SCORES):
         return None
-    n = 64 if width <= 128 else 32
-    stages = 3 if width <= 64 else 2
-    if size > 2:
-        n, stages = n // 2, 2
+    n = (64 if width <= 128 else 32) // (2 if size > 2 else 1)  # keys of 16 KB at most
     parts = min(MOST_PARTS, -(-RESIDENT * processors // programs), -(-keys // n) // 2)
-    return Split(m, n, parts, 8 if m > 16 and width > 128 else 4, 1 if hip else stages)
+    return Split(m, n, parts, 8 if m > 16 and width > 128 else 4, 1 if hip else 3)

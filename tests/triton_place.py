@@ -1,0 +1,21 @@
+"""Where Triton's kernels run in a test: on a GPU, else in Triton's interpreter (TRITON_INTERPRET=1, read when triton is imported)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+REAL = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if REAL else "cpu"
+if not (REAL or INTERPRETED):
+    pytest.skip("neither a GPU nor TRITON_INTERPRET=1", allow_module_level=True)
+
+WARNINGS = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
+    pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
+]
