@@ -19,9 +19,11 @@ struct Batch {
     enum { W = width<float> };
     const float *x[W];
     float *out[W];
+    const float *ahead;     // the scores of as many rows that come next, one after another; NULL where that is not known
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
+    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates
     alignas(64) float side[W * ROOM_STEP];  // rows of cells, rows of candidates
     alignas(64) vf turned[ROOM];            // the same, one row a lane
 };
@@ -121,27 +123,56 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     return cells;
 }
 
-// The candidates of all rows, turned: x - top > edge, or with RAW x >= edge.
+// True where so many of the vectors of `size` entries are marked that to ask each costs more than to take them all.
+ANYMAX_INLINE bool crowd(uint64_t hit, int64_t size) { return __builtin_popcountll(hit) * 2 * width<float> > size; }
+
 template <bool RAW>
-ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room) {
+ANYMAX_INLINE int64_t keep(vf v, vf high, vf edge, float *to) {
+    const vf y = RAW ? v : v - high;
+    return pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to);
+}
+template <bool RAW>
+ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t room) {
+    constexpr int64_t W = width<float>;
+    int64_t i = 0;
+    for (; i + 4 * W <= n && at <= room; i += 4 * W)
+        for (int j = 0; j < 4; j++) at += keep<RAW>(load(x + i + j * W), high, edge, to + at);
+    for (; i < n && at <= room; i += W) at += keep<RAW>(load_or(x, i, n, -inf32), high, edge, to + at);
+    return at;
+}
+// First which vectors have any, and then those. Apart from the rest, which pays for its registers where it is inlined.
+__attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf high, vf edge, float *to, int64_t room, uint64_t *hits) {
+    constexpr int64_t W = width<float>;
+    int64_t at = 0;
+    for (int64_t i = 0; i < n && at <= room; i += 64 * W) {
+        const int64_t end = i + 64 * W < n ? i + 64 * W : n;
+        uint64_t hit = 0;
+        int64_t j = 0;
+        for (; i + (j + 1) * W <= end; j++) hit |= (uint64_t)(bits_above(load(x + i + j * W) - high, edge) != 0) << j;
+        if (i + j * W < end) hit |= (uint64_t)(bits_above(load_or(x, i + j * W, n, -inf32) - high, edge) != 0) << j;
+        hits[i / (64 * W)] = hit;
+        if (crowd(hit, end - i)) {
+            at = keep_all<false>(x + i, end - i, high, edge, to, at, room);
+            continue;
+        }
+        for (; hit && at <= room; hit &= hit - 1) at += keep<false>(load_or(x, i + __builtin_ctzll(hit) * W, n, -inf32), high, edge, to + at);
+    }
+    return at;
+}
+
+// The candidates of all rows, turned: x - top > edge, or with RAW x >= edge. `apart`: one bit a row, 1 where few of its vectors have any.
+template <bool RAW>
+ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apart) {
     constexpr int64_t W = width<float>;
     b.most = 0;
     for (int64_t r = 0; r < W; r++) {
         float *to = b.side + r * ROOM_STEP;
         int64_t at = 0;
+        for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-            int64_t i = 0;
-            for (; i + 4 * W <= n && at <= room; i += 4 * W)
-                for (int j = 0; j < 4; j++) {
-                    vf v = load(x + i + j * W), y = RAW ? v : v - high;
-                    at += pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to + at);
-                }
-            for (; i < n && at <= room; i += W) {
-                vf v = load_or(x, i, n, -inf32), y = RAW ? v : v - high;
-                at += pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to + at);
-            }
+            at = apart >> r & 1 ? keep_few(x, n, high, edge, to, room, b.hit[r]) : keep_all<RAW>(x, n, high, edge, to, 0, room);
             b.count[r] = at <= room ? at : -1;
             if (at > room) at = 0;
         }
@@ -170,6 +201,30 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F 
 
 // -- sparsemax and entmax 3/2 ------------------------------------------------------------------------------------------------------
 
+// Zeros, and the vectors that have candidates.
+template <int R>
+__attribute__((noinline)) static void write_few(float *to, const float *x, int64_t n, vf high, vf level, vf lost, const uint64_t *hits) {
+    constexpr int64_t W = width<float>;
+    auto value = [&](vf v) { return power_value<float, R>(v - high, level, lost); };
+    for (int64_t i = 0; i < n; i += 64 * W) {
+        const int64_t end = i + 64 * W < n ? i + 64 * W : n;
+        uint64_t hit = hits[i / (64 * W)];
+        if (crowd(hit, end - i)) {
+            transform(to + i, x + i, end - i, false, value);
+            continue;
+        }
+        memset(to + i, 0, (size_t)(end - i) * sizeof(float));
+        for (; hit; hit &= hit - 1) {
+            const int64_t k = i + __builtin_ctzll(hit) * W;
+            const vf p = value(load_or(x, k, n, -inf32));
+            if (k + W <= n)
+                store(to + k, p);
+            else
+                store_part(to + k, p, n - k);
+        }
+    }
+}
+
 // One bit a row: 0 where it is to be served another way, for its support is most of it, or it is poisoned.
 template <int R>
 static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
@@ -179,7 +234,13 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
     for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
     vf level = tile_level<float, R>(b.turned, cells, 3);
     store(b.edge, level * -(float)R);
-    batch_collect<false>(b, n, ROOM);
+    uint32_t apart = 0;
+    if (n > 24 * W) {
+        vi above{};
+        for (int64_t j = 0; j < cells; j++) above -= b.turned[j] > level * -(float)R;
+        apart = bits(above < (int32_t)(cells - cells / 8));
+    }
+    batch_collect<false>(b, n, ROOM, apart);
     vf lost;
     tile_root<float, R>(b.turned, b.most, level, lost);
     float at[W], less[W];
@@ -191,7 +252,10 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
         done |= 1u << r;
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
-        transform(b.out[r], x, n, past, [&](vf v) { return power_value<float, R>(v - m, l, off); });
+        if (past || x == b.out[r] || !(apart >> r & 1))
+            transform(b.out[r], x, n, past, [&](vf v) { return power_value<float, R>(v - m, l, off); });
+        else
+            write_few<R>(b.out[r], x, n, m, l, off, b.hit[r]);
     }
     return done;
 }
@@ -211,7 +275,7 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         low = splat(-lanes_max(0.0f));
     }
     store(b.edge, low);
-    batch_collect<true>(b, n, ROOM);
+    batch_collect<true>(b, n, ROOM, 0);
     low = b.turned[0];  // the lowest candidate; the lanes end in -inf, which are none
     for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
     float counts[W];

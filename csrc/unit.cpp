@@ -759,6 +759,7 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
+        b.ahead = direct_x && inner == 1 && call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
         const uint32_t done = batch_map(b, call.map, call.param, count, n, past && direct_out);
         for (int64_t j = 0; call.support.count && j < count; j++)
             if (done >> j & 1) save_nonzeros(call, r + j, b.out[j], scratch);
@@ -789,7 +790,11 @@ struct Lanes {
 
     void in(Tile<C> &t, int64_t r, int64_t count) const {
         C *lanes = (C *)t.v;
-        if (direct_in) return gather_lanes(lanes, (const C *)at(call.x, size, r, 0), count, n, call.x.outer);
+        if (direct_in) {
+            const C *x = (const C *)at(call.x, size, r, 0);
+            for (int64_t i = 0; call.x.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
+            return gather_lanes(lanes, x, count, n, call.x.outer);
+        }
         for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;

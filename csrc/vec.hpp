@@ -126,7 +126,33 @@ ANYMAX_INLINE vec<C> splat(C s) {
     return s - vec<C>{};
 }
 
-// The first `count` entries, and `fill` in the other lanes.
+// The first `count` entries, and `fill` in the other lanes; fewer than there are lanes.
+#if defined(__AVX512F__)
+ANYMAX_INLINE vf load_part(const float *p, int64_t count, float fill) {
+    return (vf)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), (__mmask16)((1u << count) - 1), p);
+}
+ANYMAX_INLINE vd load_part(const double *p, int64_t count, double fill) {
+    return (vd)_mm512_mask_loadu_pd(_mm512_set1_pd(fill), (__mmask8)((1u << count) - 1), p);
+}
+ANYMAX_INLINE void store_part(float *p, vf v, int64_t count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)v); }
+ANYMAX_INLINE void store_part(double *p, vd v, int64_t count) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << count) - 1), (__m512d)v); }
+#elif defined(__AVX2__)
+static const int32_t first_lanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+ANYMAX_INLINE vf load_part(const float *p, int64_t count, float fill) {
+    const __m256i m = _mm256_loadu_si256((const __m256i *)(first_lanes + 8 - count));
+    return (vf)_mm256_blendv_ps(_mm256_set1_ps(fill), _mm256_maskload_ps(p, m), _mm256_castsi256_ps(m));
+}
+ANYMAX_INLINE vd load_part(const double *p, int64_t count, double fill) {
+    const __m256i m = _mm256_loadu_si256((const __m256i *)(first_lanes + 8 - 2 * count));
+    return (vd)_mm256_blendv_pd(_mm256_set1_pd(fill), _mm256_maskload_pd(p, m), _mm256_castsi256_pd(m));
+}
+ANYMAX_INLINE void store_part(float *p, vf v, int64_t count) {
+    _mm256_maskstore_ps(p, _mm256_loadu_si256((const __m256i *)(first_lanes + 8 - count)), (__m256)v);
+}
+ANYMAX_INLINE void store_part(double *p, vd v, int64_t count) {
+    _mm256_maskstore_pd(p, _mm256_loadu_si256((const __m256i *)(first_lanes + 8 - 2 * count)), (__m256d)v);
+}
+#else
 template <class C>
 ANYMAX_INLINE vec<C> load_part(const C *p, int64_t count, C fill) {
     C lane[width<C>];
@@ -139,6 +165,7 @@ ANYMAX_INLINE void store_part(scalar<V> *p, V v, int64_t count) {
     __builtin_memcpy(lane, &v, sizeof v);
     for (int64_t i = 0; i < count; i++) p[i] = lane[i];
 }
+#endif
 
 // -- arithmetic -----------------------------------------------------------------------------------------------------------
 
