@@ -8,7 +8,7 @@ import laws
 import numpy as np
 import pytest
 from cases import BY_ID, each_case, each_first, on
-from kinds import KINDS, back, every_kind
+from kinds import KINDS, back, every_kind, readonly
 
 import anymax as am
 
@@ -338,3 +338,82 @@ def test_no_warning_where_there_is_nothing_to_warn_of():
         warnings.simplefilter("error")
         for case in BY_ID.values():
             case.apply(x)
+
+
+# -- arrays as they come from files and tables -----------------------------------------------------------------------------
+
+
+def test_the_other_byte_order():
+    """FITS, HDF5 and old binary files hold the other one."""
+    x = laws.scores(3, 4, seed=70, dtype=np.float32)
+    for swapped in (">", "<"):
+        y = x.astype(f"{swapped}f4")
+        for f in (
+            am.softmax,
+            am.entmax15,
+            am.log_softmax,
+            am.logsumexp,
+            am.perturb_max,
+            lambda x: am.jacobian(am.Sparsemax(), x),
+        ):
+            p = f(y)
+            assert p.dtype == np.float32
+            assert p.dtype.isnative
+            laws.same(p, f(x))
+        t = np.array([0, 3, 1])
+        laws.same(am.sparsemax_loss(y, t.astype(f"{swapped}i8")), am.sparsemax_loss(x, t))
+        alpha = np.array([[1.2], [1.5], [1.9]])
+        laws.same(am.entmax(y, alpha.astype(f"{swapped}f8")), am.entmax(x, alpha))
+        for kind in ("torch", "jax"):
+            scores = KINDS[kind](x)
+            laws.close(am.nll(am.Softmax(), scores, t.astype(f"{swapped}i8")), am.nll(am.Softmax(), scores, t), 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_masks_and_parameters_that_are_views_or_read_only(kind):
+    """torch warns of read-only arrays, and takes none with negative strides."""
+    if kind == "strict":
+        pytest.skip("it takes arrays of its own only")
+    x, t, alpha, keep = (
+        laws.scores(3, 4, seed=71),
+        np.array([0, 3, 1]),
+        np.array([[1.2], [1.5], [1.9]]),
+        np.array([True, True, False, True]),
+    )
+    scores = KINDS[kind](x)
+    calls = {
+        "target": lambda v: am.sparsemax_loss(scores, v(t)),
+        "margin": lambda v: am.margin_loss(am.Softmax(), 0.1 * scores, v(t)),
+        "weight": lambda v: am.cross_entropy(scores, t, v(np.array([1.0, 2.0, 3.0, 4.0]))),
+        "alpha": lambda v: am.entmax(scores, v(alpha)),
+        "mask": lambda v: am.softmax(scores, mask=v(keep)),
+        "prior": lambda v: am.prior(v(np.log([0.1, 0.2, 0.3, 0.4])))(scores),
+    }
+    for name, call in calls.items():
+        want = back(call(np.array))
+        for view in (readonly, lambda a: np.flip(np.flip(a).copy()), lambda a: np.broadcast_to(a, a.shape)):
+            np.testing.assert_array_equal(back(call(view)), want, err_msg=name)
+
+
+def test_columns_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    x, t = laws.scores(3, 4, seed=72), np.array([0, 3, 1])
+    table, column = pandas.DataFrame(x), pandas.Series(t)
+    want = am.sparsemax_loss(x, t)
+    laws.same(am.softmax(table), am.softmax(x))
+    laws.same(am.softmax(table[0]), am.softmax(x[:, 0]))
+    laws.same(am.sparsemax_loss(table, column), want)
+    laws.same(am.sparsemax_loss(x, column, pandas.Series(np.ones(4))), want)
+    laws.close(am.sparsemax_loss(torch.tensor(x), column), want, 1e-14)
+    laws.close(am.sparsemax_loss(jax.numpy.asarray(x), column), want, 1e-6)
+
+
+def test_masked_arrays_are_not_read_as_if_they_had_no_mask():
+    x = np.ma.masked_array(laws.scores(3, 4, seed=73), mask=np.eye(3, 4, dtype=bool))
+    for call in (am.softmax, am.entropy, lambda x: am.gumbel_max(x, generator=0), lambda x: am.softmax(x, axis=(0, 1))):
+        with pytest.raises(TypeError, match="masked array is not read; give its data, and mask="):
+            call(x)
+    with pytest.raises(TypeError, match="target: a masked array"):
+        am.sparsemax_loss(x.data, np.ma.masked_array([0, 1, 2], mask=[True, False, False]))
+    p = am.softmax(x.data, mask=~np.ma.getmaskarray(x))
+    assert (p[x.mask] == 0).all()

@@ -48,10 +48,19 @@ def namespace(x: Array) -> Namespace:
     return array_namespace(x)
 
 
+def _is_column(x: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(x, (pandas.Series, pandas.Index))
+
+
 def asarray(x: Any, name: str = "scores") -> Array:
-    """`x` itself where it is an array; lists and numbers become NumPy arrays."""
-    if is_array(x):
-        return x
+    """`x` itself where it is an array; lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
+    if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
+        )
+    if is_array(x) and not _is_column(x):
+        return x if not isinstance(x, np.ndarray) or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     try:
         out = np.asarray(x)
     except ValueError as error:
@@ -95,16 +104,23 @@ def upcast(x: Array, xp: Namespace) -> Array:
     return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES else x
 
 
+def adopt(value: Any, x: Array, xp: Namespace) -> Array:
+    """A NumPy array as one of the framework of `x`, on its device."""
+    if not is_torch(x):
+        return xp.asarray(value)
+    if isinstance(value, np.ndarray) and not (value.flags.writeable and all(s >= 0 for s in value.strides)):
+        value = value.copy()  # torch warns of arrays that are read-only, and takes none with negative strides
+    return xp.asarray(value, device=x.device)
+
+
 def like(value: Any, x: Array, xp: Namespace) -> Any:
     """A parameter in the dtype of `x`: arrays are cast, Python numbers stay (they adopt any dtype)."""
     if not is_array(value):
         return value
-    if is_torch(x) and not is_torch(value):
-        value = xp.asarray(value, device=x.device)
-    elif not is_torch(x) and is_torch(value):
+    if not is_torch(x) and is_torch(value):
         raise TypeError(f"a torch parameter needs torch scores, got scores of {type(x).__name__}")
-    elif is_jax(x) and not is_jax(value):
-        value = xp.asarray(value)
+    if (is_torch(x) and not is_torch(value)) or (is_jax(x) and not is_jax(value)):
+        value = adopt(value, x, xp)
     return value if value.dtype == x.dtype else xp.astype(value, x.dtype)
 
 
@@ -124,7 +140,7 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "u":
         value = value.astype(np.int64)  # torch can't compare unsigned integers
-    return xp.asarray(value, device=rows.device) if is_torch(rows) else xp.asarray(value)
+    return adopt(value, rows, xp)
 
 
 def stop_gradient(x: Any) -> Any:
@@ -344,6 +360,7 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
     NumPy's scalars become Python's, which adopt the dtype of any scores.
     """
     if is_array(value):
+        value = asarray(value, name)
         if not (is_floating(value) or is_integer(value)):
             raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")
         if isinstance(value, np.ndarray) and not bool(np.all(value > above)):

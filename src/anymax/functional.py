@@ -475,7 +475,7 @@ def _kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )
     if not is_torch(mask) and type(mask) is not type(rows):
-        mask = xp.asarray(mask) if not is_torch(rows) else xp.asarray(mask, device=rows.device)
+        mask = _array.adopt(mask, rows, xp)
     return _to_rows(mask, rows, axis, "mask", xp)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from ._array import (
     Array,
     Namespace,
+    adopt,
     asarray,
     check_axis,
     dtype_name,
@@ -199,7 +200,7 @@ def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
             f"got {tuple(target.shape)}"
         )
     if namespace(target) is not xp:
-        target = xp.asarray(target, device=rows.device) if is_torch(rows) else xp.asarray(target)
+        target = adopt(target, rows, xp)
     return xp.expand_dims(xp.astype(target, xp.asarray(0).dtype), axis=-1)
 
 

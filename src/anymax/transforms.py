@@ -21,6 +21,7 @@ import numpy as np
 from ._array import (
     Array,
     Namespace,
+    adopt,
     asarray,
     check_axis,
     dtype_name,
@@ -429,7 +430,7 @@ def _cast(value: Any, x: Array, xp: Namespace) -> Any:
 def _native(value: Any, x: Array, xp: Namespace) -> Any:
     """A NumPy parameter as an array of the kind and device of `x`."""
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(x, np.ndarray):
-        return xp.asarray(value, device=x.device) if is_torch(x) else xp.asarray(value)
+        return adopt(value, x, xp)
     return value
 
 
