@@ -127,12 +127,16 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         vd s0{};
         vl s1{};
         int64_t full = 0;
-        for (int64_t i = 0; i < count; i += width<double>) {
-            vd t = load(y + i) + level;
-            vl in = (t > vd{}) & (t < 1.0), whole = t >= 1.0;
-            s0 += in ? t : vd{};
-            s1 += in;
-            full += __builtin_popcount(bits(whole));
+        for (int64_t i = 0; i < count;) {  // sums of blocks: a long row rounds no more than a short one
+            vd block{};
+            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end; i += width<double>) {
+                vd t = load(y + i) + level;
+                vl in = (t > vd{}) & (t < 1.0), whole = t >= 1.0;
+                block += in ? t : vd{};
+                s1 += in;
+                full += __builtin_popcount(bits(whole));
+            }
+            s0 += block;
         }
         inside = 0;
         for (int64_t j = 0; j < width<double>; j++) inside -= s1[j];
