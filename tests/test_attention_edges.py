@@ -140,6 +140,33 @@ def test_a_learned_number_of_a_transform_is_shown_without_a_warning():
             assert torch.autograd.grad(out.square().sum(), beta)[0].isfinite()
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_is_not_above_zero(scale):
+    """torch's own causal attention multiplies its -inf by the scale."""
+    q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 6, 6))
+    seen = torch.ones(5, 6, dtype=torch.bool).tril()
+    for mapping in (Softmax(), Sparsemax()):
+        for implementation in servers(q, k, v, mapping=mapping, scale=scale, is_causal=True):
+            out = A.attention(q, k, v, mapping, scale=scale, is_causal=True, implementation=implementation)
+            want = A.apply(mapping, (scale * q @ k.mT).masked_fill(~seen, -math.inf)) @ v
+            torch.testing.assert_close(out, want)
+            got, wanted = (torch.autograd.grad(o.square().sum(), (q, k, v), retain_graph=True) for o in (out, want))
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"alibi": True}], ids=str)
+def test_compile(options):
+    """What needs something made at each call: random numbers, slopes."""
+    torch._dynamo.reset()
+    f = lambda v: A.attention(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), v, Sparsemax(), **options)  # noqa: E731
+    eye = torch.eye(9).expand(1, 2, 9, 9)
+    p = torch.compile(f, backend="aot_eager", fullgraph=True)(eye)
+    if "alibi" in options:
+        torch.testing.assert_close(p, f(eye))
+    else:
+        assert set(p.unique().tolist()) == {0.0, float(torch.tensor(1 / 9) / 0.5)}
+
+
 # -- what a caller may write ------------------------------------------------------------------------------------------------------------
 
 

@@ -196,7 +196,8 @@ def prepare(
                 f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
             )
     if alibi is not None and alibi is not False:
-        slopes = alibi_slopes(_heads(shape)) if alibi is True else alibi
+        place = {"device": q.device} if is_torch(q) else {}
+        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if alibi is True else alibi
         arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
     if sink is not None:
         arrays["sink"] = _by_head(sink, q, shape, "sink", xp)

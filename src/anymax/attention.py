@@ -236,6 +236,10 @@ def _values(p: Array, v: Array, groups: int) -> Array:
 def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
     if not call.dropout_p:
         return p
+    if is_torch(p) and call.generator is None and sys.modules["torch"].compiler.is_compiling():
+        return sys.modules["torch"].nn.functional.dropout(
+            p, call.dropout_p
+        )  # a compiler takes no generator, not even the global one
     kept = uniform(tuple(p.shape), p, _source(call)) >= call.dropout_p
     return xp.where(kept, p / (1.0 - call.dropout_p), xp.zeros_like(p))
 
@@ -275,8 +279,9 @@ def _refuse_sdpa(call: Call) -> str | None:
 
 
 def _window_of(s: _scores.Scores) -> bool:
-    """True where positions mask more than torch's own causal mask and lengths do."""
-    return s.left is not None or s.right is not None or (s.causal and (s.offset != 0 or len(s.arrays) > 0))
+    """True where positions mask more than torch's own causal mask does, which multiplies its -inf by the scale and needs one above 0."""
+    further = s.causal and (s.offset != 0 or len(s.arrays) > 0 or not s.scale > 0)
+    return s.left is not None or s.right is not None or further
 
 
 def _sdpa(call: Call) -> tuple[Array, Any]:
