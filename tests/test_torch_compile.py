@@ -228,3 +228,27 @@ def test_onnx(name, tmp_path):
         x = scores(12, (rows, 5))
         (got,) = session.run(None, {"x": x.numpy()})
         torch.testing.assert_close(torch.tensor(got), model(x).detach(), rtol=1e-5, atol=2e-6)
+
+
+KEEP = torch.tensor([True, True, False, True, True])
+ALPHA = torch.tensor([[1.2], [1.5], [1.9]])
+CALLS = {
+    "logsumexp": lambda x: A.logsumexp(x, dim=-1, keepdim=True),
+    "threshold": lambda x: A.threshold(Sparsemax(), x).tau,
+    "axes": lambda x: A.softmax(x, dim=(0, 1)),
+    "mask": lambda x: A.softmax(x, mask=KEEP),
+    "mask of a list": lambda x: A.sparsemax(x, mask=[True, True, False, True, True]),
+    "mask over axes": lambda x: A.sparsemax(x, mask=KEEP, dim=(0, 1)),
+    "alpha": lambda x: A.entmax(x, ALPHA),
+    "loss": lambda x: A.sparsemax_loss(x, T, axis=-1, ignore_index=-1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):
+    """Without a gradient, in one graph; a mask of 5 classes says that the free size of the scores is 5."""
+    f, x = CALLS[name], scores(13, (3, 5))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager", dynamic=dynamic)(x), f(x))

@@ -34,7 +34,7 @@ class Joined(NamedTuple):
         xp, ndim = namespace(value), len(self.order)
         full = tuple(self.shape[self.order.index(i)] for i in range(ndim))
         given = (*(1,) * (ndim - value.ndim), *value.shape)
-        if value.ndim > ndim or any(a not in (1, b) for a, b in zip(given, full, strict=True)):
+        if value.ndim > ndim or any(a != 1 and a != b for a, b in zip(given, full, strict=True)):
             raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {full}")
         value = xp.reshape(value, given)
         last = self.order[ndim - self.joined :]

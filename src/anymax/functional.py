@@ -221,7 +221,7 @@ def threshold(
 
 
 def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
-    engine = kernels.compiled("threshold", mapping, rows)
+    engine = None if _compiling() else kernels.compiled("threshold", mapping, rows)
     if engine is not None:
         return engine.threshold(mapping, rows)
     with quiet(rows):
@@ -257,7 +257,7 @@ def logsumexp(
     x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
-    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows)
+    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows) and not _compiling()
     out = None
     engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
     if engine is not None and hasattr(engine, "logsumexp"):
@@ -510,7 +510,7 @@ def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
     shape = list(rows.shape)
     shape.insert(axis, shape.pop())
     given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
-    if value.ndim > rows.ndim or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
+    if value.ndim > rows.ndim or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
         hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
         raise ValueError(
             f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}{hint}"
