@@ -241,6 +241,8 @@ CALLS = {
     "mask over axes": lambda x: A.sparsemax(x, mask=KEEP, dim=(0, 1)),
     "alpha": lambda x: A.entmax(x, ALPHA),
     "loss": lambda x: A.sparsemax_loss(x, T, axis=-1, ignore_index=-1),
+    "lengths": lambda x: A.attention(*3 * [x[:, None, :, None]], Sparsemax(), lengths=torch.tensor([3, 5, 1])),
+    "alibi": lambda x: A.attention(*3 * [x[:, None, :, None]], Sparsemax(), alibi=torch.tensor([0.5])),
 }
 
 

@@ -78,5 +78,5 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     if groups > 1:
         lead[-1] //= groups
     given = [1] * (len(lead) - v.ndim + 2) + list(v.shape[:-2])
-    if len(given) > len(lead) or any(n not in (1, m) for n, m in zip(given, lead)):
+    if len(given) > len(lead) or any(n != 1 and n != m for n, m in zip(given, lead)):
         raise ValueError(f"{who}: v of shape {tuple(v.shape)} does not broadcast to the scores of shape {shape}")

@@ -244,7 +244,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 def lie(value: Array, shape: tuple[int, ...], name: str) -> Array:
     """`value` with as many axes as the scores, or an error if it does not broadcast to them."""
     given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
-    if len(given) > len(shape) or any(a not in (1, b) for a, b in zip(given, shape)):
+    if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape)):
         raise ValueError(
             f"attention: {name} of shape {tuple(value.shape)} does not broadcast to the scores of shape {shape}"
         )
@@ -281,7 +281,7 @@ def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, 
     same_device(value, q, name)
     batch = shape[:-3]
     given = tuple(value.shape)
-    if len(given) > len(batch) or any(a not in (1, b) for a, b in zip(given, batch[len(batch) - len(given) :])):
+    if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
         raise ValueError(
             f"{who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
         )
