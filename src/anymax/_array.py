@@ -48,6 +48,12 @@ def namespace(x: Array) -> Namespace:
     return array_namespace(x)
 
 
+def _compiling() -> bool:
+    """True while torch.compile traces, to which NumPy's arrays are tensors without strides and byte order."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
 def _is_column(x: Any) -> bool:
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(x, (pandas.Series, pandas.Index))
@@ -60,7 +66,8 @@ def asarray(x: Any, name: str = "scores") -> Array:
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
     if is_array(x) and not _is_column(x):
-        return x if not isinstance(x, np.ndarray) or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+        plain = not isinstance(x, np.ndarray) or _compiling() or x.dtype.isnative
+        return x if plain else x.astype(x.dtype.newbyteorder("="))
     try:
         out = np.asarray(x)
     except ValueError as error:
@@ -105,11 +112,11 @@ def upcast(x: Array, xp: Namespace) -> Array:
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:
-    """A NumPy array as one of the framework of `x`, on its device."""
+    """A NumPy array as one of the framework of `x`, on its device. torch warns of read-only arrays and takes no negative strides."""
     if not is_torch(x):
         return xp.asarray(value)
-    if isinstance(value, np.ndarray) and not (value.flags.writeable and all(s >= 0 for s in value.strides)):
-        value = value.copy()  # torch warns of arrays that are read-only, and takes none with negative strides
+    if isinstance(value, np.ndarray) and not _compiling():
+        value = value if value.flags.writeable and all(s >= 0 for s in value.strides) else value.copy()
     return xp.asarray(value, device=x.device)
 
 
