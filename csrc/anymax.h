@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 3
+#define ANYMAX_ABI 4
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -82,6 +82,7 @@ typedef struct {
     void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
     int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
+    int32_t cleared;      /* 1: out holds zeros already, which are not written again: pages fresh from the system, say */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused. */
@@ -144,7 +145,8 @@ ANYMAX_API void anymax_python_bind(const anymax_python *python);
 /* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
    anymax_packed less the dtype and the pool; and (code, param, x, value, index, None) -> value or (code, param, x, out, index, scale) -> out for
    ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class, without support and tau. None where anything is out of the
-   ordinary, and then nothing was written. */
+   ordinary, and then nothing was written: also where `out` is larger than ANYMAX_LARGE bytes, for its caller to choose its memory with care. */
+#define ANYMAX_LARGE ((int64_t)32 << 20)
 ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
 ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 

@@ -121,7 +121,7 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
 // A row of zeros but for `count` entries.
 template <class C>
 inline void spread(const Sink<C> &out, const int32_t *index, const double *value, int64_t count, Scratch &scratch, const Team &team) {
-    if (out.past && out.direct && out.n * (int64_t)sizeof(C) < 8192) {  // made in the cache: a line that was written past it is slow to touch again
+    if (out.past && !out.cleared && out.direct && out.n * (int64_t)sizeof(C) < 8192) {  // made in the cache: a line that was written past it is slow to touch again
         C *row = scratch.take<C>(RESULT, out.n);
         if (!row) return;
         memset(row, 0, (size_t)out.n * sizeof(C));
@@ -285,7 +285,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
     const anymax_support &s = call.support;
     const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
-    const bool apart = past && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
+    const bool apart = past && !call.cleared && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
     float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
     float *made = apart ? scratch.take<float>(TURNED, n) : nullptr;
     if (scratch.failed) return;
@@ -299,7 +299,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             continue;
         }
         float *out = (float *)call.out.data + r * call.out.outer;
-        if (!apart && r >= cleared) {
+        if (!apart && !call.cleared && r >= cleared) {
             for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
             if (together > 1)
                 zero_bytes((char *)out, (cleared - r) * bytes, false);

@@ -43,8 +43,11 @@ struct Array {  // on the CPU, in C order
 
 bool same(const Array &a, const Array &b) { return a.dtype == b.dtype && a.ndim == b.ndim && !memcmp(a.shape, b.shape, sizeof(int64_t) * a.ndim); }
 
+int64_t size_of(const Array &a) { return a.count * (a.dtype == ANYMAX_F64 ? 8 : a.dtype == ANYMAX_F32 ? 4 : 2); }
+bool large(const Array &a) { return size_of(a) > ANYMAX_LARGE; }
+
 bool apart(const Array &a, const Array &b) {  // or the very same
-    const uintptr_t size = a.dtype == ANYMAX_F64 ? 8 : a.dtype == ANYMAX_F32 ? 4 : 2, bytes = (uintptr_t)a.count * size;
+    const uintptr_t bytes = (uintptr_t)size_of(a);
     const uintptr_t from = (uintptr_t)a.data, to = (uintptr_t)b.data;
     return from == to || from + bytes <= to || to + bytes <= from;
 }
@@ -115,7 +118,7 @@ template <class F> bool run(int64_t count, F call) {
 template <class Kind> bool served(void *const *args, anymax_packed_call &call, bool whole) {
     Kind kind;
     Array x, out, p, g, memory;
-    if (!kind.read(args[2], x) || !kind.write(args[3], out) || x.dtype >= INTS || !same(x, out) || !apart(x, out)) return false;
+    if (!kind.read(args[2], x) || !kind.write(args[3], out) || x.dtype >= INTS || !same(x, out) || !apart(x, out) || large(out)) return false;
     const int64_t n = x.shape[x.ndim - 1], rows = x.count / n;
     if ((call.code & 255) == ANYMAX_VJP) {
         if (!whole || !kind.read(args[4], p) || !kind.read(args[5], g)) return false;
@@ -143,7 +146,7 @@ template <class Kind> bool served_loss(void *const *args, int64_t code, double p
     const int64_t n = x.shape[1], rows = x.shape[0];
     const Array *each = &out;
     if (gradient) {
-        if (!same(x, out) || !apart(x, out) || !kind.read(args[5], scale)) return false;
+        if (!same(x, out) || !apart(x, out) || large(out) || !kind.read(args[5], scale)) return false;
         each = &scale;
     }
     if (each->dtype != x.dtype || each->ndim != 1 || each->count != rows || index.dtype != LONGS || index.ndim != 1 || index.count != rows) return false;

@@ -70,6 +70,7 @@ struct Sink {
     bool past;         // write past the caches
     int64_t n;
     const C *next;     // the row of scores that is read after this one, NULL where it may be there already or is not known
+    bool cleared;      // it holds zeros already
 };
 
 template <class C>
@@ -101,6 +102,7 @@ inline void zero_bytes(char *p, int64_t bytes, bool past) {
 
 template <class C>
 inline void zeros(const Sink<C> &out, const Team &team) {
+    if (out.cleared) return;
     int64_t size = item(out.dtype);
     if (out.step == 1) {
         if (out.n <= PIECE) return zero_bytes((char *)out.row, out.n * size, out.past);

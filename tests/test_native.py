@@ -932,3 +932,53 @@ def test_the_gradient_of_a_poisoned_row_of_one_class(mapping):
     (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value))
     np.testing.assert_array_equal(gradient[:, 0], [np.nan, 0.0, -1.0, np.nan])
     np.testing.assert_array_equal(value.detach(), [np.nan, 0.0, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [100, 3000])
+def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
+    torch = pytest.importorskip("torch")
+    if kind == "numpy" and dtype == "bfloat16":
+        pytest.skip("NumPy has none")
+    g = np.random.default_rng(0)
+    x, y = (torch.tensor(g.normal(size=(5, n))).to(getattr(torch, dtype)) for _ in range(2))
+    x[2] = -torch.inf
+    x[3, 7] = torch.nan
+    x, y = (x.numpy(), y.numpy()) if kind == "numpy" else (x, y)
+    index, scale = torch.arange(5), torch.ones(5, dtype=torch.float64 if dtype == "float64" else torch.float32)
+    index, scale = (index.numpy(), scale.numpy()) if kind == "numpy" else (index, scale)
+
+    def results(mapping):
+        p, saved = native.forward_saving(mapping, x)
+        yield from (p, native.forward(mapping, x), native.vjp(mapping, x, p, y, saved), native.vjp(mapping, x, p, y))
+        if native.refuse("index_loss", mapping, x) is None:
+            yield native.index_loss_grad(mapping, x, index, scale, None, None)
+
+    for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
+        want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
+        monkeypatch.setattr(native, "LARGE", 1000)
+        got = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
+        monkeypatch.undo()
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_large_result_is_a_tensor_like_any_other():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1100, 8192, requires_grad=True)
+    p = am.sparsemax(x)
+    p.backward(torch.ones_like(p) * torch.arange(8192))
+    assert p.nbytes == x.grad.nbytes > native.LARGE
+    with am.use("reference"):
+        part = x[::100].detach().requires_grad_()
+        q = am.sparsemax(part)
+        q.backward(torch.ones_like(q) * torch.arange(8192))
+    torch.testing.assert_close(p[::100], q, rtol=0, atol=1e-6)
+    torch.testing.assert_close(x.grad[::100], part.grad, rtol=1e-4, atol=2e-2)
+    shared = p.detach()
+    assert torch.equal(shared.share_memory_(), p)
+    out = torch.full_like(x, 7.0).detach()
+    assert am.sparsemax(x.detach(), out=out) is out
+    assert torch.equal(out, p)
+    assert am.sparsemax(x.detach().numpy()).sum() == pytest.approx(1100, rel=1e-5)

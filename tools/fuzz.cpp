@@ -344,6 +344,7 @@ struct How {
     int pool = 0, threads = 1;
     int direct = 0;  // 1: the unit itself with all rows, told to write past the caches; 2: and with a team
     int64_t row = -1;  // this row alone
+    bool cleared = false;  // into zeros
 };
 
 // One call with fresh outputs: what it reads must stay as it was, and so must the bytes between what it writes.
@@ -369,7 +370,8 @@ Result perform(const Case &c, const How &how) {
             memcpy(out.block.data, c.x.block.data, (size_t)c.x.block.size);
             call.x = out.view();
         } else {
-            out.make(result, c.dtype, c.out, 0xa5);
+            out.make(result, c.dtype, c.out, how.cleared ? 0 : 0xa5);
+            call.cleared = how.cleared;
         }
         call.out = out.view();
         before = out.block.copy();
@@ -978,6 +980,10 @@ void again(Random &random, Case &c, const Result &first) {
     if (random.chance(0.3)) {
         const How how{0, 2, 1 + (int)random.below(2), -1};
         compare(first, counted(c, how), -1, "written past the caches");
+    }
+    if (c.to_rows() && c.op != ANYMAX_LARGEST && random.chance(0.3)) {
+        const How how{0, 2, (int)random.below(3), -1, true};
+        compare(first, counted(c, how), -1, "written into zeros");
     }
     if (c.op == ANYMAX_FORWARD && !c.wild && random.chance(0.2)) {
         const std::string isa = anymax_isa();

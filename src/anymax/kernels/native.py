@@ -36,6 +36,7 @@ _OPS = {
     "threshold": THRESHOLD,
 }
 _DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
+_SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _MAPS = {
     "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
     "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
@@ -45,6 +46,7 @@ _NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
 _NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
 _WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax")
+LARGE = 32 << 20  # bytes of a result that comes from the system afresh at each call, as malloc has it
 SMALL = 4096  # elements of a call that is over before another thread would have had the interpreter
 
 
@@ -77,11 +79,11 @@ class _Call(ctypes.Structure):
         ("x", _View), ("p", _View), ("g", _View), ("out", _View), ("mask", _View),
         ("support", _Support),
         ("index", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("value", ctypes.c_void_p), ("tau", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p), ("pool", ctypes.c_int32),
+        ("positions", ctypes.c_void_p), ("pool", ctypes.c_int32), ("cleared", ctypes.c_int32),
     ]  # fmt: skip
 
 
-ABI = 3
+ABI = 4
 
 
 class _Library(NamedTuple):
@@ -330,6 +332,14 @@ class _NumPy:
     broadcast = staticmethod(np.broadcast_to)
 
     @staticmethod
+    def plain(a: np.ndarray) -> bool:
+        return type(a) is np.ndarray and a.flags.c_contiguous
+
+    @staticmethod
+    def paged(a: np.ndarray, make: Any) -> np.ndarray:
+        return make(a.shape, a.dtype)
+
+    @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: np.ndarray) -> np.ndarray:
         return np.empty(shape, dtype)
 
@@ -364,6 +374,15 @@ class _Torch:
         return a.expand(shape)
 
     @staticmethod
+    def plain(a: Any) -> bool:
+        torch = sys.modules["torch"]
+        return type(a) in (torch.Tensor, torch.nn.Parameter) and a.is_contiguous() and a.dtype is not torch.bfloat16
+
+    @staticmethod
+    def paged(a: Any, make: Any) -> Any:
+        return sys.modules["torch"].from_numpy(make(tuple(a.shape), _dtype(a)))
+
+    @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
@@ -396,14 +415,15 @@ def _run(
     *,
     fields: dict[str, Any] | None = None,
     saved: Saved | None = None,
+    cleared: bool = False,
 ) -> None:
-    """One call on operands of the shape of x: `views` by name; `out` is written to."""
+    """One call on operands of the shape of x: `views` by name; `out` is written to, but for zeros where it is `cleared`."""
     lib = load()
     assert not isinstance(lib, str)
     world, n = _world(x), x.shape[-1]
     batch = tuple(x.shape[:-1])
     if link.kind != "perturb_max" and link.params is None and all(map(world.dense, views.values())):
-        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved)
+        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved, cleared)
         return
     out = views.get("out")
     result = out
@@ -460,7 +480,7 @@ def _check(code: int, lib: _Library, op: int, link: Link, n: int) -> None:
         raise RuntimeError(f"the native engine refused op {op} of {link.kind}: {words}")
 
 
-_whole_call = struct.Struct("=iiiiqqqdQq" + 5 * "Qqqq" + "QQQqQQQQQi4x")  # anymax_call
+_whole_call = struct.Struct("=iiiiqqqdQq" + 5 * "Qqqq" + "QQQqQQQQQii")  # anymax_call
 assert _whole_call.size == ctypes.sizeof(_Call)
 
 
@@ -475,6 +495,7 @@ def _run_dense(
     views: dict[str, Array],
     fields: dict[str, Array],
     saved: Saved | None,
+    cleared: bool,
 ) -> None:
     """The same on operands that lie row after row, said in one piece of memory: ctypes takes its time for each field."""
     at = world.pointer
@@ -483,7 +504,7 @@ def _run_dense(
         operands += (at(views[key]), n, 0, 1) if key in views else (0, 0, 0, 0)
     operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
-    call = _whole_call.pack(op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool())
+    call = _whole_call.pack(op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), cleared)
     _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
 
 
@@ -549,13 +570,26 @@ def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | 
 
 def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array | None, saved: Saved | None) -> Array:
     world = _world(x)
-    p = world.empty_like(x) if out is None else out
+    p, cleared = _result(x, _link(mapping)) if out is None else (out, False)
     views = {"x": x, "out": p}
     if mask is not None:
         views["mask"] = world.broadcast(mask.view(np.uint8) if world is _NumPy else mask, tuple(x.shape))
     if math.prod(x.shape):
-        _run(op, _link(mapping), x, views, saved=saved)
+        _run(op, _link(mapping), x, views, saved=saved, cleared=cleared and op == FORWARD)
     return p
+
+
+def _result(like: Array, link: Link) -> tuple[Array, bool]:
+    """Room for a result, and whether it holds zeros.
+
+    A large one comes from the system afresh at each call, and its pages cost more than what is computed: NumPy asks for huge ones,
+    which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map leaves as they are.
+    """
+    world = _world(like)
+    if math.prod(like.shape) * _SIZES[_dtype(like)] <= LARGE or not world.plain(like):
+        return world.empty_like(like), False
+    cleared = 1 <= link.code <= 6 and like.shape[-1] > 2048
+    return world.paged(like, np.zeros if cleared else np.empty), cleared
 
 
 def forward_saving(
@@ -587,12 +621,12 @@ def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
 
 def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
     link, world = _link(mapping), _world(p)
-    out = world.empty_like(p)
+    out, cleared = _result(p, link)
     views = {"p": p, "g": world.cast(g, _dtype(p), p) if _dtype(g) != _dtype(p) else g, "out": out}
     if link.kind in _NEED_SCORES:
         views["x"] = x
     if math.prod(p.shape):
-        _run(op, link, p, views, saved=saved)
+        _run(op, link, p, views, saved=saved, cleared=cleared and op == VJP)
     return out
 
 
@@ -625,13 +659,13 @@ def index_loss_grad(
 ) -> Array:
     """`scale (p - y)`, scale one a row."""
     link, world = _link(mapping), _world(x)
-    out = world.empty_like(x)
+    out, cleared = _result(x, link)
     scale = world.contiguous(world.cast(scale, _wide(x), x))
     fields = {"index": world.contiguous(index), "scale": scale}
     if tau is not None:
         fields["tau"] = tau
     if math.prod(x.shape):
-        _run(LOSS_GRAD, link, x, {"x": x, "out": out}, fields=fields, saved=saved)
+        _run(LOSS_GRAD, link, x, {"x": x, "out": out}, fields=fields, saved=saved, cleared=cleared)
     return out
 
 
