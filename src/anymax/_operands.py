@@ -34,6 +34,8 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
 
 def flag(who: str, name: str, value: Any) -> bool:
     """True or False, and nothing that only counts as one of them."""
+    if value is True or value is False:
+        return value
     if not isinstance(number(value), bool):
         raise TypeError(f"{who}: {name} must be True or False, got {value!r}")
     return bool(value)

@@ -155,8 +155,11 @@ def _checked(
     mapping = Softmax() if mapping is None else mapping
     if not isinstance(mapping, Mapping):
         raise TypeError(f"attention: mapping must be a mapping such as anymax.Sparsemax(), got {mapping!r}")
-    asked = {"is_causal": options["is_causal"], "enable_gqa": enable_gqa, "need_weights": need_weights}
-    for name, value in asked.items():
+    for name, value in (
+        ("is_causal", options["is_causal"]),
+        ("enable_gqa", enable_gqa),
+        ("need_weights", need_weights),
+    ):
         _operands.flag("attention", name, value)
     dropout_p = number(dropout_p)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
@@ -237,9 +240,8 @@ def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
     if not call.dropout_p:
         return p
     if is_torch(p) and call.generator is None and sys.modules["torch"].compiler.is_compiling():
-        return sys.modules["torch"].nn.functional.dropout(
-            p, call.dropout_p
-        )  # a compiler takes no generator, not even the global one
+        # a compiler takes no generator, not even the global one
+        return sys.modules["torch"].nn.functional.dropout(p, call.dropout_p)
     kept = uniform(tuple(p.shape), p, _source(call)) >= call.dropout_p
     return xp.where(kept, p / (1.0 - call.dropout_p), xp.zeros_like(p))
 
