@@ -299,9 +299,14 @@ def _entmax(alpha: float) -> Any:
     return short.link(Entmax(alpha))
 
 
-@functools.lru_cache(maxsize=256)
+_TOPK: dict[int, Any] = {}  # of each k; quicker to ask than a cache of functools
+
+
 def _topk(k: int) -> Any:
-    return short.link(SparseSoftmax(k=k))
+    link = short.link(SparseSoftmax(k=k))
+    if len(_TOPK) < 1024:
+        _TOPK[k] = link
+    return link
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -381,7 +386,7 @@ def sparse_softmax(
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
     ):
-        q = quick(_topk(k), x, out)
+        q = quick(_TOPK.get(k) or _topk(k), x, out)
         if q is not None:
             return q
     return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
