@@ -333,7 +333,7 @@ def test_frameworks_only_in_leaves():
             f"kernels.triton.{part}"
             for part in (
                 "links", "tile", "search", "policy", "separable", "truncated", "dense", "perturb", "backward", "launch", "attention",
-                "attention_tile", "attention_forward", "attention_backward",
+                "attention_tile", "attention_forward", "attention_backward", "attention_split",
             )
         },
     }  # fmt: skip
