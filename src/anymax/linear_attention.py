@@ -204,7 +204,7 @@ def linear_attention(
         return LinearState.of(k, v, scale, lengths).attend(q)
     keys, values = _keys(k, v, lengths, xp)
     scale = (1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if scale is None else number(scale)
-    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp)
+    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp, fresh=True, kept=False)
     return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
 
 
@@ -318,8 +318,28 @@ def _recall(
     return sums
 
 
-def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
-    """(output, memory): within a chunk the matrix, before it the memory."""
+def _causal_alone(
+    memory: Array, q: Array, k: Array, values: Array, xp: Namespace, room: list[Array], fresh: bool, kept: bool
+) -> tuple[Array, Array]:
+    """One head with room to work in: no product with a memory of nothing, and none for a memory that nobody wants."""
+    torch, n, chunk = sys.modules["torch"], k.shape[0], _chunk(memory)
+    sums = q.new_empty((n, values.shape[1]))
+    for start in range(0, n, chunk):
+        part = slice(start, start + chunk)
+        s = q[part] @ k[part].T
+        near = (s * 0.5).add_(1.0).mul_(s).add_(1.0).tril_()
+        torch.mm(near, values[part], out=sums[part])
+        if start or not fresh:
+            _recall(memory, q[part], xp, room, sums[part])
+        if kept or start + chunk < n:
+            _added(memory, k[part], values[part], xp, room)
+    return memory, sums
+
+
+def _causal(
+    memory: Array, q: Array, k: Array, values: Array, xp: Namespace, fresh: bool = False, kept: bool = True
+) -> tuple[Array, Array]:
+    """(output, memory): within a chunk the matrix, before it the memory. fresh: it is that of no key; kept: it is wanted after."""
     room = _room(memory, q, k, values)
     memory = memory if room is None else memory.clone()
     rows, count = q.shape[-2], k.shape[-2]
@@ -345,7 +365,10 @@ def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> 
         return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
 
     inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
-    memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
+    if room is not None and both and all(a.ndim == 2 for a in (memory, *inside)):
+        memory, sums = _causal_alone(memory, *inside, xp, room, fresh, kept or rows > both)
+    else:
+        memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
     parts = [] if sums is None else [sums]
     if rows > both:  # queries after the last key see them all
         late = q[..., both:, :]
