@@ -48,8 +48,8 @@ def namespace(x: Array) -> Namespace:
     return array_namespace(x)
 
 
-def _compiling() -> bool:
-    """True while torch.compile traces, to which NumPy's arrays are tensors without strides and byte order."""
+def compiling() -> bool:
+    """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
 
@@ -66,7 +66,7 @@ def asarray(x: Any, name: str = "scores") -> Array:
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
     if is_array(x) and not _is_column(x):
-        plain = not isinstance(x, np.ndarray) or _compiling() or x.dtype.isnative
+        plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
         return x if plain else x.astype(x.dtype.newbyteorder("="))
     try:
         out = np.asarray(x)
@@ -115,7 +115,7 @@ def adopt(value: Any, x: Array, xp: Namespace) -> Array:
     """A NumPy array as one of the framework of `x`, on its device. torch warns of read-only arrays and takes no negative strides."""
     if not is_torch(x):
         return xp.asarray(value)
-    if isinstance(value, np.ndarray) and not _compiling():
+    if isinstance(value, np.ndarray) and not compiling():
         value = value if value.flags.writeable and all(s >= 0 for s in value.strides) else value.copy()
     return xp.asarray(value, device=x.device)
 

@@ -96,6 +96,7 @@ def apply(
 
 
 _QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
+_compiling = _array.compiling
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,12 +124,6 @@ def _learn(leaf: Any) -> None:
     global _compiling
     _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
     _compiling = getattr(leaf, "compiling", _compiling)
-
-
-def _compiling() -> bool:
-    """True while torch.compile traces, which looks through a cache and warns of it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
 
 
 def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
