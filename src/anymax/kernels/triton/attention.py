@@ -219,7 +219,7 @@ def backward(
                 )  # fmt: skip
             _launch(
                 attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, counts, g, dk, dv, delta, *common,
-                **options, **launch,
+                **options, **{**launch, "num_warps": plan.key_warps or plan.warps},
             )  # fmt: skip
         for name in sorted(wants & {"bias", "additive"}):
             a = arrays[name]

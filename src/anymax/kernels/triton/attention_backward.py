@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import load_block, row_max, row_sum
+from .attention_forward import load_block, once_more, row_max, row_sum
 from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, slope_of, span
 
 
@@ -101,11 +101,13 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
-            x, rise = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+            x, rise = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             p, s = shares(x, top, row, LINK, P)
             v = load_block(at_v, j0, vi, keys, e, N, E)
-            g = tl.dot(g_out, tl.trans(v), input_precision="ieee")
+            g_now = once_more(g_out, G + first_row * e, i0, e, rows, e, j0 < keys, M, E)
+            g = tl.dot(g_now, tl.trans(v), input_precision="ieee")
             if DROP:
                 g = tl.where(kept(i, j, head, seed, drop), g / (1.0 - drop), 0.0)
             if SWEEPS == 2 and sweep == 0:
@@ -193,8 +195,10 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
     b, h_k = own // shared, own % shared
     j0 = n * N
     j = j0 + tl.arange(0, N)[:, None]
-    k = load_block(K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh, j0, ki_, keys, d, N, D)
-    v = load_block(V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh, j0, vi, keys, e, N, E)
+    at_k = K + b.to(tl.int64) * kb + h_k.to(tl.int64) * kh
+    at_v = V + b.to(tl.int64) * vb + h_k.to(tl.int64) * vh
+    k = load_block(at_k, j0, ki_, keys, d, N, D)
+    v = load_block(at_v, j0, vi, keys, e, N, E)
     length, count, offset = span(RANGES, b, offset, rows, keys, RANGED)
     at = (length, count, offset, left, right)
     seed = 0
@@ -239,10 +243,12 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
             rest = tl.load(delta + 1, mask=i < rows, other=0.0)
             q = load_block(at_q, i0, qi, rows, d, M, D)
             g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
-            x, rise = scores(tl.dot(k, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+            k_now = once_more(k, at_k, j0, ki_, keys, d, i0 < rows, N, D)
+            x, rise = scores(tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             p, s = shares(x, top, row, LINK, P)
-            g = tl.dot(v, tl.trans(g_out), input_precision="ieee")
+            v_now = once_more(v, at_v, j0, vi, keys, e, i0 < rows, N, E)
+            g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
             if DROP:
                 keep = kept(i, j, head, seed, drop)
                 p = tl.where(keep, p / (1.0 - drop), 0.0)

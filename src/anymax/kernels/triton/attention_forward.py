@@ -40,6 +40,16 @@ def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
+def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: tl.constexpr):
+    """What `load_block` gave before a loop. Products of fp32 take numbers from registers, too many to hold from step to step: these are
+    read again in each, as `here` asks, which is always true and which the compiler cannot know before the step."""
+    if block.dtype == tl.float32:
+        return load_block(at, first, stride, tl.where(here, count, 0), width, N, D)
+    else:
+        return block
+
+
+@triton.jit
 def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
     value, rate = shares(extra, top, row, LINK, P)
     return s0 + value.to(tl.float64), s1 + rate.to(tl.float64)
@@ -160,7 +170,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
-            x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                           M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             now = tl.maximum(top, row_max(x))
             base = tl.where(now > float("-inf"), now, 0.0)
@@ -193,7 +204,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
-            x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                           M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
             high_x = row_max(x)
@@ -239,7 +251,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
                 j0 = n * N
                 j = j0 + tl.arange(0, N)[None, :]
                 k = load_block(at_k, j0, ki_, keys, d, N, D)
-                x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                               M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
                 value, rate = shares(x, top, row, LINK, P)
                 s0 += row_sum(value).to(tl.float64)
@@ -264,7 +277,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
-            x, _ = scores(tl.dot(q, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                           M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             value, rate = shares(x, top, row, LINK, P)
             matters = any_of(value > 0.0)

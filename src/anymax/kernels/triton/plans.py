@@ -94,6 +94,7 @@ class Blocks:
     N: int
     warps: int
     stages: int
+    key_warps: int = 0  # of the kernel of keys and values, which holds two sums; 0: as many as the others have
 
 
 forced_blocks: list[Blocks] = []  # of the tuner and of the tests
@@ -108,16 +109,17 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
     elif width <= 128:
         m, n, warps, stages = 64, 64, 4, 2
     else:
-        m, n, warps, stages = 64, 32, 4, 1
+        m, n, warps, stages = 64, 32, 8, 1
     if size > 2:
-        m, n, stages = m // 2, max(16, n // 2), 1
+        m, n, warps, stages = m // 2, max(16, n // 2), 8, 1
     if long:
-        m, n, warps = min(m, 64), min(n, 32), 4
+        m, n, warps = min(m, 64), min(n, 32), 8 if width > 128 or size > 2 else 4
+    key_warps = 8 if m * n >= 4096 else warps
     if hip:  # 64 KB of shared memory
-        m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
+        m, n, warps, stages, key_warps = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1, 4
     while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
-        m, warps = m // 2, max(1, warps // 2)
-    return Blocks(m, n, warps, stages)
+        m, warps, key_warps = m // 2, max(1, warps // 2), max(1, key_warps // 2)
+    return Blocks(m, n, warps, stages, key_warps)
 
 
 @dataclasses.dataclass(frozen=True)
