@@ -99,7 +99,9 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     assert {"attention_forward", "attention_queries", "attention_keys"} <= set(names)
     assert names.count("attention_bias") == (2 if full else 0)
     for kernel, args, options in calls:
-        made = check(target, kernel, args, options, 1_000_000 if full or dtype.itemsize == 4 else 400_000)
+        made = check(
+            target, kernel, args, options, 1_000_000 if full or link == "any" or dtype.itemsize == 4 else 400_000
+        )
         if name in SPILLED:
             assert spilled(made, tmp_path) <= SPILLED[name], kernel.fn.__name__
 

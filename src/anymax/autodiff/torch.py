@@ -391,7 +391,9 @@ def wrote(out: Tensor | None) -> Tensor | None:
 def _plain(x: Tensor) -> bool:
     """True where x has numbers of its own that the library can read: what torch.func makes, and meta tensors, have none."""
     try:
-        return x.is_cpu and x.is_contiguous() and x.dtype in _SERVED and 0 < x.nbytes <= native.LARGE and x.data_ptr() != 0
+        return (
+            x.is_cpu and x.is_contiguous() and x.dtype in _SERVED and 0 < x.nbytes <= native.LARGE and x.data_ptr() != 0
+        )
     except (RuntimeError, NotImplementedError):
         return False
 

@@ -504,7 +504,9 @@ def _run_dense(
         operands += (at(views[key]), n, 0, 1) if key in views else (0, 0, 0, 0)
     operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
-    call = _whole_call.pack(op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), cleared)
+    call = _whole_call.pack(
+        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), cleared
+    )
     _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
 
 
@@ -633,7 +635,9 @@ def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
 def few(mapping: Mapping, n: int) -> bool:
     """True where the gradient of a loss is as quick to find anew as from what was saved: few classes, one row a lane (csrc/few.hpp)."""
     link = _link(mapping)
-    return n <= 128 and (link.kind in ("softmax", "sparsemax") or (link.kind == "entmax" and link.param in (1.0, 1.5, 2.0)))
+    return n <= 128 and (
+        link.kind in ("softmax", "sparsemax") or (link.kind == "entmax" and link.param in (1.0, 1.5, 2.0))
+    )
 
 
 def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, Saved | None, Array | None]:
