@@ -139,14 +139,14 @@ typedef struct {
     int (*tensor)(void *, void *);         /* dltensor_from_py_object_no_sync of torch's DLPackExchangeAPI, or NULL */
     void *pool;                            /* a function that says which pool is to serve, 0 or 1 */
     int64_t small;                         /* elements of a call that keeps the interpreter, and asks for no pool */
+    int64_t large;                         /* bytes of a result that is refused, for its caller to choose its memory with care */
 } anymax_python;
 ANYMAX_API void anymax_python_bind(const anymax_python *python);
 
 /* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
    anymax_packed less the dtype and the pool; and (code, param, x, value, index, None) -> value or (code, param, x, out, index, scale) -> out for
    ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class, without support and tau. None where anything is out of the
-   ordinary, and then nothing was written: also where `out` is larger than ANYMAX_LARGE bytes, for its caller to choose its memory with care. */
-#define ANYMAX_LARGE ((int64_t)32 << 20)
+   ordinary, and then nothing was written. */
 ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
 ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 

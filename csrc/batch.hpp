@@ -303,13 +303,12 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
 inline bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;
     if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && param <= (double)(ROOM / 2) && param * 2 <= (double)n;
-    return map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && (param == 2.0 || param == 1.5));
+    return rank_of(map, param) > 0;
 }
 
 inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int64_t n, bool past) {
     if (map == ANYMAX_TOPK) return batch_largest(b, rows, n, (int64_t)param, past);
-    if (map == ANYMAX_ENTMAX && param == 1.5) return batch_power<2>(b, rows, n, past);
-    return batch_power<1>(b, rows, n, past);
+    return rank_of(map, param) == 2 ? batch_power<2>(b, rows, n, past) : batch_power<1>(b, rows, n, past);
 }
 
 }  // namespace ANYMAX_UNIT

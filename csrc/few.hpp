@@ -78,13 +78,8 @@ inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     }
 }
 
-inline int few_rank(int32_t map, double param) {  // 0: softmax
-    if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
-    if (map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && param == 2.0)) return 1;
-    return map == ANYMAX_ENTMAX && param == 1.5 ? 2 : -1;
-}
 inline bool few_serves(int32_t op, int32_t map, double param, int64_t n) {
-    return (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) && n <= TILE && few_rank(map, param) >= 0;
+    return (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) && n <= TILE && rank_of(map, param) >= 0;
 }
 
 // The values and thresholds of rows, or their thresholds alone (targets of none).
@@ -106,13 +101,8 @@ inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
 
 // scale (p - y) in place of the scores. A target's own is the sum of the others, which keeps the digits of a small one.
 template <class C>
-inline void few_gradient(Tile<C> &t, int64_t n, int rank, const Few<C> &f) {
-    if (rank == 0)
-        tile_softmax(t, n);
-    else if (rank == 1)
-        tile_power<C, 1>(t, n);
-    else
-        tile_power<C, 2>(t, n);
+inline void few_gradient(Tile<C> &t, int32_t map, double param, int64_t n, const Few<C> &f) {
+    tile_map(t, map, param, n);
     ints<C> target;
     memcpy(&target, f.target, sizeof target);
     const vec<C> scale = load(f.scale);

@@ -44,7 +44,7 @@ struct Array {  // on the CPU, in C order
 bool same(const Array &a, const Array &b) { return a.dtype == b.dtype && a.ndim == b.ndim && !memcmp(a.shape, b.shape, sizeof(int64_t) * a.ndim); }
 
 int64_t size_of(const Array &a) { return a.count * (a.dtype == ANYMAX_F64 ? 8 : a.dtype == ANYMAX_F32 ? 4 : 2); }
-bool large(const Array &a) { return size_of(a) > ANYMAX_LARGE; }
+bool large(const Array &a) { return size_of(a) > py.large; }
 
 bool apart(const Array &a, const Array &b) {  // or the very same
     const uintptr_t bytes = (uintptr_t)size_of(a);

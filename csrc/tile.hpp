@@ -387,21 +387,28 @@ ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, in
 }
 #endif
 
+// 0: softmax, 1: sparsemax, 2: entmax 3/2, under any of their names; -1: another map.
+inline int rank_of(int32_t map, double param) {
+    if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
+    if (map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && param == 2.0)) return 1;
+    return map == ANYMAX_ENTMAX && param == 1.5 ? 2 : -1;
+}
+
 // What the rows of a tile become; one bit a lane, 0 where the row is to be served another way.
 template <class C>
 inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
     constexpr uint32_t ALL = (1u << width<C>) - 1;
+    switch (rank_of(map, param)) {
+        case 0: tile_softmax(t, n); return ALL;
+        case 1: tile_power<C, 1>(t, n); return ALL;
+        case 2: tile_power<C, 2>(t, n); return ALL;
+    }
     switch (map) {
-        case ANYMAX_SOFTMAX: tile_softmax(t, n); return ALL;
-        case ANYMAX_SPARSEMAX: tile_power<C, 1>(t, n); return ALL;
         case ANYMAX_TOPK:
             if (n > NARROW) return tile_count(t, n, (int64_t)param);
             tile_largest(t, n, (int64_t)param);
             return ALL;
         case ANYMAX_ENTMAX:
-            if (param == 1.0) return tile_softmax(t, n), ALL;
-            if (param == 2.0) return tile_power<C, 1>(t, n), ALL;
-            if (param == 1.5) return tile_power<C, 2>(t, n), ALL;
             if constexpr (sizeof(C) == 4) return tile_curve(t, n, Curve(param - 1.0, 1.0 / (param - 1.0)), ENTMAX_FINISH), ALL;
             return 0;
         case ANYMAX_NORMMAX:
@@ -411,10 +418,11 @@ inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
     }
 }
 inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
-    const bool power = map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && (param == 2.0 || param == 1.5));
+    const int rank = rank_of(map, param);
+    const bool power = rank > 0;
     if (!wide && n <= TILE && !power && ((map == ANYMAX_ENTMAX && param < 2.0 && Curve::serves(param - 1.0)) || (map == ANYMAX_NORMMAX && param > 1.0 && param < 51.0))) return true;
     if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
-    return power || map == ANYMAX_SOFTMAX || map == ANYMAX_TOPK || (map == ANYMAX_ENTMAX && param == 1.0);
+    return rank >= 0 || map == ANYMAX_TOPK;
 }
 
 }  // namespace ANYMAX_UNIT

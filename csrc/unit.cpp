@@ -824,7 +824,7 @@ struct Lanes {
 template <class C>
 static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
     const int64_t n = call.n;
-    const int rank = few_rank(call.map, call.param);
+    const int rank = rank_of(call.map, call.param);
     const Lanes<C> lanes(call);
     Tile<C> t;
     Few<C> f;
@@ -838,7 +838,7 @@ static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
             f.scale[j] = call.op == ANYMAX_LOSS_GRAD && j < count ? ((const C *)call.scale)[r + j] : C(0);
         }
         if (call.op == ANYMAX_LOSS_GRAD) {
-            few_gradient(t, n, rank, f);
+            few_gradient(t, call.map, call.param, n, f);
             lanes.out(t, r, count, 0);
             continue;
         }
