@@ -99,15 +99,10 @@ _QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kin
 _compiling = _array.compiling
 
 
-@functools.lru_cache(maxsize=256)
-def _short_of(mapping: Mapping) -> Any:
-    return short.link(mapping)
-
-
 def _short(mapping: Any) -> Any:
     if _compiling() or not isinstance(mapping, Mapping) or mapping.params():
         return None
-    return _short_of(mapping)
+    return short.link(mapping)
 
 
 def _is_last(x: Any, axis: Any, options: Any) -> bool:

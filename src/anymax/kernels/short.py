@@ -8,6 +8,7 @@ compiled without Python's headers: what they need of its stable ABI they are tol
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 from typing import Any
@@ -50,7 +51,7 @@ class _Python(ctypes.Structure):  # anymax_python
     _fields_ = [(name, ctypes.c_void_p) for name in (
         "none", "keep", "drop", "ask", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor",
         "pool",
-    )] + [("small", ctypes.c_int64)]  # fmt: skip
+    )] + [("small", ctypes.c_int64), ("large", ctypes.c_int64)]  # fmt: skip
 
 
 _ABI = (
@@ -69,7 +70,9 @@ def ready() -> bool:
         view = _view()
         address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
         _keep(native.pool)
-        lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *address, view, id(native.pool), native.SMALL)))
+        lib.free.anymax_python_bind(
+            ctypes.byref(_Python(id(None), *address, view, id(native.pool), native.SMALL, native.LARGE))
+        )
         buffers = buffers or _builtin(lib.held.anymax_python_buffers)
         if view:
             tensors = tensors or _builtin(lib.held.anymax_python_tensors)
@@ -108,8 +111,9 @@ def _builtin(body: Any) -> Any:
     return make(ctypes.addressof(method), None, None)
 
 
+@functools.lru_cache(maxsize=256)
 def link(mapping: Mapping) -> tuple[Mapping, int, float] | None:
-    """The mapping with its code and number for the builtins; None where it takes more to say."""
+    """A mapping without arrays, with its code and number for the builtins; None where it takes more to say."""
     found = native.link_of(mapping)
     if isinstance(found, str) or found.params is not None or found.kind == "perturb_max":
         return None
