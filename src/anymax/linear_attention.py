@@ -181,7 +181,7 @@ def linear_attention(
     enable_gqa, is_causal = (
         flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
     )
-    _, shape = check("linear_attention", q, k, v, enable_gqa)
+    groups, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
     if lengths is not None:
         real = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
@@ -194,8 +194,8 @@ def linear_attention(
         )  # a product of two matrices is faster than a batch of one
         out = linear_attention(*one, is_causal=is_causal, scale=scale)
         return xp.reshape(out, (*q.shape[:-1], v.shape[-1]))
-    heads = _apart(q, k, v) if lengths is None else None
-    if heads:
+    heads = shape[:-2]
+    if lengths is None and groups == 1 and math.prod(heads) > 1 and _apart(q, k, v):
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
         each = [xp.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (q, k, v)]
         out = xp.stack([linear_attention(*(a[at] for a in each), **options) for at in np.ndindex(*heads)])
@@ -208,15 +208,9 @@ def linear_attention(
     return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
 
 
-def _apart(q: Array, k: Array, v: Array) -> tuple[int, ...] | None:
-    """The heads, where they go one by one: the features of one fill a cache, and none is shared in groups."""
-    if q.ndim < 3 or q.shape[-1] < _WIDE or not is_torch(q) or q.device.type != "cpu" or _room(q, k, v) is None:
-        return None
-    try:
-        heads = np.broadcast_shapes(*(tuple(a.shape[:-2]) for a in (q, k, v)))
-    except ValueError:
-        return None
-    return heads if math.prod(heads) else None
+def _apart(q: Array, k: Array, v: Array) -> bool:
+    """Whether heads go one by one: where the features of one fill a cache."""
+    return q.shape[-1] >= _WIDE and is_torch(q) and q.device.type == "cpu" and _room(q, k, v) is not None
 
 
 def refuse(mapping: Mapping) -> str | None:
@@ -290,15 +284,25 @@ def _divided(sums: Array, xp: Namespace) -> Array:
 
 def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
     room = _room(memory, k, values)
-    memory = memory if room is None else memory.clone()
+    memory = _own(memory, room)
     body = lambda memory, k, values: (_added(memory, k, values, xp, room), None)  # noqa: E731
     return _fold(body, memory, (k, values), _chunk(memory), xp)[0]
+
+
+def _written(memory: Array, room: list[Array] | None) -> bool:
+    """Whether the memory of one head is added to in its place."""
+    return room is not None and memory.ndim == 2
+
+
+def _own(memory: Array, room: list[Array] | None) -> Array:
+    """A memory that may be written to: a state is never changed."""
+    return memory.clone() if _written(memory, room) else memory
 
 
 def _added(memory: Array, k: Array, values: Array, xp: Namespace, room: list[Array] | None) -> Array:
     """The memory with these keys: the same array where there is room to work in."""
     features = xp.matrix_transpose(_features(xp.matrix_transpose(k), xp, room))
-    if room is None or memory.ndim > 2:
+    if not _written(memory, room):
         return memory + xp.matrix_transpose(values) @ features
     memory[:-1].addmm_(values[:, :-1].T, features)  # apart from the last: 64 columns are a fifth faster than 65
     memory[-1].addmv_(features.T, values[:, -1])
@@ -309,7 +313,7 @@ def _recall(
     memory: Array, q: Array, xp: Namespace, room: list[Array] | None = None, onto: Array | None = None
 ) -> Array:
     features = _features(xp.matrix_transpose(q), xp, room)
-    if room is None or memory.ndim > 2 or features.ndim > 2:
+    if not _written(memory, room) or features.ndim > 2:
         out = xp.matrix_transpose(memory @ features)
         return out if onto is None else onto + out
     sums = q.new_zeros((q.shape[0], memory.shape[0])) if onto is None else onto
@@ -341,7 +345,7 @@ def _causal(
 ) -> tuple[Array, Array]:
     """(output, memory): within a chunk the matrix, before it the memory. fresh: it is that of no key; kept: it is wanted after."""
     room = _room(memory, q, k, values)
-    memory = memory if room is None else memory.clone()
+    memory = memory if fresh else _own(memory, room)
     rows, count = q.shape[-2], k.shape[-2]
     both = min(rows, count)
     groups = 1
