@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +134,20 @@ def tune() -> None:
                 )  # fmt: skip
 
 
+def milliseconds(call: Callable[[], object], times: int) -> float:
+    """Of one call, after one that is not timed."""
+    import torch
+
+    call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / times
+
+
 def tune_blocks() -> None:
     """The fastest tiles of attention for heads of each width: lines of JSON, the tile that is in force first."""
     import itertools
@@ -142,16 +157,6 @@ def tune_blocks() -> None:
     import anymax
     from anymax.kernels.triton import plans
     from benchmarks.gpu_attention import heads
-
-    def milliseconds(call) -> float:
-        call()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(3):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 3
 
     stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
     for d in (64, 128, 256):
@@ -167,13 +172,13 @@ def tune_blocks() -> None:
             plans.forced_blocks.append(tile)
             try:
                 with torch.no_grad():
-                    alone = milliseconds(call)
+                    alone = milliseconds(call, 3)
                 line = {
                     "d": d,
                     "tile": str(tile),
                     "now": tile == now,
                     "forward_ms": alone,
-                    "both_ms": milliseconds(lambda c=call, i=(q, k, v), g=g: torch.autograd.grad(c(), i, g)),
+                    "both_ms": milliseconds(lambda c=call, i=(q, k, v), g=g: torch.autograd.grad(c(), i, g), 3),
                 }
                 print(json.dumps(line), flush=True)
             except Exception as error:  # out of registers or shared memory: not a tile
@@ -192,16 +197,6 @@ def tune_parts() -> None:
     import anymax
     from anymax.kernels.triton import plans
     from benchmarks.gpu_attention import graphed, heads
-
-    def milliseconds(call) -> float:
-        replay = graphed(call)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(10):
-            replay()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 10
 
     stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
     processors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -227,7 +222,7 @@ def tune_parts() -> None:
                             "map": name,
                             "cut": str(cut),
                             "now": cut == now,
-                            "ms": milliseconds(call),
+                            "ms": milliseconds(graphed(call), 10),
                         }
                     print(json.dumps(line), flush=True)
                 except Exception as error:  # out of registers or shared memory: not a way
