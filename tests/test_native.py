@@ -16,7 +16,7 @@ from cases import CASES, each, on
 
 import anymax as am
 from anymax import kernels
-from anymax.kernels import native, short
+from anymax.kernels import _memory, native, short
 
 if isinstance(native.load(), str):
     pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
@@ -321,7 +321,7 @@ def test_every_instruction_set(isa):
 
 
 def test_an_instruction_set_by_the_environment():
-    code = "from anymax.kernels import native; print(native.isa(), native.load() if native.isa() is None else '')"
+    code = "from anymax.kernels import _memory, native; print(native.isa(), native.load() if native.isa() is None else '')"
     assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
     assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
     assert native.load().free.anymax_set_isa(b"mmx") == -1
@@ -392,7 +392,7 @@ def test_a_forked_child_works(first):
 
 
 def test_omp_num_threads():
-    code = "from anymax.kernels import native; print(native.get_num_threads())"
+    code = "from anymax.kernels import _memory, native; print(native.get_num_threads())"
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
 
 
@@ -408,7 +408,7 @@ def test_threadpoolctl_limits_the_pool(name, tmp_path):
             path.symlink_to(tmp_path / name)
     code = """
     import threadpoolctl
-    from anymax.kernels import native
+    from anymax.kernels import _memory, native
     native.set_num_threads(4)
     with threadpoolctl.threadpool_limits(limits=1):
         print(native.get_num_threads(), end=" ")
@@ -419,7 +419,7 @@ def test_threadpoolctl_limits_the_pool(name, tmp_path):
 
 def test_a_threadpoolctl_too_old_to_be_told_of_a_library_is_left_alone(tmp_path):
     (tmp_path / "threadpoolctl.py").write_text("def threadpool_limits(limits=None, user_api=None): ...\n")
-    code = "import anymax, numpy; from anymax.kernels import native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
+    code = "import anymax, numpy; from anymax.kernels import _memory, native; print(native.isa(), anymax.sparsemax(numpy.eye(2)).sum())"
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     assert in_a_child(code, PYTHONPATH=paths) == f"{native.isa()} 2.0"
 
@@ -957,7 +957,8 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
-        monkeypatch.setattr(native, "LARGE", 1000)
+        for module, bound, size in ((native, "SMALLEST", 500), (native, "LARGE", 1000), (_memory, "LARGE", 1000)):
+            monkeypatch.setattr(module, bound, size)
         got = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
         monkeypatch.undo()
         for a, b in zip(got, want, strict=True):

@@ -10,6 +10,7 @@ from .. import kernels
 from .._array import Array, is_jax, is_torch
 from .._mapping import Mapping
 from ..kernels import native, short
+from ..kernels._memory import MANY
 
 
 class plain:
@@ -52,7 +53,7 @@ class plain:
         if kernels.asked() is not None or (call is None and not (short.ready() and (call := short.buffers))):
             return None
         if out is None:
-            out = np.empty_like(x)
+            out = np.empty_like(x) if x.size < MANY else native.empty_like(x)
         elif type(out) is not np.ndarray:
             return None
         _, code, param = link

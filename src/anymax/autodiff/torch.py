@@ -21,6 +21,7 @@ from .. import kernels
 from .._array import floating, modes, upcast
 from .._mapping import Mapping
 from ..kernels import native, reference, short
+from ..kernels._memory import MANY
 from ..mappings import CATALOGUE
 
 Tensor = torch.Tensor
@@ -198,7 +199,7 @@ class _IndexLoss(torch.autograd.Function):
             g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
         if ctx.quick and not (_grad() or _asked() is not None or modes() or g.is_neg()):
             (_, code, param), call = ctx.quick
-            out = call(code | native.LOSS_GRAD, param, x, _empty_like(x), index, g.contiguous())
+            out = call(code | native.LOSS_GRAD, param, x, _like(x), index, g.contiguous())
             if out is not None:
                 return out, *nothing
         if torch.is_grad_enabled() or ctx.engine.refuse("vjp", ctx.mapping, g) is not None:
@@ -361,6 +362,11 @@ _empty_like = torch.empty_like
 
 _SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+
+def _like(x: Tensor) -> Tensor:
+    return _empty_like(x) if x.numel() < MANY else native.empty_like(x)
+
+
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
 
 
@@ -375,7 +381,7 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
     if x.requires_grad and _grad():
         return None if out is not None or _transformed() or not _plain(x) else _Quick.apply(x, link, call)
     if out is None:
-        return call(code, param, x, _empty_like(x))
+        return call(code, param, x, _empty_like(x) if x.numel() < MANY else native.empty_like(x))
     if type(out) is not Tensor or out.requires_grad or out.is_neg():
         return None
     return wrote(call(code, param, x, out))
@@ -447,7 +453,7 @@ class _Quick(torch.autograd.Function):
         n = x.shape[-1]
         saved = native.saving(code >> 8, x, x.numel() // n, n)
         memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-        p = call(code, param, x, _empty_like(x), None, None, memory, capacity)
+        p = call(code, param, x, _like(x), None, None, memory, capacity)
         if p is None:
             p, saved = reference.forward(mapping, x), None
         ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
@@ -460,7 +466,7 @@ class _Quick(torch.autograd.Function):
         saved = native.Saved(*memory, *ctx.sizes) if memory else None
         if not (_grad() or _asked() is not None or modes() or g.is_neg()):
             memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-            out = ctx.call(code | native.VJP, param, x, _empty_like(p), p, g, memory, capacity)
+            out = ctx.call(code | native.VJP, param, x, _like(p), p, g, memory, capacity)
             if out is not None:
                 return out, None, None
         return _vjp(mapping, x, p, g, saved), None, None

@@ -22,6 +22,7 @@ import numpy as np
 from .._array import Array, is_array, is_jax, is_torch, modes
 from .._mapping import Mapping
 from ._locate import library_path
+from ._memory import LARGE, SMALLEST, kept
 from ._rows import merged
 
 name = "native"
@@ -36,7 +37,8 @@ _OPS = {
     "threshold": THRESHOLD,
 }
 _DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
-_SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
+_MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
 _MAPS = {
     "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
     "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
@@ -46,7 +48,6 @@ _NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
 _NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
 _WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax")
-LARGE = 32 << 20  # bytes of a result that comes from the system afresh at each call, as malloc has it
 SMALL = 4096  # elements of a call that is over before another thread would have had the interpreter
 
 
@@ -335,13 +336,11 @@ class _NumPy:
     def plain(a: np.ndarray) -> bool:
         return type(a) is np.ndarray and a.flags.c_contiguous
 
-    @staticmethod
-    def paged(a: np.ndarray, make: Any) -> np.ndarray:
-        return make(a.shape, a.dtype)
+    empty = staticmethod(np.empty)
 
     @staticmethod
-    def empty(shape: tuple[int, ...], dtype: str, like: np.ndarray) -> np.ndarray:
-        return np.empty(shape, dtype)
+    def adopt(memory: np.ndarray, dtype: str) -> np.ndarray:
+        return memory.view(dtype)
 
     @staticmethod
     def cast(a: Any, dtype: str, like: np.ndarray) -> np.ndarray:
@@ -376,16 +375,21 @@ class _Torch:
     @staticmethod
     def plain(a: Any) -> bool:
         torch = sys.modules["torch"]
-        return type(a) in (torch.Tensor, torch.nn.Parameter) and a.is_contiguous() and a.dtype is not torch.bfloat16
+        kinds = torch.Tensor, torch.nn.Parameter
+        return type(a) in kinds and a.is_cpu and a.layout is torch.strided and a.is_contiguous()
 
     @staticmethod
-    def paged(a: Any, make: Any) -> Any:
-        return sys.modules["torch"].from_numpy(make(tuple(a.shape), _dtype(a)))
-
-    @staticmethod
-    def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    def empty(shape: tuple[int, ...], dtype: str) -> Any:
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+
+    @staticmethod
+    def adopt(memory: np.ndarray, dtype: str) -> Any:
+        torch = sys.modules["torch"]
+        tensor = torch.from_numpy(memory)
+        if dtype != "bfloat16":
+            return tensor
+        return torch.empty(0, dtype=torch.bfloat16).set_(tensor.untyped_storage(), 0, tensor.shape, tensor.stride())
 
     @staticmethod
     def cast(a: Any, dtype: str, like: Any) -> Any:
@@ -395,6 +399,14 @@ class _Torch:
 
 def _world(x: Array) -> Any:
     return _Torch if is_torch(x) else _NumPy
+
+
+def _room(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    """An array for numbers to come; a large one of memory that is kept."""
+    size = math.prod(shape) * _SIZES[dtype]
+    if size < SMALLEST:
+        return world.empty(shape, dtype)
+    return world.adopt(kept.take(shape, _MEMORY.get(dtype, dtype), size), dtype)
 
 
 def _dtype(x: Array) -> str:
@@ -439,7 +451,7 @@ def _run(
         for key, a in held.items():  # more than two strides: rows one after another
             if len(merged(batch, [strides[key][:-1]])) > (1 if attempt else 2):
                 if key == "out":
-                    held[key] = world.empty(tuple(a.shape), _dtype(a), a)
+                    held[key] = _room(world, tuple(a.shape), _dtype(a))
                 else:
                     held[key] = world.contiguous(a)
     axes = [(1, (0,) * len(held))] * (2 - len(axes)) + axes
@@ -584,14 +596,21 @@ def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array
 def _result(like: Array, link: Link) -> tuple[Array, bool]:
     """Room for a result, and whether it holds zeros.
 
-    A large one comes from the system afresh at each call, and its pages cost more than what is computed: NumPy asks for huge ones,
-    which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map leaves as they are.
+    Memory that comes from the system afresh costs more than what is computed in it. Up to LARGE bytes what is kept serves instead. Beyond,
+    NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map
+    leaves as they are.
     """
-    world = _world(like)
-    if math.prod(like.shape) * _SIZES[_dtype(like)] <= LARGE or not world.plain(like):
-        return world.empty_like(like), False
-    cleared = 1 <= link.code <= 6 and like.shape[-1] > 2048
-    return world.paged(like, np.zeros if cleared else np.empty), cleared
+    world, dtype, shape = _world(like), _dtype(like), tuple(like.shape)
+    if math.prod(shape) * _SIZES[dtype] > LARGE and world.plain(like) and 1 <= link.code <= 6 and shape[-1] > 2048:
+        return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), True
+    return empty_like(like), False
+
+
+def empty_like(x: Array) -> Array:
+    """Room for a result like x, whatever x is."""
+    world, dtype = _world(x), _dtype(x)
+    plain = dtype in _DTYPES and world.plain(x)
+    return _room(world, tuple(x.shape), dtype) if plain else world.empty_like(x)
 
 
 def forward_saving(
@@ -604,7 +623,7 @@ def forward_saving(
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
     capacity, words = min(n, max(128, n // 32)), 2 if _wide(x) == "float64" else 1
-    return Saved(_world(x).empty((rows * (capacity * (words + 1) + 1),), "int32", x), rows, capacity, words)
+    return Saved(_room(_world(x), (rows * (capacity * (words + 1) + 1),), "int32"), rows, capacity, words)
 
 
 def log_forward(mapping: Mapping, x: Array) -> Array:
@@ -645,14 +664,14 @@ def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Ar
     link, world = _link(mapping), _world(x)
     batch, n = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(batch)
-    value = world.empty(batch, _wide(x), x)
+    value = _room(world, batch, _wide(x))
     index = world.contiguous(index)
     fields, saved, tau = {"index": index, "value": value}, None, None
     save = save and not few(mapping, n)
     if save and link.code in range(1, 7):
         saved = _saved(x, rows, n)
     elif save and link.code == 0:
-        tau = fields["tau"] = world.empty(batch, _wide(x), x)
+        tau = fields["tau"] = _room(world, batch, _wide(x))
     if rows:
         _run(LOSS, link, x, {"x": x}, fields=fields, saved=saved)
     return value, saved, tau
@@ -677,7 +696,7 @@ def threshold(mapping: Mapping, x: Array) -> Array:
     """tau of each row, [..., 1], float or double; logsumexp for softmax."""
     world = _world(x)
     batch = tuple(x.shape[:-1])
-    tau = world.empty((*batch, 1), _wide(x), x)
+    tau = _room(world, (*batch, 1), _wide(x))
     if math.prod(batch):
         _run(THRESHOLD, _link(mapping), x, {"x": x}, fields={"tau": tau})
     return tau
@@ -690,8 +709,8 @@ def largest(x: Array, k: int) -> tuple[Array, Array]:
     if not 1 <= k <= n:
         raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
     x = world.contiguous(x)
-    value = world.empty((*batch, k), _dtype(x), x)
-    positions = world.empty((*batch, k), "int64", x)
+    value = _room(world, (*batch, k), _dtype(x))
+    positions = _room(world, (*batch, k), "int64")
     if math.prod(batch):
         lib = load()
         assert not isinstance(lib, str)

@@ -1,0 +1,72 @@
+"""Memory of results, kept for the next ones.
+
+What an allocator takes from the system afresh comes page by page, and each is cleared at its first touch: for a result of a megabyte that is
+more work than its softmax. So pieces that have gone out of use serve again, the latest first; they are known by their reference counts, since
+every view of a piece, of NumPy or of torch, holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+SMALLEST = 1 << 19  # bytes: the allocator keeps smaller ones itself
+MANY = SMALLEST // 8  # numbers that may take as much
+LARGE = 32 << 20  # bytes of a result that comes from the system afresh each time, which then clears its pages in huge ones
+LINE = 64
+
+
+def _limit() -> int:
+    """The bytes that are kept: ANYMAX_KEPT_MB, or as many as malloc keeps at most."""
+    text = os.environ.get("ANYMAX_KEPT_MB", "64")
+    try:
+        return int(float(text) * 2**20)
+    except (ValueError, OverflowError):
+        raise ValueError(f"ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got {text!r}") from None
+
+
+class Kept:
+    """Pieces of memory, the latest last, after one that is never lent: it has the reference count of those that are in no use."""
+
+    def __init__(self, limit: int) -> None:
+        counts = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+        self.limit = limit if counts else 0
+        self.lock = threading.Lock()
+        self.memory = [np.empty(0, np.uint8)]
+        self.room = [0]  # the bytes of each
+        self.begin = [0]  # its first whole line
+
+    def take(self, shape: tuple[int, ...], dtype: Any, size: int) -> np.ndarray:
+        """An array of `size` bytes; what it holds is anything."""
+        if not SMALLEST <= size <= LARGE or not self.limit or not self.lock.acquire(blocking=False):
+            return np.empty(shape, dtype)
+        try:
+            i = self._piece(size)
+            return np.ndarray(shape, dtype, self.memory[i], self.begin[i])
+        finally:
+            self.lock.release()
+
+    def _piece(self, size: int) -> int:
+        step = 1 << (size.bit_length() - 4)  # a row more or less takes the same piece
+        room = -(-size // step) * step + LINE
+        uses = list(map(sys.getrefcount, self.memory))
+        for i in range(len(uses) - 1, 0, -1):
+            if self.room[i] == room and uses[i] == uses[0]:
+                for each in (self.memory, self.room, self.begin):
+                    each.append(each.pop(i))
+                return -1
+        memory = np.empty(room, np.uint8)
+        self.memory.append(memory)
+        self.room.append(room)
+        self.begin.append(-memory.ctypes.data % LINE)
+        while sum(self.room) > self.limit and len(self.room) > 2:  # one that is in use stays with its user
+            for each in (self.memory, self.room, self.begin):
+                del each[1]
+        return -1
+
+
+kept = Kept(_limit())

@@ -1,0 +1,212 @@
+"""Memory that is kept for results: never one that is in use, and again once it is not."""
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import anymax as am
+from anymax.kernels import native
+from anymax.kernels._memory import LARGE, LINE, SMALLEST, Kept
+
+pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
+COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+counted = pytest.mark.skipif(not COUNTS, reason="reference counts say nothing here")
+N = SMALLEST  # bytes and more
+
+
+def place(a):
+    return a.ctypes.data if isinstance(a, np.ndarray) else a.data_ptr()
+
+
+@counted
+def test_memory_serves_again_once_nothing_holds_it():
+    kept = Kept(1 << 26)
+    a = kept.take((N,), np.uint8, N)
+    first = place(a)
+    assert first % LINE == 0
+    b = kept.take((N,), np.uint8, N)
+    assert place(b) != first
+    del a
+    assert place(kept.take((N // 4,), np.float32, N)) == first
+    part = kept.take((N,), np.uint8, N)[5:9]  # a part of it, or what shows it, holds it as the whole does
+    shown = memoryview(kept.take((N,), np.uint8, N))
+    places = {place(part) - 5, place(np.asarray(shown))}
+    taken = [kept.take((N,), np.uint8, N) for _ in range(5)]
+    assert not places & {place(c) for c in taken}
+    del part, shown
+    gc.collect()
+    assert places <= {place(c) for c in [kept.take((N,), np.uint8, N) for _ in range(2)]}
+
+
+@counted
+def test_sizes_that_are_near_share_and_others_do_not():
+    kept = Kept(1 << 26)
+    first = place(kept.take((N + 4096,), np.uint8, N + 4096))
+    assert place(kept.take((N + 8192,), np.uint8, N + 8192)) == first
+    assert place(kept.take((2 * N,), np.uint8, 2 * N)) != first
+
+
+def test_no_more_is_kept_than_the_limit():
+    kept = Kept(4 * (N + LINE))
+    held = [kept.take((N,), np.uint8, N) for _ in range(9)]
+    for i, a in enumerate(held):
+        a[:] = i
+    assert sum(kept.room) <= kept.limit
+    assert len({place(a) for a in held}) == 9
+    assert all((a == i).all() for i, a in enumerate(held))
+    del held, a
+    for size in (2 * N, 3 * N, N):
+        kept.take((size,), np.uint8, size)
+        assert sum(kept.room) <= kept.limit or len(kept.room) == 2
+
+
+@pytest.mark.parametrize("size", [N - 1, LARGE + 1])
+def test_small_and_very_large_ones_are_not_kept(size):
+    kept = Kept(1 << 30)
+    assert kept.take((size,), np.uint8, size).flags.owndata
+    assert len(kept.room) == 1
+    assert Kept(0).take((N,), np.uint8, N).flags.owndata
+
+
+def test_a_lock_that_is_held_is_not_waited_for():
+    kept = Kept(1 << 26)
+    with kept.lock:  # of another thread, or of one that was forked away
+        assert kept.take((N,), np.uint8, N).flags.owndata
+
+
+def test_threads_never_share():
+    kept, wrong = Kept(1 << 23), []
+
+    def work(me):
+        for _ in range(300):
+            a = kept.take((N,), np.uint8, N)
+            a[::4096] = me
+            time.sleep(0)
+            if (a[::4096] != me).any():
+                wrong.append(me)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_results_stay_what_they_are_while_others_come_and_go(kind, dtype):
+    torch = pytest.importorskip("torch")
+    if kind == "numpy" and dtype == "bfloat16":
+        pytest.skip("NumPy has none")
+    generator = torch.Generator().manual_seed(0)
+
+    def scores():
+        x = torch.randn(300, 1100, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+        return x.numpy() if kind == "numpy" else x
+
+    xs = [scores() for _ in range(4)]
+    with am.use("reference"):
+        want = [am.entmax15(x) for x in xs]
+    held, views = [], []
+    for turn in range(3):
+        for x in xs:
+            p = am.entmax15(x)
+            assert p.dtype == x.dtype
+            assert p.shape == x.shape
+            if kind == "torch":
+                assert not p._is_view()
+            held.append(p if turn else None)  # the first are let go
+            views.append(p[17])  # but for a part
+            am.sparsemax(x)
+    for i, (p, view) in enumerate(zip(held, views, strict=True)):
+        expected = torch.as_tensor(want[i % 4]).double()
+        torch.testing.assert_close(torch.as_tensor(view).double(), expected[17], rtol=0, atol=4e-3)
+        if p is not None:
+            torch.testing.assert_close(torch.as_tensor(p).double(), expected, rtol=0, atol=4e-3)
+
+
+@counted
+def test_training_takes_the_same_memory_at_every_step():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(512, 1024)
+    seen = []
+    for _ in range(4):
+        leaf = x.clone().requires_grad_()
+        p = am.sparsemax(leaf)
+        (g,) = torch.autograd.grad(p, leaf, torch.ones_like(p).cumsum(-1))
+        seen.append({p.data_ptr(), g.data_ptr()})
+        with am.use("reference"):
+            torch.testing.assert_close(p, am.sparsemax(x), rtol=0, atol=1e-6)
+        del p, g
+    assert seen[1] == seen[2] == seen[3]
+
+
+def test_gradients_hold_what_the_backward_needs():
+    torch = pytest.importorskip("torch")
+    xs = [torch.randn(200, 1500, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    gs = [torch.randn(200, 1500, dtype=torch.float64) for _ in range(3)]
+    total = sum((am.entmax15(x) * g).sum() for x, g in zip(xs, gs, strict=True))  # each p lives in the graph alone
+    for _ in range(4):
+        am.sparsemax(gs[0])
+    total.backward()
+    for x, g in zip(xs, gs, strict=True):
+        with am.use("reference"):
+            y = x.detach().requires_grad_()
+            (am.entmax15(y) * g).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=1e-12)
+
+
+def test_a_shared_tensor_leaves_what_is_kept():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(256, 1024)
+    p = am.sparsemax(x)
+    want = p.clone()
+    p.share_memory_()  # its numbers move to where other processes see them
+    for _ in range(3):
+        am.softmax(x)
+    assert torch.equal(p, want)
+    assert p.is_shared()
+
+
+def _child(queue):
+    x = np.random.default_rng(0).normal(size=(256, 1024)).astype("float32")
+    queue.put(float(am.sparsemax(x).sum()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork is Linux's")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_its_own():
+    x = np.random.default_rng(0).normal(size=(256, 1024)).astype("float32")
+    p = am.sparsemax(x)
+    want = p.copy()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == pytest.approx(256.0, rel=1e-5)
+    child.join()
+    np.testing.assert_array_equal(p, want)
+
+
+def run(value):
+    code = (
+        "import numpy as np, anymax as am\nfrom anymax.kernels._memory import kept\n"
+        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.room) - 1)"
+    )
+    environment = {**os.environ, "ANYMAX_KEPT_MB": value}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+@counted
+def test_the_environment_says_how_much():
+    assert run("0").stdout.split() == ["0", "0"]
+    assert run("1.5").stdout.split() == [str(3 << 19), "1"]
+    assert "ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got 'much'" in run("much").stderr
