@@ -294,11 +294,16 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
         const int64_t count = s.count[r];
+        float *out = (float *)call.out.data + r * call.out.outer;
+        if (count < 0 && call.p.cls == 1 && n <= 16 * s.capacity) {  // more than a sixteenth of it: all of it
+            const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
+            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, past, n, nullptr}, scratch, team);
+            continue;
+        }
         if (count < 0) {
             other(r);
             continue;
         }
-        float *out = (float *)call.out.data + r * call.out.outer;
         if (!apart && !call.cleared && r >= cleared) {
             for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
             if (together > 1)

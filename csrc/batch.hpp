@@ -12,7 +12,8 @@ constexpr bool PACKS = true;  // lanes can be moved by a mask
 constexpr bool PACKS = false;
 #endif
 constexpr int64_t MIDDLE = 2048;     // the longest rows that are served this way
-constexpr int64_t ROOM = 256;        // the most candidates of a row
+constexpr int64_t ROOM = 1024;       // the most candidates of a row
+constexpr int64_t LESS = 512, LEAST = 256;  // and of a map that a sweep over all of the row serves as well
 constexpr int64_t ROOM_STEP = ROOM + 4 * width<float>;
 
 struct Batch {
@@ -23,9 +24,12 @@ struct Batch {
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
-    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates
+    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates; after it, with `save`, where it has probabilities
+    bool save;
     alignas(64) float side[W * ROOM_STEP];  // rows of cells, rows of candidates
     alignas(64) vf turned[ROOM];            // the same, one row a lane
+    alignas(64) vf other[ROOM];
+    alignas(64) vd value[ROOM + 1], rate[ROOM + 1];
 };
 
 // -- moving lanes ------------------------------------------------------------------------------------------------------------------
@@ -109,10 +113,17 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     const int64_t cells = groups * W;
     for (int64_t r = 0; r < W; r++) {
         bool sound = false;
-        if (r < rows) sound = groups == 1 ? cells_of<1>(b.x[r], n, b.side + r * cells) : groups == 2 ? cells_of<2>(b.x[r], n, b.side + r * cells) : cells_of<4>(b.x[r], n, b.side + r * cells);
+        float *to = b.side + r * cells;
+        if (r < rows) switch (groups) {
+                case 1: sound = cells_of<1>(b.x[r], n, to); break;
+                case 2: sound = cells_of<2>(b.x[r], n, to); break;
+                case 4: sound = cells_of<4>(b.x[r], n, to); break;
+                case 8: sound = cells_of<8>(b.x[r], n, to); break;
+                default: sound = cells_of<16>(b.x[r], n, to);
+            }
         b.count[r] = sound ? 0 : -1;
         if (!sound)
-            for (int64_t j = 0; j < cells; j++) b.side[r * cells + j] = 0.0f;
+            for (int64_t j = 0; j < cells; j++) to[j] = 0.0f;
     }
     gather_lanes((float *)b.turned, b.side, W, cells, cells);
     vf high = b.turned[0];
@@ -126,21 +137,31 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
 // True where so many of the vectors of `size` entries are marked that to ask each costs more than to take them all.
 ANYMAX_INLINE bool crowd(uint64_t hit, int64_t size) { return __builtin_popcountll(hit) * 2 * width<float> > size; }
 
-template <bool RAW>
-ANYMAX_INLINE int64_t keep(vf v, vf high, vf edge, float *to) {
-    const vf y = RAW ? v : v - high;
-    return pack(y, RAW ? bits_from(y, edge) : bits_above(y, edge), to);
+// Which entries of a vector are candidates, and what is kept of them: x - top where that is above the edge, x there, or x from the edge on.
+enum Keeping { BELOW_TOP, SCORES, SCORES_FROM };
+template <Keeping K>
+ANYMAX_INLINE uint32_t candidates(vf v, vf high, vf edge) {
+    return K == SCORES_FROM ? bits_from(v, edge) : bits_above(v - high, edge);
 }
-template <bool RAW>
+template <Keeping K>
+ANYMAX_INLINE int64_t keep(vf v, vf high, vf edge, float *to) {
+    return pack(K == BELOW_TOP ? v - high : v, candidates<K>(v, high, edge), to);
+}
+template <Keeping K>
 ANYMAX_INLINE int64_t keep_all(const float *x, int64_t n, vf high, vf edge, float *to, int64_t at, int64_t room) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
+    if (K == SCORES && n >= 16 * W) {  // the beginning of a row speaks for it
+        for (; i < 8 * W; i += W) at += keep<K>(load(x + i), high, edge, to + at);
+        if (at * n > (room + room / 8) * 8 * W) return room + 1;
+    }
     for (; i + 4 * W <= n && at <= room; i += 4 * W)
-        for (int j = 0; j < 4; j++) at += keep<RAW>(load(x + i + j * W), high, edge, to + at);
-    for (; i < n && at <= room; i += W) at += keep<RAW>(load_or(x, i, n, -inf32), high, edge, to + at);
+        for (int j = 0; j < 4; j++) at += keep<K>(load(x + i + j * W), high, edge, to + at);
+    for (; i < n && at <= room; i += W) at += keep<K>(load_or(x, i, n, -inf32), high, edge, to + at);
     return at;
 }
 // First which vectors have any, and then those. Apart from the rest, which pays for its registers where it is inlined.
+template <Keeping K>
 __attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf high, vf edge, float *to, int64_t room, uint64_t *hits) {
     constexpr int64_t W = width<float>;
     int64_t at = 0;
@@ -148,20 +169,20 @@ __attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf 
         const int64_t end = i + 64 * W < n ? i + 64 * W : n;
         uint64_t hit = 0;
         int64_t j = 0;
-        for (; i + (j + 1) * W <= end; j++) hit |= (uint64_t)(bits_above(load(x + i + j * W) - high, edge) != 0) << j;
-        if (i + j * W < end) hit |= (uint64_t)(bits_above(load_or(x, i + j * W, n, -inf32) - high, edge) != 0) << j;
+        for (; i + (j + 1) * W <= end; j++) hit |= (uint64_t)(candidates<K>(load(x + i + j * W), high, edge) != 0) << j;
+        if (i + j * W < end) hit |= (uint64_t)(candidates<K>(load_or(x, i + j * W, n, -inf32), high, edge) != 0) << j;
         hits[i / (64 * W)] = hit;
         if (crowd(hit, end - i)) {
-            at = keep_all<false>(x + i, end - i, high, edge, to, at, room);
+            at = keep_all<K>(x + i, end - i, high, edge, to, at, room);
             continue;
         }
-        for (; hit && at <= room; hit &= hit - 1) at += keep<false>(load_or(x, i + __builtin_ctzll(hit) * W, n, -inf32), high, edge, to + at);
+        for (; hit && at <= room; hit &= hit - 1) at += keep<K>(load_or(x, i + __builtin_ctzll(hit) * W, n, -inf32), high, edge, to + at);
     }
     return at;
 }
 
-// The candidates of all rows, turned: x - top > edge, or with RAW x >= edge. `apart`: one bit a row, 1 where few of its vectors have any.
-template <bool RAW>
+// The candidates of all rows, turned. `apart`: one bit a row, 1 where few of its vectors have any.
+template <Keeping K>
 ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apart) {
     constexpr int64_t W = width<float>;
     b.most = 0;
@@ -172,7 +193,7 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apa
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-            at = apart >> r & 1 ? keep_few(x, n, high, edge, to, room, b.hit[r]) : keep_all<RAW>(x, n, high, edge, to, 0, room);
+            at = apart >> r & 1 ? keep_few<K>(x, n, high, edge, to, room, b.hit[r]) : keep_all<K>(x, n, high, edge, to, 0, room);
             b.count[r] = at <= room ? at : -1;
             if (at > room) at = 0;
         }
@@ -186,6 +207,23 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apa
     gather_lanes((float *)b.turned, b.side, W, b.most, ROOM_STEP);
 }
 
+// Takes the vectors of a row in order, and notes which have probabilities.
+template <bool ON>
+struct Marker {
+    uint64_t *to, word = 0;
+    int64_t at = 0;
+    ANYMAX_INLINE void take(vf p) {
+        if (!ON) return;
+        word |= (uint64_t)(bits(~(p == vf{})) != 0) << at;
+        if (++at < 64) return;
+        *to++ = word;
+        word = 0, at = 0;
+    }
+    ANYMAX_INLINE void end() {
+        if (ON && at) *to = word;
+    }
+};
+
 // f of each vector of the row, in order.
 template <class F>
 ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F f) {
@@ -197,6 +235,29 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F 
         for (int j = 0; j < 4; j++) store(to + i + j * W, f(load(x + i + j * W)));
     for (; i + W <= n; i += W) store(to + i, f(load(x + i)));
     if (i < n) store_part(to + i, f(load_or(x, i, n, -inf32)), n - i);
+}
+
+// Of each row one bit: 1 where few of its vectors have entries above the edge, by its cells.
+ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64_t n) {
+    if (n <= 24 * width<float>) return 0;
+    vi above{};
+    for (int64_t j = 0; j < cells; j++) above -= cell[j] > edge;
+    return bits(above < (int32_t)(cells - cells / 8));
+}
+
+// Zeros but for the candidates, whose results lie at `from` in their order.
+template <Keeping K, bool SAVE>
+ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, int64_t n, bool past, const float *from) {
+    const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
+    Marker<SAVE> marker{b.hit[r]};
+    transform(b.out[r], b.x[r], n, past, [&](vf v) {
+        const uint32_t some = candidates<K>(v, high, edge);
+        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
+        from += __builtin_popcount(some);
+        marker.take(p);
+        return p;
+    });
+    marker.end();
 }
 
 // -- sparsemax and entmax 3/2 ------------------------------------------------------------------------------------------------------
@@ -226,21 +287,17 @@ __attribute__((noinline)) static void write_few(float *to, const float *x, int64
 }
 
 // One bit a row: 0 where it is to be served another way, for its support is most of it, or it is poisoned.
-template <int R>
+template <int R, bool SAVE>
 static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
     constexpr int64_t W = width<float>;
     const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
     const vf high = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
     vf level = tile_level<float, R>(b.turned, cells, 3);
-    store(b.edge, level * -(float)R);
-    uint32_t apart = 0;
-    if (n > 24 * W) {
-        vi above{};
-        for (int64_t j = 0; j < cells; j++) above -= b.turned[j] > level * -(float)R;
-        apart = bits(above < (int32_t)(cells - cells / 8));
-    }
-    batch_collect<false>(b, n, ROOM, apart);
+    const vf edge = level * -(float)R;
+    store(b.edge, edge);
+    const uint32_t apart = few_vectors(b.turned, cells, edge, n);
+    batch_collect<BELOW_TOP>(b, n, LEAST, apart);
     vf lost;
     tile_root<float, R>(b.turned, b.most, level, lost);
     float at[W], less[W];
@@ -252,30 +309,45 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
         done |= 1u << r;
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
-        if (past || x == b.out[r] || !(apart >> r & 1))
-            transform(b.out[r], x, n, past, [&](vf v) { return power_value<float, R>(v - m, l, off); });
-        else
+        if (!past && x != b.out[r] && (apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
             write_few<R>(b.out[r], x, n, m, l, off, b.hit[r]);
+            continue;
+        }
+        Marker<SAVE> marker{b.hit[r]};
+        transform(b.out[r], x, n, past, [&](vf v) {
+            const vf p = power_value<float, R>(v - m, l, off);
+            marker.take(p);
+            return p;
+        });
+        marker.end();
     }
     return done;
 }
 
 // -- softmax over the k largest ----------------------------------------------------------------------------------------------------
 
+// At most the k-th largest entry of each row, for no more than so many of its cells are larger.
+ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int turns) {
+    const vf least = splat(-lanes_max(0.0f)), high = load(b.top);
+    if (k >= cells) return least;
+    vf low = high, finite{};
+    for (int64_t j = 0; j < cells; j++) {
+        low = b.turned[j] > -inf32 ? smaller(low, b.turned[j]) : low;
+        finite += b.turned[j] > -inf32 ? splat(1.0f) : vf{};
+    }
+    const vi few = finite < (float)k;
+    lanes_count<float>(b.turned, cells, splat((float)k), low, finite, high, turns);
+    return few ? least : low;
+}
+
+template <bool SAVE>
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
     constexpr int64_t W = width<float>;
     const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups);
     const vf high = load(b.top), want = splat((float)k);
-    vf low = b.turned[0];
-    if (k < cells) {  // the k-th largest cell is at most the k-th largest entry
-        for (int64_t j = 1; j < cells; j++) low = smaller(low, b.turned[j]);
-        low = larger(low, splat(-lanes_max(0.0f)));
-        lanes_count<float>(b.turned, cells, want, low, splat((float)cells), high, 5);
-    } else {
-        low = splat(-lanes_max(0.0f));
-    }
+    vf low = below_largest(b, cells, k, 5);
     store(b.edge, low);
-    batch_collect<true>(b, n, ROOM, 0);
+    batch_collect<SCORES_FROM>(b, n, LEAST, 0);
     low = b.turned[0];  // the lowest candidate; the lanes end in -inf, which are none
     for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
     float counts[W];
@@ -288,14 +360,151 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0 || !(exact >> r & 1)) continue;
         done |= 1u << r;
-        const float *x = b.x[r], *from = b.side + r * ROOM_STEP;
-        const vf edge = splat(b.edge[r]);
-        transform(b.out[r], x, n, past, [&](vf v) {
-            const uint32_t some = bits_from(v, edge);
-            const vf p = unpack(v >= edge, some, from);
+        write_candidates<SCORES_FROM, SAVE>(b, r, n, past, b.side + r * ROOM_STEP);
+    }
+    return done;
+}
+
+// -- entmax of any alpha, normmax --------------------------------------------------------------------------------------------------
+
+// Zeros, and the vectors that have candidates.
+template <Keeping K>
+__attribute__((noinline)) static void write_few_candidates(float *to, const float *x, int64_t n, vf high, vf edge, const uint64_t *hits, const float *from) {
+    constexpr int64_t W = width<float>;
+    memset(to, 0, (size_t)n * sizeof(float));
+    for (int64_t i = 0; i < n; i += 64 * W)
+        for (uint64_t hit = hits[i / (64 * W)]; hit; hit &= hit - 1) {
+            const int64_t k = i + __builtin_ctzll(hit) * W;
+            const vf v = load_or(x, k, n, -inf32);
+            const uint32_t some = candidates<K>(v, high, edge);
+            const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
             from += __builtin_popcount(some);
-            return p;
-        });
+            if (k + W <= n)
+                store(to + k, p);
+            else
+                store_part(to + k, p, n - k);
+        }
+}
+
+template <bool SAVE>
+static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curve, Finish finish, bool past) {
+    constexpr int64_t W = width<float>;
+    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
+    const vf high_ = load(b.top);
+    for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high_;
+    vf level = smaller(curve_level(curve, b.turned, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
+    const vf edge = level * (float)(-1.0 / curve.slope);
+    store(b.edge, edge);
+    const uint32_t apart = few_vectors(b.turned, cells, edge, n);
+    batch_collect<SCORES>(b, n, curve.swept() ? LESS : ROOM, apart);
+    const int64_t most = b.most;
+    for (int64_t j = 0; j < most; j++) b.other[j] = b.turned[j] - high_;
+    level = curve_level(curve, b.other, most, level, 40);
+    for (int upper = 0; upper < 2; upper++) {
+        const vd top_ = upper ? high(high_) : low(high_);
+        vd lost, share;
+        curve_finish(curve, b.turned, top_, most, upper != 0, upper ? high(level) : low(level), finish, b.value, b.rate, lost, share);
+        for (int64_t i = 0; i < most; i++)
+            store_narrow((float *)(b.other + i) + upper * W / 2, curve_value(finish, b.value[i], b.rate[i], lost, share));
+    }
+    scatter_lanes((const float *)b.other, b.side, W, most, ROOM_STEP);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0) continue;
+        done |= 1u << r;
+        const float *from = b.side + r * ROOM_STEP;
+        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
+            write_few_candidates<SCORES>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
+        else
+            write_candidates<SCORES, SAVE>(b, r, n, past, from);
+    }
+    return done;
+}
+
+// -- budget ------------------------------------------------------------------------------------------------------------------------------
+
+// Sums of clip(x - tau, 0, 1): what lies between, how many that are, and how many are 1.
+template <class V>
+struct ClipSums {
+    V part, inside, full;
+};
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
+    typedef scalar<V> C;
+    ClipSums<V> s{};
+    for (int64_t i = 0; i < n; i += 8) {  // sums of eight: the rounding of one long sum would show
+        ClipSums<V> t{};
+        for (int64_t j = i; j < i + 8; j++) {
+            const V v = x(j) - tau;
+            const auto full = v >= all<V>(C(1)), some = v > V{};
+            t.part += some ? (full ? V{} : v) : V{};
+            t.inside += some ? all<V>(C(1)) : V{};
+            t.full += full ? all<V>(C(1)) : V{};
+        }
+        s.part += t.part, s.inside += t.inside, s.full += t.full;
+    }
+    s.inside = s.inside - s.full;
+    return s;
+}
+
+// Newton's steps within a bracket [low, high] of tau, until no lane moves by more than `fine`, or no sum is off by more.
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scalar<V> fine, int turns, F x) {
+    ClipSums<V> s{};
+    for (int turn = 0; turn < turns; turn++) {
+        s = clip_sums<V>(n, tau, x);
+        const V excess = (s.part - k) + s.full;
+        low = excess > V{} ? tau : low;
+        high = excess < V{} ? tau : high;
+        const V half = low + (high - low) * scalar<V>(0.5);
+        V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
+        next = (next > low) & (next < high) ? next : half;
+        const auto go = (absolute(excess) > k * fine) & (next != tau);
+        if (!bits(go)) break;
+        tau = go ? next : tau;
+    }
+    return s;
+}
+
+template <bool SAVE>
+static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool past) {
+    constexpr int64_t W = width<float>;
+    const int64_t rank = (int64_t)::ceil(k);
+    int64_t groups = n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4;
+    while (groups < 16 && groups * W < 2 * rank && groups * 2 * W <= n) groups *= 2;
+    const int64_t cells = batch_cells(b, rows, n, groups);
+    const vf low_ = below_largest(b, cells, rank, 8), edge = low_ - 1.0f - (absolute(low_) + 1.0f) * 1e-6f;
+    const vf high_ = load(b.top);
+    store(b.edge, edge);
+    const uint32_t apart = few_vectors(b.turned, cells, edge, n), far = bits(~(high_ - low_ < 1e4f));  // floats from there on say too little
+    for (int64_t r = 0; r < W; r++)
+        if (far >> r & 1) b.count[r] = -1;
+    batch_collect<SCORES_FROM>(b, n, ROOM, apart);
+    const int64_t most = b.most;
+    vf tau = splat(-0.5f);
+    clip_root<vf>(most, tau, splat(-1.0f), high_ - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) { return b.turned[i] - low_; });
+    for (int upper = 0; upper < 2; upper++) {
+        auto half = [&](vf v) { return upper ? high(v) : low(v); };
+        auto x = [&](int64_t i) { return half(b.turned[i]); };
+        vd at = half(low_) + half(tau);
+        const ClipSums<vd> s = clip_root<vd>(most, at, half(edge), half(high_), all<vd>(k), 1e-12, 100, x);
+        const vd lost = s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{};
+        for (int64_t i = 0; i < most; i++) {
+            const vd t = x(i) - at;
+            const vd p = (t > vd{}) & (t < 1.0) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
+            store_narrow((float *)(b.other + i) + upper * W / 2, p);
+        }
+    }
+    scatter_lanes((const float *)b.other, b.side, W, most, ROOM_STEP);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0) continue;
+        done |= 1u << r;
+        const float *from = b.side + r * ROOM_STEP;
+        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
+            write_few_candidates<SCORES_FROM>(b.out[r], b.x[r], n, high_, splat(b.edge[r]), b.hit[r], from);
+        else
+            write_candidates<SCORES_FROM, SAVE>(b, r, n, past, from);
     }
     return done;
 }
@@ -303,12 +512,39 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
 inline bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;
     if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && param <= (double)(ROOM / 2) && param * 2 <= (double)n;
-    return rank_of(map, param) > 0;
+    if (map == ANYMAX_BUDGET) return param > 0.0 && param * 2.0 <= (double)n && ::ceil(param) <= (double)(8 * width<float>);
+    return rank_of(map, param) > 0 || (n > TILE && curve_serves(map, param));
 }
 
+template <bool SAVE>
 inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int64_t n, bool past) {
-    if (map == ANYMAX_TOPK) return batch_largest(b, rows, n, (int64_t)param, past);
-    return rank_of(map, param) == 2 ? batch_power<2>(b, rows, n, past) : batch_power<1>(b, rows, n, past);
+    if (map == ANYMAX_TOPK) return batch_largest<SAVE>(b, rows, n, (int64_t)param, past);
+    if (map == ANYMAX_BUDGET) return batch_budget<SAVE>(b, rows, n, param, past);
+    if (rank_of(map, param) < 0) return batch_curve<SAVE>(b, rows, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, past);
+    return rank_of(map, param) == 2 ? batch_power<2, SAVE>(b, rows, n, past) : batch_power<1, SAVE>(b, rows, n, past);
+}
+
+// The probabilities of a row of results above `least`, from the vectors that have any: how many there are, -1 where there is no room for them.
+static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
+    constexpr int64_t W = width<float>;
+    const vf none = splat(least);
+    int64_t at = 0;
+    for (int64_t k = 0; k < n; k += 64 * W)
+        for (uint64_t hit = hits[k / (64 * W)]; hit; hit &= hit - 1) {
+            const int64_t i = k + __builtin_ctzll(hit) * W;
+            const vf v = load_or(p, i, n, 0.0f);
+            const vi above = v > none;
+            if (at + W <= capacity) {
+                at = append(v, above, (int32_t)i, value, index, at);
+                continue;
+            }
+            for (uint32_t some = bits(above); some; some &= some - 1) {
+                const int64_t j = __builtin_ctz(some);
+                if (at == capacity) return -1;
+                index[at] = (int32_t)(i + j), value[at++] = v[j];
+            }
+        }
+    return at;
 }
 
 }  // namespace ANYMAX_UNIT

@@ -307,6 +307,32 @@ ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf leve
     return level;
 }
 
+// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (curve_value).
+ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
+                                vd &share) {
+    const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
+    CurveSums<vd> s{};
+    for (int turn = 0; turn < 40; turn++) {
+        s = curve_lanes(curve, x, top_, n, upper, level, value, rate);
+        const vd next = level - curve.steps(s.s0, s.s1);
+        const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != level);
+        if (!bits(go)) break;
+        level = go ? next : level;
+    }
+    lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
+}
+ANYMAX_INLINE vd curve_value(Finish finish, vd value, vd rate, vd lost, vd share) {
+    return finish == NORMMAX_FINISH ? rate * share : larger(value - rate * lost, vd{});
+}
+
+// Entmax of any alpha below 2 and normmax, of floats.
+inline bool curve_serves(int32_t map, double param) {
+    return map == ANYMAX_ENTMAX ? param < 2.0 && Curve::serves(param - 1.0) : map == ANYMAX_NORMMAX && param > 1.0 && param < 51.0;
+}
+inline Curve curve_of(int32_t map, double param) {
+    return map == ANYMAX_ENTMAX ? Curve(param - 1.0, 1.0 / (param - 1.0)) : Curve(1.0, param / (param - 1.0));
+}
+
 // Apart from the others, which pay for its registers where it is inlined.
 __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, const Curve &curve, Finish finish) {
     vf x[TILE];
@@ -319,22 +345,12 @@ __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, cons
         level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));
     }
     level = curve_level(curve, t.v, n, level, 40);
-    const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
-    vd value[2][TILE + 1], rate[2][TILE + 1];
+    vd value[2][TILE + 1], rate[TILE + 1];
     for (int upper = 0; upper < 2; upper++) {
         const vd top_ = upper ? high(t.high) : low(t.high);
-        vd at = upper ? high(level) : low(level);
-        CurveSums<vd> s{};
-        for (int turn = 0; turn < 40; turn++) {
-            s = curve_lanes(curve, x, top_, n, upper != 0, at, value[upper], rate[upper]);
-            const vd next = at - curve.steps(s.s0, s.s1);
-            const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != at);
-            if (!bits(go)) break;
-            at = go ? next : at;
-        }
-        const vd lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
-        for (int64_t i = 0; i < n; i++)
-            value[upper][i] = finish == NORMMAX_FINISH ? rate[upper][i] * share : larger(value[upper][i] - rate[upper][i] * lost, vd{});
+        vd lost, share;
+        curve_finish(curve, x, top_, n, upper != 0, upper ? high(level) : low(level), finish, value[upper], rate, lost, share);
+        for (int64_t i = 0; i < n; i++) value[upper][i] = curve_value(finish, value[upper][i], rate[i], lost, share);
     }
     for (int64_t i = 0; i < n; i++) t.v[i] = t.any ? join(value[0][i], value[1][i]) : vf{};
     conclude(t, n);
@@ -409,10 +425,8 @@ inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
             tile_largest(t, n, (int64_t)param);
             return ALL;
         case ANYMAX_ENTMAX:
-            if constexpr (sizeof(C) == 4) return tile_curve(t, n, Curve(param - 1.0, 1.0 / (param - 1.0)), ENTMAX_FINISH), ALL;
-            return 0;
         case ANYMAX_NORMMAX:
-            if constexpr (sizeof(C) == 4) return tile_curve(t, n, Curve(1.0, param / (param - 1.0)), NORMMAX_FINISH), ALL;
+            if constexpr (sizeof(C) == 4) return tile_curve(t, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH), ALL;
             return 0;
         default: return 0;
     }
@@ -420,7 +434,7 @@ inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
 inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
     const int rank = rank_of(map, param);
     const bool power = rank > 0;
-    if (!wide && n <= TILE && !power && ((map == ANYMAX_ENTMAX && param < 2.0 && Curve::serves(param - 1.0)) || (map == ANYMAX_NORMMAX && param > 1.0 && param < 51.0))) return true;
+    if (!wide && n <= TILE && rank < 0 && curve_serves(map, param)) return true;
     if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
     return rank >= 0 || map == ANYMAX_TOPK;
 }

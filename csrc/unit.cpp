@@ -739,6 +739,17 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
 }
 
+// One a thread, kept: too large for the stack of some, and for taking anew at each call.
+static Batch *batch_memory() {
+    struct Own {
+        void *memory = nullptr;
+        ~Own() { free(memory); }
+    };
+    static thread_local Own own;
+    if (!own.memory) own.memory = malloc(sizeof(Batch) + 64);
+    return own.memory ? (Batch *)(((uintptr_t)own.memory + 63) & ~(uintptr_t)63) : nullptr;
+}
+
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
 static void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     constexpr int64_t W = width<float>;
@@ -747,7 +758,12 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
     float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
-    Batch b;
+    Batch *const memory = batch_memory();
+    if (!memory) {
+        scratch.failed = true;
+        return;
+    }
+    Batch &b = *memory;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are turned in one go
@@ -764,9 +780,12 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
         b.ahead = direct_x && inner == 1 && call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
-        const uint32_t done = batch_map(b, call.map, call.param, count, n, past && direct_out);
-        for (int64_t j = 0; call.support.count && j < count; j++)
-            if (done >> j & 1) save_nonzeros(call, r + j, b.out[j], scratch);
+        const anymax_support &to = call.support;
+        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, call.map, call.param, count, n, past && direct_out);
+        for (int64_t j = 0; to.count && j < count; j++)
+            if (done >> j & 1)
+                to.count[r + j] = (int32_t)batch_support(b.hit[j], b.out[j], n, (float)vanishing(call.dtype), to.index + (r + j) * to.capacity,
+                                                         (float *)to.value + (r + j) * to.capacity, to.capacity);
         if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
             turn_out(results, count, n, out[0], call.out.cls, call.dtype);
             continue;
