@@ -340,6 +340,103 @@ ANYMAX_INLINE vf below_largest(const Batch &b, int64_t cells, int64_t k, int tur
     return few ? least : low;
 }
 
+// Where a normal variable of mean 0 and deviation 1 is larger with a probability of q < 1/2, to three digits (Abramowitz and Stegun, 26.2.23).
+inline double normal_above(double q) {
+    const double t = ::sqrt(-2.0 * ::log(q));
+    return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+}
+
+typedef float four __attribute__((vector_size(16)));
+typedef int32_t which __attribute__((vector_size(16)));
+
+// How many scores of the row reach a level: one bit each.
+ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
+    constexpr int64_t W = width<float>;
+    int32_t above = 0;
+    int64_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W)
+        for (int64_t l = 0; l < 4; l++) above += __builtin_popcount(bits_from(load(x + i + l * W), level));
+    for (; i < n; i += W) above += __builtin_popcount(bits_from(load_or(x, i, n, -inf32), level));
+    return above;
+}
+
+// Of short rows, four at a time, by counting along the row. The first level is that of a normal distribution of its mean and deviation, and so is the
+// slope of the next steps.
+static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
+    constexpr int64_t W = width<float>, T = 4;
+    const int64_t vectors = (n + W - 1) / W;
+    const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
+    const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n);
+    uint32_t done = 0;
+    for (int64_t first = 0; first < rows; first += T) {
+        const float *x[T];
+        float most_[T], least_[T], sum_[T], square_[T];
+        which left{};
+        for (int64_t j = 0; j < T; j++) {
+            x[j] = b.x[first + j < rows ? first + j : first];
+            const vf center = splat(x[j][0]);
+            vf most = splat(-inf32), least = splat(inf32), rest = load_or(x[j], (vectors - 1) * W, n, x[j][0]), s1{}, s2{};
+            vi fine = rest < inf32;
+            for (int64_t i = 0; i + W <= n; i += W) {
+                const vf v = load(x[j] + i), d = v - center;
+                most = larger(most, v), least = smaller(least, v);
+                s1 += d, s2 += d * d;
+                fine &= v < inf32;
+            }
+            most_[j] = top(larger(most, rest)), least_[j] = -top(-smaller(least, rest)), sum_[j] = sum(s1), square_[j] = sum(s2);
+            left[j] = every<float>(fine) && least_[j] > -inf32 && first + j < rows ? -1 : 0;
+        }
+        const four top_{most_[0], most_[1], most_[2], most_[3]}, origin{x[0][0], x[1][0], x[2][0], x[3][0]};
+        four low{least_[0], least_[1], least_[2], least_[3]}, high = top_, middle, step;
+        {
+            const float each = 1.0f / (float)(n / W * W);
+            const four mean = four{sum_[0], sum_[1], sum_[2], sum_[3]} * each, spread_ = four{square_[0], square_[1], square_[2], square_[3]} * each - mean * mean;
+            four deviation;
+            for (int64_t j = 0; j < T; j++) deviation[j] = ::sqrtf(spread_[j] > 0.0f ? spread_[j] : 0.0f);
+            middle = origin + mean + deviation * z0, step = deviation / dense;
+        }
+        const float want = (float)k;
+        four at_low = four{} + (float)n, at_high = four{} + 1.0f;
+        which found = left & (at_low == want);
+        for (int turn = 0; turn < 24; turn++) {
+            const which go = left & ~found;
+            if (!(go[0] | go[1] | go[2] | go[3])) break;
+            middle = (middle > low) & (middle < high) ? middle : low + (high - low) * (turn % 4 == 3 ? four{} + 0.5f : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
+            const int32_t c0 = count_from(x[0], n, splat(middle[0])), c1 = count_from(x[1], n, splat(middle[1]));
+            const int32_t c2 = count_from(x[2], n, splat(middle[2])), c3 = count_from(x[3], n, splat(middle[3]));
+            const four count = __builtin_convertvector((which{c0, c1, c2, c3}), four);
+            const which many = go & (count >= want), less = go & (count < want);
+            low = many ? middle : low, at_low = many ? count : at_low;
+            high = less ? middle : high, at_high = less ? count : at_high;
+            found |= go & (count == want);
+            middle = turn % 3 == 1 ? low : middle + (count - want) * step;  // every third by what the bracket says
+        }
+        for (int64_t j = 0; j < T; j++) {
+            if (!found[j]) continue;  // ties
+            const int64_t r = first + j;
+            const vf level = splat(low[j]), m = splat(top_[j]);
+            alignas(64) vf e[TILE / W];
+            vf z{};
+            for (int64_t i = 0; i < vectors; i += 4) {
+                vf v[4], p[4];
+                for (int64_t l = 0; l < 4; l++) v[l] = load_or(x[j], (i + l) * W, n, -inf32), p[l] = v[l] - m;
+                exp_below<4>(p);
+                for (int64_t l = 0; l < 4; l++) z += e[i + l] = v[l] >= level ? p[l] : vf{};
+            }
+            const vf scale = splat(1.0f / sum(z));
+            float *to = b.out[r];
+            int64_t i = 0;
+            if (past && !((uintptr_t)to & (ANYMAX_VECTOR - 1)))
+                for (; (i + 1) * W <= n; i++) stream(to + i * W, e[i] * scale);
+            for (; (i + 1) * W <= n; i++) store(to + i * W, e[i] * scale);
+            if (i * W < n) store_part(to + i * W, e[i] * scale, n - i * W);
+            b.hit[r][0] = ((uint64_t)1 << vectors) - 1;
+            done |= 1u << r;
+        }
+    }
+    return done;
+}
+
 template <bool SAVE>
 static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
     constexpr int64_t W = width<float>;
@@ -509,16 +606,18 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     return done;
 }
 
+inline bool counted(double k, int64_t n) { return n <= TILE && k * 8.0 >= (double)n; }
+
 inline bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;
-    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && param <= (double)(ROOM / 2) && param * 2 <= (double)n;
+    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && (counted(param, n) || (param <= (double)(LEAST / 2) && param * 2 <= (double)n));
     if (map == ANYMAX_BUDGET) return param > 0.0 && param * 2.0 <= (double)n && ::ceil(param) <= (double)(8 * width<float>);
-    return rank_of(map, param) > 0 || (n > TILE && curve_serves(map, param));
+    return rank_of(map, param) > 0 || curve_serves(map, param);
 }
 
 template <bool SAVE>
 inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int64_t n, bool past) {
-    if (map == ANYMAX_TOPK) return batch_largest<SAVE>(b, rows, n, (int64_t)param, past);
+    if (map == ANYMAX_TOPK) return counted(param, n) ? batch_counted(b, rows, n, (int64_t)param, past) : batch_largest<SAVE>(b, rows, n, (int64_t)param, past);
     if (map == ANYMAX_BUDGET) return batch_budget<SAVE>(b, rows, n, param, past);
     if (rank_of(map, param) < 0) return batch_curve<SAVE>(b, rows, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, past);
     return rank_of(map, param) == 2 ? batch_power<2, SAVE>(b, rows, n, past) : batch_power<1, SAVE>(b, rows, n, past);
