@@ -421,7 +421,8 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
                 vf v[4], p[4];
                 for (int64_t l = 0; l < 4; l++) v[l] = load_or(x[j], (i + l) * W, n, -inf32), p[l] = v[l] - m;
                 exp_below<4>(p);
-                for (int64_t l = 0; l < 4; l++) z += e[i + l] = v[l] >= level ? p[l] : vf{};
+                for (int64_t l = 0; l < 4; l++) e[i + l] = v[l] >= level ? p[l] : vf{};
+                z += (e[i] + e[i + 1]) + (e[i + 2] + e[i + 3]);
             }
             const vf scale = splat(1.0f / sum(z));
             float *to = b.out[r];

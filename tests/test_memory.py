@@ -58,20 +58,20 @@ def test_no_more_is_kept_than_the_limit():
     held = [kept.take((N,), np.uint8, N) for _ in range(9)]
     for i, a in enumerate(held):
         a[:] = i
-    assert sum(kept.room) <= kept.limit
+    assert kept.total() <= kept.limit
     assert len({place(a) for a in held}) == 9
     assert all((a == i).all() for i, a in enumerate(held))
     del held, a
     for size in (2 * N, 3 * N, N):
         kept.take((size,), np.uint8, size)
-        assert sum(kept.room) <= kept.limit or len(kept.room) == 2
+        assert kept.total() <= kept.limit or len(kept.sizes) == 2
 
 
 @pytest.mark.parametrize("size", [N - 1, LARGE + 1])
 def test_small_and_very_large_ones_are_not_kept(size):
     kept = Kept(1 << 30)
     assert kept.take((size,), np.uint8, size).flags.owndata
-    assert len(kept.room) == 1
+    assert len(kept.sizes) == 1
     assert Kept(0).take((N,), np.uint8, N).flags.owndata
 
 
@@ -199,7 +199,7 @@ def test_a_forked_child_has_its_own():
 def run(value):
     code = (
         "import numpy as np, anymax as am\nfrom anymax.kernels._memory import kept\n"
-        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.room) - 1)"
+        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.sizes) - 1)"
     )
     environment = {**os.environ, "ANYMAX_KEPT_MB": value}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -321,7 +321,9 @@ def test_every_instruction_set(isa):
 
 
 def test_an_instruction_set_by_the_environment():
-    code = "from anymax.kernels import _memory, native; print(native.isa(), native.load() if native.isa() is None else '')"
+    code = (
+        "from anymax.kernels import _memory, native; print(native.isa(), native.load() if native.isa() is None else '')"
+    )
     assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
     assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
     assert native.load().free.anymax_set_isa(b"mmx") == -1

@@ -16,7 +16,9 @@ import numpy as np
 
 SMALLEST = 1 << 19  # bytes: the allocator keeps smaller ones itself
 MANY = SMALLEST // 8  # numbers that may take as much
-LARGE = 32 << 20  # bytes of a result that comes from the system afresh each time, which then clears its pages in huge ones
+LARGE = (
+    32 << 20
+)  # bytes of a result that comes from the system afresh each time, which then clears its pages in huge ones
 LINE = 64
 
 
@@ -37,36 +39,39 @@ class Kept:
         self.limit = limit if counts else 0
         self.lock = threading.Lock()
         self.memory = [np.empty(0, np.uint8)]
-        self.room = [0]  # the bytes of each
-        self.begin = [0]  # its first whole line
+        self.sizes = [(0, 0)]  # of each: its bytes, and where its first whole line begins
 
     def take(self, shape: tuple[int, ...], dtype: Any, size: int) -> np.ndarray:
         """An array of `size` bytes; what it holds is anything."""
-        if not SMALLEST <= size <= LARGE or not self.limit or not self.lock.acquire(blocking=False):
+        if not SMALLEST <= size <= LARGE or not self.limit or not self.lock.acquire(False):
             return np.empty(shape, dtype)
         try:
-            i = self._piece(size)
-            return np.ndarray(shape, dtype, self.memory[i], self.begin[i])
+            step = 1 << (size.bit_length() - 4)  # a row more or less takes the same piece
+            room = -(-size // step) * step + LINE
+            memory, sizes = self.memory, self.sizes
+            uses = list(map(sys.getrefcount, memory))
+            for i in range(len(uses) - 1, 0, -1):
+                if uses[i] == uses[0] and sizes[i][0] == room:
+                    break
+            else:
+                i = self._more(room)
+            if i != len(sizes) - 1:
+                memory.append(memory.pop(i))
+                sizes.append(sizes.pop(i))
+            return np.ndarray(shape, dtype, memory[-1], sizes[-1][1])
         finally:
             self.lock.release()
 
-    def _piece(self, size: int) -> int:
-        step = 1 << (size.bit_length() - 4)  # a row more or less takes the same piece
-        room = -(-size // step) * step + LINE
-        uses = list(map(sys.getrefcount, self.memory))
-        for i in range(len(uses) - 1, 0, -1):
-            if self.room[i] == room and uses[i] == uses[0]:
-                for each in (self.memory, self.room, self.begin):
-                    each.append(each.pop(i))
-                return -1
+    def _more(self, room: int) -> int:
         memory = np.empty(room, np.uint8)
         self.memory.append(memory)
-        self.room.append(room)
-        self.begin.append(-memory.ctypes.data % LINE)
-        while sum(self.room) > self.limit and len(self.room) > 2:  # one that is in use stays with its user
-            for each in (self.memory, self.room, self.begin):
-                del each[1]
-        return -1
+        self.sizes.append((room, -memory.ctypes.data % LINE))
+        while self.total() > self.limit and len(self.sizes) > 2:  # one that is in use stays with its user
+            del self.memory[1], self.sizes[1]
+        return len(self.sizes) - 1
+
+    def total(self) -> int:
+        return sum(room for room, _ in self.sizes)
 
 
 kept = Kept(_limit())

@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -562,9 +562,15 @@ class Saved(NamedTuple):
         return self._part(self.rows * self.capacity * (self.words + 1), self.rows)
 
 
-def saving(kind: int, x: Array, rows: int, n: int) -> Saved | None:
-    """Room for the non-zeros of rows like x; None where the map of this kind is dense, or the call too small for it to pay."""
-    return _saved(x, rows, n) if 1 <= kind <= 6 and n >= 256 and rows * n >= 16384 else None
+def pays(kind: int, rows: int, n: int) -> bool:
+    """True where the map of this kind is sparse, and the call large enough for its non-zeros to be saved."""
+    return 1 <= kind <= 6 and n >= 256 and rows * n >= 16384
+
+
+def saving(rows: int, n: int, words: int, room: Callable[[int], Array]) -> Saved:
+    """`room` of so many int32 for the non-zeros of rows, each of so many words."""
+    capacity = min(n, max(128, n // 32))
+    return Saved(room(rows * (capacity * (words + 1) + 1)), rows, capacity, words)
 
 
 def _link(mapping: Mapping) -> Link:
@@ -608,22 +614,24 @@ def _result(like: Array, link: Link) -> tuple[Array, bool]:
 
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
-    world, dtype = _world(x), _dtype(x)
-    plain = dtype in _DTYPES and world.plain(x)
-    return _room(world, tuple(x.shape), dtype) if plain else world.empty_like(x)
+    world = _world(x)
+    if SMALLEST <= x.nbytes <= LARGE and world.plain(x) and (dtype := _dtype(x)) in _DTYPES:
+        return world.adopt(kept.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
+    return world.empty_like(x)
 
 
 def forward_saving(
     mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
 ) -> tuple[Array, Saved | None]:
     """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
-    saved = saving(_link(mapping).code, x, math.prod(x.shape[:-1]), x.shape[-1])
+    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+    saved = _saved(x, rows, n) if pays(_link(mapping).code, rows, n) else None
     return _forward(FORWARD, mapping, x, mask, out, saved), saved
 
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
-    capacity, words = min(n, max(128, n // 32)), 2 if _wide(x) == "float64" else 1
-    return Saved(_room(_world(x), (rows * (capacity * (words + 1) + 1),), "int32"), rows, capacity, words)
+    world = _world(x)
+    return saving(rows, n, 2 if _wide(x) == "float64" else 1, lambda count: _room(world, (count,), "int32"))
 
 
 def log_forward(mapping: Mapping, x: Array) -> Array:
