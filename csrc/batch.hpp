@@ -11,10 +11,9 @@ constexpr bool PACKS = true;  // lanes can be moved by a mask
 #else
 constexpr bool PACKS = false;
 #endif
-constexpr int64_t MIDDLE = 2048;     // the longest rows that are served this way
-constexpr int64_t ROOM = 1024;       // the most candidates of a row
+constexpr int64_t MIDDLE = 2048;            // the longest rows that are served this way
+constexpr int64_t ROOM = 1024;              // the most candidates of a row
 constexpr int64_t LESS = 512, LEAST = 256;  // and of a map that a sweep over all of the row serves as well
-constexpr int64_t ROOM_STEP = ROOM + 4 * width<float>;
 
 struct Batch {
     enum { W = width<float> };
@@ -24,11 +23,11 @@ struct Batch {
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
-    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates; after it, with `save`, where it has probabilities
-    bool save;
-    alignas(64) float side[W * ROOM_STEP];  // rows of cells, rows of candidates
-    alignas(64) vf turned[ROOM];            // the same, one row a lane
-    alignas(64) vf other[ROOM];
+    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
+    int64_t step;                      // from one row of candidates to the next
+    alignas(64) float side[W * (ROOM + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
+    alignas(64) vf turned[ROOM];                 // cells and candidates, one row a lane
+    alignas(64) vf other[ROOM];                  // and what is found of them
     alignas(64) vd value[ROOM + 1], rate[ROOM + 1];
 };
 
@@ -111,6 +110,7 @@ ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
 ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups) {
     constexpr int64_t W = width<float>;
     const int64_t cells = groups * W;
+    b.step = (n < ROOM ? (n + W - 1) / W * W : ROOM) + 4 * W;
     for (int64_t r = 0; r < W; r++) {
         bool sound = false;
         float *to = b.side + r * cells;
@@ -187,7 +187,7 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apa
     constexpr int64_t W = width<float>;
     b.most = 0;
     for (int64_t r = 0; r < W; r++) {
-        float *to = b.side + r * ROOM_STEP;
+        float *to = b.side + r * b.step;
         int64_t at = 0;
         for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
         if (b.count[r] >= 0) {
@@ -201,10 +201,10 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apa
     }
     b.most = (b.most + 7) & ~(int64_t)7;
     for (int64_t r = 0; r < W; r++) {
-        float *to = b.side + r * ROOM_STEP;
+        float *to = b.side + r * b.step;
         for (int64_t i = b.count[r] > 0 ? b.count[r] : 0; i < b.most; i += W) store(to + i, splat(-inf32));
     }
-    gather_lanes((float *)b.turned, b.side, W, b.most, ROOM_STEP);
+    gather_lanes((float *)b.turned, b.side, W, b.most, b.step);
 }
 
 // Takes the vectors of a row in order, and notes which have probabilities.
@@ -452,13 +452,13 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     for (int64_t r = 0; r < W; r++) counts[r] = (float)b.count[r];
     const vi found = lanes_count<float>(b.turned, b.most, want, low, load(counts), high, 40);
     lanes_softmax<float>(b.turned, b.most, low, high);
-    scatter_lanes((const float *)b.turned, b.side, W, b.most, ROOM_STEP);
+    scatter_lanes((const float *)b.turned, b.side, W, b.most, b.step);
     const uint32_t exact = bits(found);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0 || !(exact >> r & 1)) continue;
         done |= 1u << r;
-        write_candidates<SCORES_FROM, SAVE>(b, r, n, past, b.side + r * ROOM_STEP);
+        write_candidates<SCORES_FROM, SAVE>(b, r, n, past, b.side + r * b.step);
     }
     return done;
 }
@@ -505,12 +505,12 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
         for (int64_t i = 0; i < most; i++)
             store_narrow((float *)(b.other + i) + upper * W / 2, curve_value(finish, b.value[i], b.rate[i], lost, share));
     }
-    scatter_lanes((const float *)b.other, b.side, W, most, ROOM_STEP);
+    scatter_lanes((const float *)b.other, b.side, W, most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0) continue;
         done |= 1u << r;
-        const float *from = b.side + r * ROOM_STEP;
+        const float *from = b.side + r * b.step;
         if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
             write_few_candidates<SCORES>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
         else
@@ -593,12 +593,12 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
             store_narrow((float *)(b.other + i) + upper * W / 2, p);
         }
     }
-    scatter_lanes((const float *)b.other, b.side, W, most, ROOM_STEP);
+    scatter_lanes((const float *)b.other, b.side, W, most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0) continue;
         done |= 1u << r;
-        const float *from = b.side + r * ROOM_STEP;
+        const float *from = b.side + r * b.step;
         if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
             write_few_candidates<SCORES_FROM>(b.out[r], b.x[r], n, high_, splat(b.edge[r]), b.hit[r], from);
         else
