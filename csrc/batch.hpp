@@ -583,9 +583,9 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     clip_root<vf>(most, tau, splat(-1.0f), high_ - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) { return b.turned[i] - low_; });
     for (int upper = 0; upper < 2; upper++) {
         auto half = [&](vf v) { return upper ? high(v) : low(v); };
-        auto x = [&](int64_t i) { return half(b.turned[i]); };
-        vd at = half(low_) + half(tau);
-        const ClipSums<vd> s = clip_root<vd>(most, at, half(edge), half(high_), all<vd>(k), 1e-12, 100, x);
+        auto x = [&](int64_t i) { return half(b.turned[i]) - half(low_); };  // exact
+        vd at = half(tau);
+        const ClipSums<vd> s = clip_root<vd>(most, at, half(edge) - half(low_), half(high_) - half(low_), all<vd>(k), 1e-12, 100, x);
         const vd lost = s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{};
         for (int64_t i = 0; i < most; i++) {
             const vd t = x(i) - at;

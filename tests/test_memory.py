@@ -54,7 +54,7 @@ def test_sizes_that_are_near_share_and_others_do_not():
 
 
 def test_no_more_is_kept_than_the_limit():
-    kept = Kept(4 * (N + LINE))
+    kept = Kept(4 * N)
     held = [kept.take((N,), np.uint8, N) for _ in range(9)]
     for i, a in enumerate(held):
         a[:] = i

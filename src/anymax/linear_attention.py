@@ -30,6 +30,7 @@ from ._array import (
 from ._mapping import Mapping
 from ._operands import check, flag
 from ._scores import by_batch
+from .kernels import native
 from .mappings import Taylor
 
 _CHUNK, _LEAST = 256, 32  # queries or keys at a time
@@ -68,7 +69,7 @@ def _features(x: Array, xp: Namespace, room: list[Array] | None = None) -> Array
         return xp.concat([ones, x, *products], axis=-2)
     shape = (*lead, 1 + d + d * (d + 1) // 2, n)
     if not room or room[0].shape != shape:
-        room[:] = [x.new_empty(shape)]
+        room[:] = [native.room_beside(x, shape)]
     out = room[0]
     out[..., :1, :] = 1.0
     out[..., 1 : 1 + d, :] = x
@@ -327,12 +328,14 @@ def _causal_alone(
 ) -> tuple[Array, Array]:
     """One head with room to work in: no product with a memory of nothing, and none for a memory that nobody wants."""
     torch, n, chunk = sys.modules["torch"], k.shape[0], _chunk(memory)
-    sums = q.new_empty((n, values.shape[1]))
+    sums = native.room_beside(q, (n, values.shape[1]))
+    scores, near = (native.room_beside(q, (chunk, chunk)) for _ in range(2))
     for start in range(0, n, chunk):
         part = slice(start, start + chunk)
-        s = q[part] @ k[part].T
-        near = (s * 0.5).add_(1.0).mul_(s).add_(1.0).tril_()
-        torch.mm(near, values[part], out=sums[part])
+        m = k[part].shape[0]
+        s = torch.mm(q[part], k[part].T, out=scores[:m, :m])
+        weights = torch.mul(s, 0.5, out=near[:m, :m]).add_(1.0).mul_(s).add_(1.0).tril_()
+        torch.mm(weights, values[part], out=sums[part])
         if start or not fresh:
             _recall(memory, q[part], xp, room, sums[part])
         if kept or start + chunk < n:

@@ -20,6 +20,7 @@ LARGE = (
     32 << 20
 )  # bytes of a result that comes from the system afresh each time, which then clears its pages in huge ones
 LINE = 64
+HUGE = 2 << 20  # a huge page, which NumPy asks for in arrays of twice as much
 
 
 def _limit() -> int:
@@ -46,8 +47,10 @@ class Kept:
         if not SMALLEST <= size <= LARGE or not self.limit or not self.lock.acquire(False):
             return np.empty(shape, dtype)
         try:
-            step = 1 << (size.bit_length() - 4)  # a row more or less takes the same piece
-            room = -(-size // step) * step + LINE
+            step = (
+                HUGE if size >= HUGE // 2 else 1 << (size.bit_length() - 4)
+            )  # a row more or less takes the same piece
+            room = -(-size // step) * step
             memory, sizes = self.memory, self.sizes
             uses = list(map(sys.getrefcount, memory))
             for i in range(len(uses) - 1, 0, -1):
@@ -63,9 +66,10 @@ class Kept:
             self.lock.release()
 
     def _more(self, room: int) -> int:
-        memory = np.empty(room, np.uint8)
+        unit = HUGE if room >= HUGE else LINE
+        memory = np.empty(room + unit, np.uint8)
         self.memory.append(memory)
-        self.sizes.append((room, -memory.ctypes.data % LINE))
+        self.sizes.append((room, -memory.ctypes.data % unit))
         while self.total() > self.limit and len(self.sizes) > 2:  # one that is in use stays with its user
             del self.memory[1], self.sizes[1]
         return len(self.sizes) - 1

@@ -612,6 +612,12 @@ def _result(like: Array, link: Link) -> tuple[Array, bool]:
     return empty_like(like), False
 
 
+def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
+    """Room for numbers of the kind of x, a tensor of torch."""
+    kept_ = x.device.type == "cpu" and _dtype(x) in _DTYPES
+    return _room(_Torch, shape, _dtype(x)) if kept_ else x.new_empty(shape)
+
+
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
     world = _world(x)
