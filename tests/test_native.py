@@ -985,3 +985,43 @@ def test_a_large_result_is_a_tensor_like_any_other():
     assert am.sparsemax(x.detach(), out=out) is out
     assert torch.equal(out, p)
     assert am.sparsemax(x.detach().numpy()).sum() == pytest.approx(1100, rel=1e-5)
+
+
+MIDDLING = (
+    am.Entmax(4 / 3), am.Entmax(1.25), am.Entmax(1.2), am.Entmax(1.1), am.Entmax(1.7), am.Entmax(1.95), am.NormMax(), am.NormMax(1.3),
+    am.NormMax(40.0), am.Budget(1), am.Budget(2.5), am.Budget(16), am.Budget(1e-3), am.SparseSoftmax(k=5), am.SparseSoftmax(k=15),
+    am.SparseSoftmax(k=32),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [33, 64, 100, 128, 129, 256, 500, 1000, 2048])
+@pytest.mark.parametrize("mapping", MIDDLING, ids=repr)
+def test_rows_of_middling_length_are_right_to_the_last_digits(mapping, n):
+    g = np.random.default_rng(n)
+    for size in (0.02, 0.5, 1.0, 8.0, 100.0):
+        x = (g.normal(size=(37, n)) * size).astype("float32")
+        x[3] = -np.inf
+        x[4, : n // 2 - 1] = -np.inf  # one score more than half is left
+        x[5] = 5.0
+        x[6, 1] = np.nan
+        x[7, n // 2 :] = -1e30
+        x[8] += 1000.0
+        x[9, 3] = np.inf
+        x[10] = g.standard_cauchy(n) * size
+        x[11] = np.round(x[11] * 4) / 4  # ties
+        p = am.apply(mapping, x)
+        want = am.apply(mapping, x.astype("float64"))
+        np.testing.assert_array_equal(np.isnan(p), np.isnan(want))
+        np.testing.assert_allclose(p, want, rtol=2e-6, atol=4e-7)
+        for row in (0, 8, 10, 11):  # whatever is beside it
+            np.testing.assert_array_equal(am.apply(mapping, x[row : row + 1])[0], p[row])
+        out = x.copy()
+        np.testing.assert_array_equal(am.apply(mapping, out, out=out), p)
+
+
+@pytest.mark.parametrize("offset", [1e8, 1e17, -1e20, 3e38])
+@pytest.mark.parametrize("k", [1e-6, 0.1, 1.0, 2.5, 30.0])
+def test_a_budget_of_scores_of_any_size_is_spent(k, offset):
+    for n in (100, 165, 1000):
+        x = (np.random.default_rng(n).normal(size=(3, n)) + offset).astype("float32")
+        np.testing.assert_allclose(am.budget(x, k).sum(-1), k, rtol=1e-5)

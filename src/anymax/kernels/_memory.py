@@ -1,8 +1,8 @@
 """Memory of results, kept for the next ones.
 
-What an allocator takes from the system afresh comes page by page, and each is cleared at its first touch: for a result of a megabyte that is
-more work than its softmax. So pieces that have gone out of use serve again, the latest first; they are known by their reference counts, since
-every view of a piece, of NumPy or of torch, holds it.
+What an allocator takes from the system afresh comes page by page, and each is cleared at its first touch: for a result of a megabyte that
+is more work than its softmax. So pieces that have gone out of use serve again, the latest first; they are known by their reference counts,
+since every view of a piece, of NumPy or of torch, holds it.
 """
 
 from __future__ import annotations
