@@ -126,16 +126,20 @@ ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C
 // Softmax over the entries of v (n, in eights) from `low` on, in their place; 0 for the others.
 template <class C>
 ANYMAX_INLINE void lanes_softmax(vec<C> *v, int64_t n, vec<C> low, vec<C> high) {
-    vec<C> z{}, y{};
-    for (int64_t i = 0; i < n; i += 4) {
-        vec<C> e[4];
-        ints<C> keep[4];
-        for (int j = 0; j < 4; j++) keep[j] = v[i + j] >= low, e[j] = keep[j] ? v[i + j] - high : splat(-infinity<C>);
-        exp_below<4>(e);
-        for (int j = 0; j < 4; j++) v[i + j] = keep[j] ? e[j] : vec<C>{};
-        z += v[i] + v[i + 1], y += v[i + 2] + v[i + 3];
+    vec<C> z{};
+    for (int64_t i = 0; i < n;) {
+        vec<C> part{};  // sums of sums: one long one would lose what is small beside the largest
+        for (const int64_t end = i + 32 < n ? i + 32 : n; i < end; i += 4) {
+            vec<C> e[4];
+            ints<C> keep[4];
+            for (int j = 0; j < 4; j++) keep[j] = v[i + j] >= low, e[j] = keep[j] ? v[i + j] - high : splat(-infinity<C>);
+            exp_below<4>(e);
+            for (int j = 0; j < 4; j++) v[i + j] = keep[j] ? e[j] : vec<C>{};
+            part += (v[i] + v[i + 1]) + (v[i + 2] + v[i + 3]);
+        }
+        z += part;
     }
-    const vec<C> scale = C(1) / (z + y);
+    const vec<C> scale = C(1) / z;
     for (int64_t i = 0; i < n; i++) v[i] = v[i] * scale;
 }
 
@@ -295,14 +299,15 @@ ANYMAX_INLINE CurveSums<vd> curve_lanes(const Curve &curve, const vf *x, vd top_
     return s;
 }
 
-// The level of each lane, as near as floats come, from one that is not too low.
+// The level of each lane, as near as floats come, from one that is not too low. A lane that is there stays, whatever the others do.
 ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf level, int turns) {
-    for (int turn = 0; turn < turns; turn++) {
+    vi go = level == level;
+    for (int turn = 0; turn < turns && bits(go); turn++) {
         const CurveSums<vf> s = curve_lanes(curve, v, n, level);
         const vf fall = curve.steps(s.s0, s.s1);
-        const vi go = (fall > vf{}) & (fall < level);
+        go &= (fall > vf{}) & (fall < level);
         level = go ? level - fall : level;
-        if (!bits(go & (fall * (float)curve.r > level * 3e-4f))) break;  // the next step is its square
+        go &= fall * (float)curve.r > level * 3e-4f;  // the next step is its square
     }
     return level;
 }
