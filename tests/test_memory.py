@@ -64,15 +64,49 @@ def test_no_more_is_kept_than_the_limit():
     del held, a
     for size in (2 * N, 3 * N, N):
         kept.take((size,), np.uint8, size)
-        assert kept.total() <= kept.limit or len(kept.sizes) == 2
+        assert kept.total() <= kept.limit or len(kept.memory) == 1
 
 
 @pytest.mark.parametrize("size", [N - 1, LARGE + 1])
 def test_small_and_very_large_ones_are_not_kept(size):
     kept = Kept(1 << 30)
     assert kept.take((size,), np.uint8, size).flags.owndata
-    assert len(kept.sizes) == 1
+    assert not kept.memory
     assert Kept(0).take((N,), np.uint8, N).flags.owndata
+
+
+@counted
+def test_what_else_holds_a_piece_keeps_it():
+    kept = Kept(1 << 26)
+    a = kept.take((N,), np.uint8, N)
+    seen = gc.get_referents(kept.memory)  # as tools do that look at all of the memory
+    b = kept.take((2 * N,), np.uint8, 2 * N)
+    first, second = place(a), place(b)
+    assert place(kept.take((2 * N,), np.uint8, 2 * N)) != second
+    del a
+    assert place(kept.take((N,), np.uint8, N)) != first
+    del seen
+    assert first in {place(c) for c in [kept.take((N,), np.uint8, N) for _ in range(2)]}
+
+
+@counted
+def test_an_interrupt_leaves_it_whole(monkeypatch):
+    class Interrupted(list):
+        def append(self, piece):
+            raise KeyboardInterrupt
+
+    kept = Kept(1 << 26)
+    pieces = [kept.take((size,), np.uint8, size) for size in (N, 2 * N, 3 * N)]
+    del pieces
+    for size in (N, 2 * N, 3 * N, 5 * N):
+        monkeypatch.setattr(kept, "memory", Interrupted(kept.memory))
+        try:
+            kept.take((size,), np.uint8, size)
+        except KeyboardInterrupt:
+            monkeypatch.setattr(kept, "memory", list(kept.memory))
+        taken = [kept.take((s,), np.uint8, s) for s in (N, 2 * N, 3 * N, 5 * N)]
+        assert all(place(a) % LINE == 0 for a in taken)
+        del taken
 
 
 def test_a_lock_that_is_held_is_not_waited_for():
@@ -131,6 +165,29 @@ def test_results_stay_what_they_are_while_others_come_and_go(kind, dtype):
         torch.testing.assert_close(torch.as_tensor(view).double(), expected[17], rtol=0, atol=4e-3)
         if p is not None:
             torch.testing.assert_close(torch.as_tensor(p).double(), expected, rtol=0, atol=4e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_default_device_is_not_that_of_results(dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(300, 1100).to(getattr(torch, dtype))
+    want = am.sparsemax(x)
+    with torch.device("meta"):
+        leaf = x.detach().requires_grad_()
+        p = am.sparsemax(leaf)
+        (g,) = torch.autograd.grad(p, leaf, torch.ones_like(want, device="cpu"))
+    assert torch.equal(p, want)
+    assert g.is_cpu
+
+
+def test_a_large_sparse_tensor_is_refused_as_a_small_one_is():
+    torch = pytest.importorskip("torch")
+    said = []
+    for shape in ((4, 16), (512, 1024)):
+        with pytest.raises(NotImplementedError) as error:
+            am.sparsemax(torch.ones(shape).to_sparse())
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 @counted
@@ -199,7 +256,7 @@ def test_a_forked_child_has_its_own():
 def run(value):
     code = (
         "import numpy as np, anymax as am\nfrom anymax.kernels._memory import kept\n"
-        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.sizes) - 1)"
+        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.memory))"
     )
     environment = {**os.environ, "ANYMAX_KEPT_MB": value}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -209,4 +266,6 @@ def run(value):
 def test_the_environment_says_how_much():
     assert run("0").stdout.split() == ["0", "0"]
     assert run("1.5").stdout.split() == [str(3 << 19), "1"]
-    assert "ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got 'much'" in run("much").stderr
+    assert run("").stdout.split() == [str(64 << 20), "1"]
+    for wrong in ("much", "-1", "nan", "inf"):
+        assert f"ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got '{wrong}'" in run(wrong).stderr

@@ -369,17 +369,17 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: n
 
 def _like(x: Tensor) -> Tensor:
     """`native.empty_like` in fewer steps."""
-    if x.numel() < MANY:
+    if x.numel() < MANY or not x.is_cpu or x.layout is not torch.strided:
         return _empty_like(x)
     size, kind = x.nbytes, _NUMPY.get(x.dtype)
-    if kind is None or size < SMALLEST or not x.is_cpu or not x.is_contiguous():
+    if kind is None or size < SMALLEST or not x.is_contiguous():
         return native.empty_like(x)
     return torch.from_numpy(kept.take(x.shape, kind, size))
 
 
 def _int32(count: int) -> Tensor:
     if count < MANY:
-        return torch.empty(count, dtype=torch.int32)
+        return torch.empty(count, dtype=torch.int32, device="cpu")
     return torch.from_numpy(kept.take((count,), np.int32, 4 * count))
 
 

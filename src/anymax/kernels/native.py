@@ -389,7 +389,9 @@ class _Torch:
         tensor = torch.from_numpy(memory)
         if dtype != "bfloat16":
             return tensor
-        return torch.empty(0, dtype=torch.bfloat16).set_(tensor.untyped_storage(), 0, tensor.shape, tensor.stride())
+        return torch.empty(0, dtype=torch.bfloat16, device="cpu").set_(
+            tensor.untyped_storage(), 0, tensor.shape, tensor.stride()
+        )
 
     @staticmethod
     def cast(a: Any, dtype: str, like: Any) -> Any:
@@ -621,7 +623,7 @@ def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
     world = _world(x)
-    if SMALLEST <= x.nbytes <= LARGE and world.plain(x) and (dtype := _dtype(x)) in _DTYPES:
+    if world.plain(x) and SMALLEST <= x.nbytes <= LARGE and (dtype := _dtype(x)) in _DTYPES:
         return world.adopt(kept.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
     return world.empty_like(x)
 
