@@ -475,16 +475,16 @@ class _Quick(torch.autograd.Function):
         if p is None:
             p, saved = reference.forward(mapping, x), None
         ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
-        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
+        ctx.save_for_backward(p, x if mapping.needs_scores else saved and saved.memory)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, p, *memory), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
-        saved = native.Saved(*memory, *ctx.sizes) if memory else None
+        (g,), (p, other), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
+        x, memory = (other, None) if mapping.needs_scores else (p, other)
+        saved = None if memory is None else native.Saved(memory, *ctx.sizes)
         if not (_grad() or _asked() is not None or modes() or g.is_neg()):
-            memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-            out = ctx.call(code | native.VJP, param, x, _like(p), p, g, memory, capacity)
+            out = ctx.call(code | native.VJP, param, x, _like(p), p, g, memory, saved.capacity if saved else 0)
             if out is not None:
                 return out, None, None
         return _vjp(mapping, x, p, g, saved), None, None
