@@ -269,3 +269,12 @@ def test_the_environment_says_how_much():
     assert run("").stdout.split() == [str(64 << 20), "1"]
     for wrong in ("much", "-1", "nan", "inf"):
         assert f"ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got '{wrong}'" in run(wrong).stderr
+
+
+def test_what_is_too_large_to_be_kept_still_comes_from_numpy():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(LARGE // 4 // 512 + 1, 512)
+    p = native.empty_like(x)
+    assert (p.shape, p.dtype) == (x.shape, x.dtype)
+    with pytest.raises(RuntimeError, match="not resizable"):  # as memory of NumPy's, which comes in huge pages
+        p.resize_(2 * len(x), 512)

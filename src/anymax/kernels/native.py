@@ -623,7 +623,7 @@ def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
     world = _world(x)
-    if world.plain(x) and SMALLEST <= x.nbytes <= LARGE and (dtype := _dtype(x)) in _DTYPES:
+    if world.plain(x) and x.nbytes >= SMALLEST and (dtype := _dtype(x)) in _DTYPES:
         return world.adopt(kept.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
     return world.empty_like(x)
 
