@@ -484,6 +484,23 @@ __attribute__((noinline)) static void write_few_candidates(float *to, const floa
         }
 }
 
+// The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is for another way.
+template <Keeping K, bool SAVE>
+ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool past, uint32_t apart) {
+    scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0) continue;
+        done |= 1u << r;
+        const float *from = b.side + r * b.step;
+        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
+            write_few_candidates<K>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
+        else
+            write_candidates<K, SAVE>(b, r, n, past, from);
+    }
+    return done;
+}
+
 template <bool SAVE>
 static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curve, Finish finish, bool past) {
     constexpr int64_t W = width<float>;
@@ -505,18 +522,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
         for (int64_t i = 0; i < most; i++)
             store_narrow((float *)(b.other + i) + upper * W / 2, curve_value(finish, b.value[i], b.rate[i], lost, share));
     }
-    scatter_lanes((const float *)b.other, b.side, W, most, b.step);
-    uint32_t done = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        if (b.count[r] < 0) continue;
-        done |= 1u << r;
-        const float *from = b.side + r * b.step;
-        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
-            write_few_candidates<SCORES>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
-        else
-            write_candidates<SCORES, SAVE>(b, r, n, past, from);
-    }
-    return done;
+    return write_found<SCORES, SAVE>(b, rows, n, past, apart);
 }
 
 // -- budget ------------------------------------------------------------------------------------------------------------------------------
@@ -593,18 +599,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
             store_narrow((float *)(b.other + i) + upper * W / 2, p);
         }
     }
-    scatter_lanes((const float *)b.other, b.side, W, most, b.step);
-    uint32_t done = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        if (b.count[r] < 0) continue;
-        done |= 1u << r;
-        const float *from = b.side + r * b.step;
-        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
-            write_few_candidates<SCORES_FROM>(b.out[r], b.x[r], n, high_, splat(b.edge[r]), b.hit[r], from);
-        else
-            write_candidates<SCORES_FROM, SAVE>(b, r, n, past, from);
-    }
-    return done;
+    return write_found<SCORES_FROM, SAVE>(b, rows, n, past, apart);
 }
 
 inline bool counted(double k, int64_t n) { return n <= TILE && k * 8.0 >= (double)n; }
