@@ -76,6 +76,26 @@ struct Tensors {
     }
     bool read(void *object, Array &a) { return open(object, a); }
     bool write(void *object, Array &a) { return open(object, a); }
+    // False where torch wants to see plain operations, or raises.
+    static bool ordinary() {
+        if (py.stack && py.within) return !py.stack() && !py.within((uint16_t)py.before) && !py.within((uint16_t)py.tracer);
+        long long modes, included;
+        return integer(py.ask(py.modes, nullptr), modes) && !modes && integer(py.ask(py.included, py.mode, nullptr), included) && !included && untraced();
+    }
+    static void *like(void *x, int64_t count) { return py.ask(count < py.many ? py.like : py.room, x, nullptr); }
+
+  private:
+    static bool integer(void *object, long long &value) {
+        if (!object) return false;
+        value = py.integer(object);
+        py.drop(object);
+        return true;
+    }
+    static bool untraced() {
+        void *by = py.ask(py.tracing, nullptr);
+        if (by) py.drop(by);
+        return by == py.none;
+    }
 };
 
 struct Buffers {
@@ -100,12 +120,36 @@ struct Buffers {
     }
     bool read(void *object, Array &a) { return open(object, a, 0x38 | 0x04); }          // PyBUF_C_CONTIGUOUS | PyBUF_FORMAT
     bool write(void *object, Array &a) { return open(object, a, 0x38 | 0x04 | 0x01); }  // ... | PyBUF_WRITABLE
+    static bool ordinary() { return true; }
+    static void *like(void *, int64_t) { return nullptr; }
+};
+
+// The array that a call writes to: the caller's, or where that is None one like x. A reference of our own, that its last owner gives away.
+template <class Kind> class Place {
+    void *object = nullptr;
+
+  public:
+    Place(void *given, void *x, int64_t count) {
+        if (given == py.none)
+            object = Kind::like(x, count);
+        else
+            py.keep(object = given);
+    }
+    ~Place() {
+        if (object) py.drop(object);
+    }
+    bool open(Kind &kind, Array &a) { return object && kind.write(object, a); }
+    void *give() {
+        void *given = object;
+        object = nullptr;
+        return given;
+    }
 };
 
 // A call of so many elements: a longer one than it takes to let another thread have the interpreter does so.
 template <class F> bool run(int64_t count, F call) {
     if (count <= py.small) return call(0) == 0;
-    void *pool = py.ask(py.pool);
+    void *pool = py.ask(py.pool, nullptr);
     if (!pool) return false;
     const int which = py.integer(pool) == 1;
     py.drop(pool);
@@ -115,46 +159,48 @@ template <class F> bool run(int64_t count, F call) {
     return code == 0;
 }
 
-template <class Kind> bool served(void *const *args, anymax_packed_call &call, bool whole) {
+// The array with the result, a new reference; NULL where the call is not served.
+template <class Kind> void *served(void *const *args, anymax_packed_call &call, bool whole) {
     Kind kind;
     Array x, out, p, g, memory;
-    if (!kind.read(args[2], x) || !kind.write(args[3], out) || x.dtype >= INTS || !same(x, out) || !apart(x, out) || large(out)) return false;
+    if (!kind.read(args[2], x) || x.dtype >= INTS || large(x)) return nullptr;
     const int64_t n = x.shape[x.ndim - 1], rows = x.count / n;
-    if ((call.code & 255) == ANYMAX_VJP) {
-        if (!whole || !kind.read(args[4], p) || !kind.read(args[5], g)) return false;
-        if (!same(p, out) || !same(g, out) || !apart(p, out) || !apart(g, out)) return false;
-    }
+    const bool backward = (call.code & 255) == ANYMAX_VJP;
+    if (backward && (!whole || !kind.read(args[4], p) || !kind.read(args[5], g) || !same(p, x) || !same(g, x))) return nullptr;
     if (call.capacity) {
         const int64_t words = x.dtype == ANYMAX_F64 ? 2 : 1;
-        if (call.capacity < 0 || call.capacity > n || !kind.write(args[6], memory)) return false;
-        if (g.data == out.data) return false;  // g is read where out was cleared
-        if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return false;
+        if (call.capacity < 0 || call.capacity > n || !kind.write(args[6], memory)) return nullptr;
+        if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return nullptr;
     }
+    Place<Kind> place(args[3], args[2], x.count);
+    if (!place.open(kind, out) || !same(x, out) || !apart(x, out)) return nullptr;
+    if (backward && (!apart(p, out) || !apart(g, out))) return nullptr;
+    if (call.capacity && g.data == out.data) return nullptr;  // g is read where out was cleared
     call.x = x.data, call.p = p.data, call.g = g.data, call.out = out.data, call.rows = rows, call.n = n, call.saved = memory.data;
-    return run(x.count, [&](int pool) {
+    const bool done = run(x.count, [&](int pool) {
         call.code |= (int64_t)x.dtype << 16 | (int64_t)pool << 24;
         return anymax_packed(&call);
     });
+    return done ? place.give() : nullptr;
 }
 
 // Losses of class indices, and their gradients: rows of two axes, and one number a row beside them.
-template <class Kind> bool served_loss(void *const *args, int64_t code, double param) {
+template <class Kind> void *served_loss(void *const *args, int64_t code, double param) {
     const bool gradient = (code & 255) == ANYMAX_LOSS_GRAD;
     Kind kind;
     Array x, out, index, scale;
-    if (!kind.read(args[2], x) || x.dtype > ANYMAX_F64 || x.ndim != 2 || !kind.write(args[3], out) || !kind.read(args[4], index)) return false;
+    if (!kind.read(args[2], x) || x.dtype > ANYMAX_F64 || x.ndim != 2 || !kind.read(args[4], index) || (!gradient && args[3] == py.none)) return nullptr;
     const int64_t n = x.shape[1], rows = x.shape[0];
-    const Array *each = &out;
-    if (gradient) {
-        if (!same(x, out) || !apart(x, out) || large(out) || !kind.read(args[5], scale)) return false;
-        each = &scale;
-    }
-    if (each->dtype != x.dtype || each->ndim != 1 || each->count != rows || index.dtype != LONGS || index.ndim != 1 || index.count != rows) return false;
-    if ((code >> 8 & 255) == ANYMAX_BUDGET && !(param <= (double)n)) return false;  // the caller's mistake, as in anymax_packed
+    if (index.dtype != LONGS || index.ndim != 1 || index.count != rows || (gradient && (large(x) || !kind.read(args[5], scale)))) return nullptr;
+    if ((code >> 8 & 255) == ANYMAX_BUDGET && !(param <= (double)n)) return nullptr;  // the caller's mistake, as in anymax_packed
     const int64_t *classes = (const int64_t *)index.data;
     bool stray = false;
     for (int64_t r = 0; r < rows; r++) stray |= (uint64_t)classes[r] >= (uint64_t)n;
-    if (stray) return false;
+    if (stray) return nullptr;
+    Place<Kind> place(args[3], args[2], x.count);
+    if (!place.open(kind, out) || (gradient && (!same(x, out) || !apart(x, out)))) return nullptr;
+    const Array &each = gradient ? scale : out;
+    if (each.dtype != x.dtype || each.ndim != 1 || each.count != rows) return nullptr;
     anymax_call call;
     memset(&call, 0, sizeof call);
     call.op = (int32_t)(code & 255), call.map = (int32_t)(code >> 8 & 255), call.dtype = x.dtype, call.param = param;
@@ -164,30 +210,30 @@ template <class Kind> bool served_loss(void *const *args, int64_t code, double p
         call.out = anymax_view{out.data, n, 0, 1}, call.scale = scale.data;
     else
         call.value = out.data;
-    return run(x.count, [&](int pool) {
+    const bool done = run(x.count, [&](int pool) {
         call.pool = pool;
         return anymax_run(&call);
     });
+    return done ? place.give() : nullptr;
 }
 
 template <class Kind> void *serve(void *const *args, intptr_t count) {
-    anymax_packed_call call;
-    memset(&call, 0, sizeof call);
-    void *answer = py.none;
-    if (count == 4 || count == 8) {
+    void *answer = nullptr;
+    if (count == 4 || count == 6 || count == 8) {
+        anymax_packed_call call;
+        memset(&call, 0, sizeof call);
         call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
         if (py.occurred()) return nullptr;
-        if (call.code >> 16 == 0 && served<Kind>(args, call, count == 8)) answer = args[3];
-        if (py.occurred()) return nullptr;
-    } else if (count == 6) {
-        const int64_t code = py.integer(args[0]);
-        const double param = py.real(args[1]);
-        if (py.occurred()) return nullptr;
-        const int64_t op = code & 255;
-        if (code >> 16 == 0 && (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) && served_loss<Kind>(args, code, param)) answer = args[3];
-        if (py.occurred()) return nullptr;
+        const int64_t op = call.code & 255;
+        if (call.code >> 16 == 0 && Kind::ordinary()) {
+            if (count != 6)
+                answer = served<Kind>(args, call, count == 8);
+            else if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD)
+                answer = served_loss<Kind>(args, call.code, call.param);
+        }
+        if (!answer && py.occurred()) return nullptr;
     }
-    py.keep(answer);
+    if (!answer) py.keep(answer = py.none);
     return answer;
 }
 

@@ -624,7 +624,7 @@ def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
         (x.double(), out), (x[:2], out), (x.reshape(2, 12), out), (x.reshape(6, 4).T, out), (x.expand(3, 4, 6)[:, 0], out[:3]),
         (x[:, :5], out[:, :5]), (x, out.T), (torch.tensor(1.0), torch.tensor(7.0)), (torch.empty(0, 6), torch.empty(0, 6)),
         (x.int(), out.int()), (x.bool(), out.bool()), (x.cfloat(), out.cfloat()), (x.to_sparse(), out), (x.to("meta"), out),
-        (line[:24].reshape(4, 6), line[6:].reshape(4, 6)), (x.numpy(), out), (None, out), (x, None), ("x", out),
+        (line[:24].reshape(4, 6), line[6:].reshape(4, 6)), (x.numpy(), out), (None, out), (x, "out"), ("x", out),
     ):  # fmt: skip
         assert f(CODES[am.Sparsemax()], 0.0, scores, place) is None
     assert torch.equal(out, torch.full((4, 6), 7.0))
@@ -632,6 +632,77 @@ def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
     kinds = []
     torch.func.vmap(lambda t: kinds.append(f(CODES[am.Sparsemax()], 0.0, t, out[0])) or t)(x)
     assert kinds == [None]
+
+
+def test_the_builtin_for_tensors_makes_its_result():
+    assert short.ready()
+    f, code = short.tensors, CODES[am.Sparsemax()]
+    x, g, index = torch.randn(4, 6), torch.randn(4, 6), torch.tensor([0, 5, 2, 2])
+    for scores in (
+        x,
+        x.double(),
+        x.bfloat16(),
+        x[1],
+        torch.nn.Parameter(x),
+        torch.randn(700, 300),
+        torch.randn(700, 300).bfloat16(),
+    ):
+        p = f(code, 0.0, scores, None)
+        assert (type(p), p.dtype, p.requires_grad) == (torch.Tensor, scores.dtype, False)
+        assert torch.equal(p, f(code, 0.0, scores, torch.empty_like(p)))
+        fresh = torch.empty(1)
+        counts = sys.getrefcount(p), sys.getrefcount(fresh)
+        assert counts[0] == counts[1]
+        assert p.data_ptr() != scores.data_ptr()
+    p = f(code, 0.0, x, None)
+    got = f(code | native.VJP, 0.0, p, None, p, g, None, 0)
+    torch.testing.assert_close(got, kernels.reference.vjp(am.Sparsemax(), x, p, g))
+    scale = torch.rand(4)
+    got = f(code | native.LOSS_GRAD, 0.0, x, None, index, scale)
+    torch.testing.assert_close(got, scale[:, None] * (p - torch.nn.functional.one_hot(index, 6)))
+    assert f(code | native.LOSS, 0.0, x, None, index, None) is None
+    assert short.buffers(code, 0.0, x.numpy(), None) is None
+    with torch.inference_mode():
+        assert f(code, 0.0, x, None).is_inference()
+
+
+@pytest.mark.parametrize("told_by", ["C++", "Python"])
+def test_the_builtin_stands_back_where_torch_looks_on(told_by, monkeypatch):
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            return f(*args, **(kwargs or {}))
+
+    if told_by == "Python":
+        monkeypatch.setattr(short, "_STATES", ("no such function",) * 2)
+    assert short.ready()
+    x, said = torch.randn(3, 5), []
+
+    def ask(_):
+        said.append(short.tensors(CODES[am.Sparsemax()], 0.0, x, None))
+        return torch.ones(2) * 2
+
+    try:
+        ask(x)
+        assert said.pop() is not None
+        with Counter():
+            ask(x)
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            ask(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.trace(ask, x, check_trace=False)
+        make_fx(ask)(x)
+        make_fx(ask, pre_dispatch=True)(x)
+        assert len(said) >= 5
+        assert said == [None] * len(said)
+        ask(x)
+        assert said.pop() is not None
+    finally:
+        monkeypatch.undo()
+        assert short.ready()
 
 
 def test_the_builtin_for_numpy_serves_plain_arrays_and_refuses_the_rest():

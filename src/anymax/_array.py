@@ -217,11 +217,11 @@ def modes() -> bool:
 
     Only where torch is loaded. Every call of a torch tensor asks this, so the functions that answer it are looked up once.
     """
-    stack, included, before = _asked_of_torch or _ask_torch()
+    stack, included, before = _asked_of_torch or ask_torch()
     return stack() > 0 or included(before)
 
 
-def _ask_torch() -> tuple[Any, Any, Any]:
+def ask_torch() -> tuple[Any, Any, Any]:
     global _asked_of_torch
     c = sys.modules["torch"]._C
     _asked_of_torch = c._len_torch_dispatch_stack, c._dispatch_tls_is_dispatch_key_included, c.DispatchKey.PreDispatch

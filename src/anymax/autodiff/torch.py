@@ -22,7 +22,7 @@ from .. import kernels
 from .._array import floating, modes, upcast
 from .._mapping import Mapping
 from ..kernels import native, reference, short
-from ..kernels._memory import MANY, SMALLEST, kept
+from ..kernels._memory import MANY, kept
 from ..mappings import CATALOGUE
 
 Tensor = torch.Tensor
@@ -198,9 +198,9 @@ class _IndexLoss(torch.autograd.Function):
         nothing = (None,) * 5
         if ctx.reduction != "none":
             g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
-        if ctx.quick and not (_grad() or _asked() is not None or modes() or g.is_neg()):
+        if ctx.quick and not (_grad() or _asked() is not None or g.is_neg()):
             (_, code, param), call = ctx.quick
-            out = call(code | native.LOSS_GRAD, param, x, _like(x), index, g.contiguous())
+            out = call(code | native.LOSS_GRAD, param, x, None, index, g.contiguous())
             if out is not None:
                 return out, *nothing
         if torch.is_grad_enabled() or ctx.engine.refuse("vjp", ctx.mapping, g) is not None:
@@ -359,22 +359,8 @@ _asked = kernels.asked
 compiling = torch.compiler.is_compiling
 _grad, _tracing = torch.is_grad_enabled, torch._C._get_tracing_state
 _forward_ad = torch.autograd.forward_ad
-_empty_like = torch.empty_like
 
 _SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
-
-
-def _like(x: Tensor) -> Tensor:
-    """`native.empty_like` in fewer steps."""
-    if x.numel() < MANY or not x.is_cpu or x.layout is not torch.strided:
-        return _empty_like(x)
-    size, kind = x.nbytes, _NUMPY.get(x.dtype)
-    if kind is None or size < SMALLEST or not x.is_contiguous():
-        return native.empty_like(x)
-    return torch.from_numpy(kept.take(x.shape, kind, size))
 
 
 def _int32(count: int) -> Tensor:
@@ -388,16 +374,18 @@ KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` ta
 
 def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
-    if _forward_ad._current_level >= 0 or modes() or _tracing() is not None or _asked() is not None or x.is_neg():
+    if _forward_ad._current_level >= 0 or _asked() is not None or x.is_neg():
         return None
     call = short.tensors
     if not call and (call is False or not (short.ready() and (call := short.tensors))):
         return None
     _, code, param = link
     if x.requires_grad and _grad():
-        return None if out is not None or _transformed() or not _plain(x) else _Quick.apply(x, link, call)
+        if out is not None or modes() or _tracing() is not None or _transformed() or not _plain(x):
+            return None
+        return _Quick.apply(x, link, call)
     if out is None:
-        return call(code, param, x, _empty_like(x) if x.numel() < MANY else _like(x))
+        return call(code, param, x, None)
     if type(out) is not Tensor or out.requires_grad or out.is_neg():
         return None
     return wrote(call(code, param, x, out))
@@ -471,7 +459,7 @@ class _Quick(torch.autograd.Function):
         words = 2 if x.dtype is torch.float64 else 1
         saved = native.saving(rows, n, words, _int32) if native.pays(code >> 8, rows, n) else None
         memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-        p = call(code, param, x, _like(x), None, None, memory, capacity)
+        p = call(code, param, x, None, None, None, memory, capacity)
         if p is None:
             p, saved = reference.forward(mapping, x), None
         ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
@@ -483,8 +471,8 @@ class _Quick(torch.autograd.Function):
         (g,), (p, other), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
         x, memory = (other, None) if mapping.needs_scores else (p, other)
         saved = None if memory is None else native.Saved(memory, *ctx.sizes)
-        if not (_grad() or _asked() is not None or modes() or g.is_neg()):
-            out = ctx.call(code | native.VJP, param, x, _like(p), p, g, memory, saved.capacity if saved else 0)
+        if not (_grad() or _asked() is not None or g.is_neg()):
+            out = ctx.call(code | native.VJP, param, x, None, p, g, memory, saved.capacity if saved else 0)
             if out is not None:
                 return out, None, None
         return _vjp(mapping, x, p, g, saved), None, None

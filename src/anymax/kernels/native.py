@@ -84,7 +84,7 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-ABI = 4
+ABI = 5
 
 
 class _Library(NamedTuple):
@@ -194,18 +194,20 @@ def _borrow() -> None:
     if not hasattr(torch, "get_num_threads"):  # still being imported
         return
     with _lending:
-        folder = Path(torch.__file__ or "").parent / "lib"
-        for file in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
-            if (folder / file).is_file():
-                try:
-                    run = ctypes.CDLL(str(folder / file)).torch_parallel_for  # since torch 2.10
-                except (OSError, AttributeError):
-                    break
-                lib.free.anymax_set_parallel(ctypes.cast(run, ctypes.c_void_p))
-                _lent = 1
-                return
-        lib.free.anymax_set_num_threads(torch.get_num_threads())
-        _lent = 0
+        try:
+            run = ctypes.CDLL(str(torch_library("torch_cpu"))).torch_parallel_for  # since torch 2.10
+        except (OSError, AttributeError):
+            lib.free.anymax_set_num_threads(torch.get_num_threads())
+            _lent = 0
+            return
+        lib.free.anymax_set_parallel(ctypes.cast(run, ctypes.c_void_p))
+        _lent = 1
+
+
+def torch_library(stem: str) -> Path:
+    """One of the libraries that torch is made of, if this platform has it."""
+    prefix, suffix = {"win32": ("", ".dll"), "darwin": ("lib", ".dylib")}.get(sys.platform, ("lib", ".so"))
+    return Path(sys.modules["torch"].__file__ or "").parent / "lib" / f"{prefix}{stem}{suffix}"
 
 
 def _after_fork() -> None:

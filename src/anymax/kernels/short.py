@@ -13,14 +13,20 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
+
+from .._array import Array, ask_torch
 from .._mapping import Mapping
 from . import native
+from ._memory import MANY, SMALLEST, kept
 
 # (code, param, x, out[, p, g, memory, capacity]) -> out, for losses (code, param, x, value, index, None) -> value and
-# (code, param, x, out, index, scale) -> out, or None where anything is out of the ordinary.
+# (code, param, x, out, index, scale) -> out, or None where anything is out of the ordinary: a mode of torch, or tracing, is.
 # None before `ready`, False where there will be none.
 buffers: Any = None  # on arrays of NumPy
-tensors: Any = None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on
+tensors: Any = (
+    None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on; out=None: a new one
+)
 
 _FASTCALL = 0x80
 _binding = threading.Lock()
@@ -48,14 +54,17 @@ class _Exchange(ctypes.Structure):  # DLPackExchangeAPI
 
 
 class _Python(ctypes.Structure):  # anymax_python
-    _fields_ = [(name, ctypes.c_void_p) for name in (
-        "none", "keep", "drop", "ask", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor",
-        "pool",
-    )] + [("small", ctypes.c_int64), ("large", ctypes.c_int64)]  # fmt: skip
+    _fields_ = [
+        (name, ctypes.c_int64 if name in ("before", "tracer", "many", "small", "large") else ctypes.c_void_p)
+        for name in (
+            "none", "keep", "drop", "ask", "integer", "real", "occurred", "clear", "leave", "enter", "buffer", "release", "tensor", "pool",
+            "stack", "within", "before", "tracer", "modes", "included", "mode", "tracing", "like", "room", "many", "small", "large",
+        )
+    ]  # fmt: skip
 
 
 _ABI = (
-    "Py_IncRef", "Py_DecRef", "PyObject_CallNoArgs", "PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear",
+    "Py_IncRef", "Py_DecRef", "PyObject_CallFunctionObjArgs", "PyLong_AsLongLong", "PyFloat_AsDouble", "PyErr_Occurred", "PyErr_Clear",
     "PyEval_SaveThread", "PyEval_RestoreThread", "PyObject_GetBuffer", "PyBuffer_Release",
 )  # fmt: skip
 
@@ -69,16 +78,27 @@ def ready() -> bool:
     with _binding:
         view = _view()
         address = [_address(getattr(ctypes.pythonapi, name)) for name in _ABI]
+        said = _of_torch(sys.modules["torch"]) if view else (None, None, 0, 0, *(None,) * 6)
         _keep(native.pool)
-        lib.free.anymax_python_bind(
-            ctypes.byref(_Python(id(None), *address, view, id(native.pool), native.SMALL, native.LARGE))
-        )
+        given = *address, view, id(native.pool), *said, MANY, native.SMALL, native.LARGE
+        lib.free.anymax_python_bind(ctypes.byref(_Python(id(None), *given)))
         buffers = buffers or _builtin(lib.held.anymax_python_buffers)
         if view:
             tensors = tensors or _builtin(lib.held.anymax_python_tensors)
         elif hasattr(sys.modules.get("torch"), "get_num_threads"):  # imported to its end
             tensors = False
     return True
+
+
+_NUMPY = {"torch.float32": np.float32, "torch.float64": np.float64, "torch.float16": np.float16}
+
+
+def _room(x: Array) -> Array:
+    """`native.empty_like` in fewer steps, for a tensor in C order on the CPU."""
+    size, kind = x.nbytes, _NUMPY.get(str(x.dtype))
+    if kind is None or size < SMALLEST:
+        return native.empty_like(x)
+    return sys.modules["torch"].from_numpy(kept.take(x.shape, kind, size))
 
 
 def _address(function: Any) -> int | None:
@@ -95,6 +115,27 @@ def _view() -> int | None:
     )
     exchange = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
     return exchange.view if exchange.major == 1 else None
+
+
+# How many modes are on, and whether dispatch has a key. torch's C++ says in a nanosecond what its Python says in seventy.
+_STATES = (
+    "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+)
+
+
+def _of_torch(torch: Any) -> tuple[int | None, ...]:
+    """What the library asks of torch: by two functions of its C++ and two keys, if it has them, and by objects of Python."""
+    try:
+        lib = ctypes.CDLL(str(native.torch_library("c10")))
+        states = [_address(getattr(lib, name)) for name in _STATES]
+        states += [int(torch._C._parse_dispatch_key(name)) for name in ("PreDispatch", "Tracer")]
+    except (OSError, AttributeError, TypeError, ValueError, RuntimeError):
+        states = [None, None, 0, 0]
+    objects = *ask_torch(), torch._C._get_tracing_state, torch.empty_like, _room
+    for thing in objects:
+        _keep(thing)
+    return *states, *map(id, objects)
 
 
 def _keep(thing: Any) -> None:
