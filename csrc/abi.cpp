@@ -11,7 +11,7 @@
 #include "cpu.hpp"
 #endif
 #if defined(__linux__)
-#include <unistd.h>
+#include <stdio.h>
 #endif
 
 // -- the units that were built, the best first --------------------------------------------------------------------------------
@@ -70,13 +70,29 @@ const Entry *entry() {
     return e;
 }
 
+// Bytes of the cache that the cores share: as the system describes this core's own, for what sysconf says of some machines is that of all their dies.
+int64_t described_cache() {
+    int64_t largest = 0;
+#if defined(__linux__)
+    for (int index = 0; index < 8; index++) {
+        char path[64];
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        FILE *file = fopen(path, "r");
+        if (!file) break;
+        long long size = 0;
+        char unit = 0;
+        if (fscanf(file, "%lld%c", &size, &unit) >= 1) size <<= unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
+        fclose(file);
+        if (size > largest) largest = size;
+    }
+#endif
+    return largest;
+}
+
 int64_t cache_size() {
     static const int64_t size = [] {
-        int64_t bytes = 0;
-#if defined(__linux__) && defined(_SC_LEVEL3_CACHE_SIZE)
-        bytes = (int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-        return bytes > (1 << 20) ? bytes : (int64_t)32 << 20;
+        const int64_t bytes = described_cache();
+        return bytes >= (4 << 20) && bytes <= ((int64_t)1 << 30) ? bytes : (int64_t)32 << 20;
     }();
     return size;
 }
@@ -101,11 +117,11 @@ constexpr int64_t LONG = 4 * 65536;  // a row that is worth more than one thread
 
 bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
 
-int execute(const anymax_call *call, anymax_parallel run, bool fresh) {
+int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
-    const int past = !fresh && writes_rows(call->op) && elements * size >= cache_size() / 2 && n * size >= 256;
+    const int past = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= 256;
     if (!run || elements < SMALL) return e->unit->rows(call, 0, rows, past, nullptr);
     if (rows < 8 && n >= LONG) {  // few long rows: the threads share each of them
         return e->unit->rows(call, 0, rows, past, run);
@@ -171,16 +187,16 @@ int check(const anymax_call *c) {
 
 }  // namespace
 
-extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run, int fresh) {
+extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     if (!call) return ANYMAX_BAD_CALL;
     int code = check(call);
     if (code || call->outer == 0 || call->inner == 0) return code;
-    return execute(call, run, fresh != 0);
+    return execute(call, run);
 }
 
 extern "C" int anymax_run(const anymax_call *call) {
     if (!call) return ANYMAX_BAD_CALL;
-    return anymax_run_by(call, call->pool < 0 ? nullptr : call->pool == 1 ? lent.load() : anymax_pool_run, 0);
+    return anymax_run_by(call, call->pool < 0 ? nullptr : call->pool == 1 ? lent.load() : anymax_pool_run);
 }
 
 extern "C" int anymax_packed(const anymax_packed_call *call) {

@@ -285,7 +285,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
     const anymax_support &s = call.support;
     const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
-    const bool apart = past && !call.cleared && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
+    const bool clear = call.fresh == 2, apart = past && !clear && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
     float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
     float *made = apart ? scratch.take<float>(TURNED, n) : nullptr;
     if (scratch.failed) return;
@@ -304,7 +304,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             other(r);
             continue;
         }
-        if (!apart && !call.cleared && r >= cleared) {
+        if (!apart && !clear && r >= cleared) {
             for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
             if (together > 1)
                 zero_bytes((char *)out, (cleared - r) * bytes, false);

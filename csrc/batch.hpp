@@ -224,12 +224,17 @@ struct Marker {
     }
 };
 
-// f of each vector of the row, in order.
-template <class F>
+// f of each vector of the row, in order. SHIFT: the vectors may begin where results can be written past the caches.
+template <bool SHIFT, class F>
 ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F f) {
     constexpr int64_t W = width<float>;
     int64_t i = 0;
-    if (past && !((uintptr_t)to & (ANYMAX_VECTOR - 1)))
+    if (SHIFT && past) {
+        const int64_t lead = (int64_t)(-(uintptr_t)to & (ANYMAX_VECTOR - 1)) / (int64_t)sizeof(float);
+        if (lead) store_part(to, f(load_part(x, lead, -inf32)), lead);
+        i = lead;
+    }
+    if (past && !((uintptr_t)(to + i) & (ANYMAX_VECTOR - 1)))
         for (; i + W <= n; i += W) stream(to + i, f(load(x + i)));
     for (; i + 4 * W <= n; i += 4 * W)
         for (int j = 0; j < 4; j++) store(to + i + j * W, f(load(x + i + j * W)));
@@ -250,7 +255,7 @@ template <Keeping K, bool SAVE>
 ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, int64_t n, bool past, const float *from) {
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
     Marker<SAVE> marker{b.hit[r]};
-    transform(b.out[r], b.x[r], n, past, [&](vf v) {
+    transform<!SAVE>(b.out[r], b.x[r], n, past, [&](vf v) {
         const uint32_t some = candidates<K>(v, high, edge);
         const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
         from += __builtin_popcount(some);
@@ -271,7 +276,7 @@ __attribute__((noinline)) static void write_few(float *to, const float *x, int64
         const int64_t end = i + 64 * W < n ? i + 64 * W : n;
         uint64_t hit = hits[i / (64 * W)];
         if (crowd(hit, end - i)) {
-            transform(to + i, x + i, end - i, false, value);
+            transform<false>(to + i, x + i, end - i, false, value);
             continue;
         }
         memset(to + i, 0, (size_t)(end - i) * sizeof(float));
@@ -314,7 +319,7 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
             continue;
         }
         Marker<SAVE> marker{b.hit[r]};
-        transform(b.out[r], x, n, past, [&](vf v) {
+        transform<!SAVE>(b.out[r], x, n, past, [&](vf v) {
             const vf p = power_value<float, R>(v - m, l, off);
             marker.take(p);
             return p;
@@ -346,94 +351,101 @@ inline double normal_above(double q) {
     return t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
 }
 
-typedef float four __attribute__((vector_size(16)));
-typedef int32_t which __attribute__((vector_size(16)));
-
 // How many scores of the row reach a level: one bit each.
 ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
     constexpr int64_t W = width<float>;
     int32_t above = 0;
     int64_t i = 0;
-    for (; i + 4 * W <= n; i += 4 * W)
+    for (; i + 4 * W <= n; i += 4 * W) {
+#if defined(__AVX512F__)
+        __mmask16 m[4];
+        for (int64_t l = 0; l < 4; l++) m[l] = _mm512_cmp_ps_mask((__m512)load(x + i + l * W), (__m512)level, _CMP_GE_OQ);
+        above += (int32_t)__builtin_popcountll(_mm512_kunpackd(_mm512_kunpackw(m[0], m[1]), _mm512_kunpackw(m[2], m[3])));
+#else
         for (int64_t l = 0; l < 4; l++) above += __builtin_popcount(bits_from(load(x + i + l * W), level));
+#endif
+    }
     for (; i < n; i += W) above += __builtin_popcount(bits_from(load_or(x, i, n, -inf32), level));
     return above;
 }
 
-// Of short rows, four at a time, by counting along the row. The first level is that of a normal distribution of its mean and deviation, and so is the
-// slope of the next steps.
+// Of short rows, by counting along the row how many scores reach a level. The first level is that of a normal distribution of the row's mean and
+// deviation, and so is the slope of the next steps.
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
-    constexpr int64_t W = width<float>, T = 4;
+    constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
     const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
-    const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n);
-    uint32_t done = 0;
-    for (int64_t first = 0; first < rows; first += T) {
-        const float *x[T];
-        float most_[T], least_[T], sum_[T], square_[T];
-        which left{};
-        for (int64_t j = 0; j < T; j++) {
-            x[j] = b.x[first + j < rows ? first + j : first];
-            const vf center = splat(x[j][0]);
-            vf most = splat(-inf32), least = splat(inf32), rest = load_or(x[j], (vectors - 1) * W, n, x[j][0]), s1{}, s2{};
-            vi fine = rest < inf32;
-            for (int64_t i = 0; i + W <= n; i += W) {
-                const vf v = load(x[j] + i), d = v - center;
-                most = larger(most, v), least = smaller(least, v);
-                s1 += d, s2 += d * d;
-                fine &= v < inf32;
-            }
-            most_[j] = top(larger(most, rest)), least_[j] = -top(-smaller(least, rest)), sum_[j] = sum(s1), square_[j] = sum(s2);
-            left[j] = every<float>(fine) && least_[j] > -inf32 && first + j < rows ? -1 : 0;
+    const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n), each = 1.0f / (float)n;
+    alignas(64) float at[W], above[W];
+    float *const part = b.side;  // of each row the lanes' maxima, sums and sums of squares
+    for (int64_t r = 0; r < W; r++) {
+        const float *x = b.x[r < rows ? r : 0];
+        const vf center = splat(at[r] = x[0]);
+        vf most = center, s1{}, s2{};
+        for (int64_t i = 0; i < n; i += W) {
+            const vf v = load_or(x, i, n, x[0]), d = v - center;
+            most = larger(most, v);
+            s1 += d, s2 += d * d;
         }
-        const four top_{most_[0], most_[1], most_[2], most_[3]}, origin{x[0][0], x[1][0], x[2][0], x[3][0]};
-        four low{least_[0], least_[1], least_[2], least_[3]}, high = top_, middle, step;
-        {
-            const float each = 1.0f / (float)(n / W * W);
-            const four mean = four{sum_[0], sum_[1], sum_[2], sum_[3]} * each, spread_ = four{square_[0], square_[1], square_[2], square_[3]} * each - mean * mean;
-            four deviation;
-            for (int64_t j = 0; j < T; j++) deviation[j] = ::sqrtf(spread_[j] > 0.0f ? spread_[j] : 0.0f);
-            middle = origin + mean + deviation * z0, step = deviation / dense;
+        store(part + r * W, most), store(part + (W + r) * W, s1), store(part + (2 * W + r) * W, s2);
+        for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
+    }
+    auto turned = [&](int64_t which, auto join) {
+        gather_lanes((float *)b.turned, part + which * W * W, W, W, W);
+        for (int64_t half = W / 2; half; half /= 2)
+            for (int64_t j = 0; j < half; j++) b.turned[j] = join(b.turned[j], b.turned[j + half]);
+        return b.turned[0];
+    };
+    auto plus = [](vf u, vf v) { return u + v; };
+    const vf top_ = turned(0, [](vf u, vf v) { return larger(u, v); });
+    const vf mean = turned(1, plus) * each, deviation = root2(larger(turned(2, plus) * each - mean * mean, vf{})), center = load(at);
+    store(b.top, top_);
+    const float want = (float)k;
+    const vf step = deviation * (1.0f / dense);
+    vf low = center + mean - deviation * ::sqrtf((float)n), high = top_, middle = center + mean + deviation * z0;  // none is further below the mean
+    vf at_low = splat((float)n), at_high = splat(1.0f);
+    vi found{};
+    uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // NaN: a score is no finite number
+    for (int turn = 0; turn < 24 && left; turn++) {
+        const vf between = low + (high - low) * (turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
+        middle = (middle > low) & (middle < high) ? middle : between;
+        store(at, middle);
+        for (uint32_t go = left; go; go &= go - 1) {
+            const int64_t r = __builtin_ctz(go);
+            above[r] = (float)count_from(b.x[r], n, splat(at[r]));
         }
-        const float want = (float)k;
-        four at_low = four{} + (float)n, at_high = four{} + 1.0f;
-        which found = left & (at_low == want);
-        for (int turn = 0; turn < 24; turn++) {
-            const which go = left & ~found;
-            if (!(go[0] | go[1] | go[2] | go[3])) break;
-            middle = (middle > low) & (middle < high) ? middle : low + (high - low) * (turn % 4 == 3 ? four{} + 0.5f : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
-            const int32_t c0 = count_from(x[0], n, splat(middle[0])), c1 = count_from(x[1], n, splat(middle[1]));
-            const int32_t c2 = count_from(x[2], n, splat(middle[2])), c3 = count_from(x[3], n, splat(middle[3]));
-            const four count = __builtin_convertvector((which{c0, c1, c2, c3}), four);
-            const which many = go & (count >= want), less = go & (count < want);
-            low = many ? middle : low, at_low = many ? count : at_low;
-            high = less ? middle : high, at_high = less ? count : at_high;
-            found |= go & (count == want);
-            middle = turn % 3 == 1 ? low : middle + (count - want) * step;  // every third by what the bracket says
+        const vf count = load(above);
+        const vi many = ~found & (count >= want), less = ~found & (count < want);
+        low = many ? middle : low, at_low = many ? count : at_low;
+        high = less ? middle : high, at_high = less ? count : at_high;
+        found |= count == want;
+        left &= ~bits(found);
+        middle = turn % 3 == 1 ? low : middle + (count - want) * step;  // every third by what the bracket says
+    }
+    store(at, low);
+    uint32_t done = bits(found) & (uint32_t)((1ull << rows) - 1);
+    constexpr int64_t ROW = TILE + W;
+    float *const e = b.side + W * W;
+    for (uint32_t go = done; go; go &= go - 1) {
+        const int64_t r = __builtin_ctz(go);
+        const float *x = b.x[r];
+        const vf level = splat(at[r]), m = splat(b.top[r]);
+        vf z{};
+        for (int64_t i = 0; i < vectors; i += 4) {
+            vf v[4], p[4];
+            for (int64_t l = 0; l < 4; l++) v[l] = load_or(x, (i + l) * W, n, -inf32), p[l] = v[l] - m;
+            exp_below<4>(p);
+            for (int64_t l = 0; l < 4; l++) store(e + r * ROW + (i + l) * W, p[l] = v[l] >= level ? p[l] : vf{});
+            z += (p[0] + p[1]) + (p[2] + p[3]);
         }
-        for (int64_t j = 0; j < T; j++) {
-            if (!found[j]) continue;  // ties
-            const int64_t r = first + j;
-            const vf level = splat(low[j]), m = splat(top_[j]);
-            alignas(64) vf e[TILE / W];
-            vf z{};
-            for (int64_t i = 0; i < vectors; i += 4) {
-                vf v[4], p[4];
-                for (int64_t l = 0; l < 4; l++) v[l] = load_or(x[j], (i + l) * W, n, -inf32), p[l] = v[l] - m;
-                exp_below<4>(p);
-                for (int64_t l = 0; l < 4; l++) e[i + l] = v[l] >= level ? p[l] : vf{};
-                z += (e[i] + e[i + 1]) + (e[i + 2] + e[i + 3]);
-            }
-            const vf scale = splat(1.0f / sum(z));
-            float *to = b.out[r];
-            int64_t i = 0;
-            if (past && !((uintptr_t)to & (ANYMAX_VECTOR - 1)))
-                for (; (i + 1) * W <= n; i++) stream(to + i * W, e[i] * scale);
-            for (; (i + 1) * W <= n; i++) store(to + i * W, e[i] * scale);
-            if (i * W < n) store_part(to + i * W, e[i] * scale, n - i * W);
-            b.hit[r][0] = ((uint64_t)1 << vectors) - 1;
-            done |= 1u << r;
-        }
+        store(part + r * W, z);
+    }
+    store(above, splat(1.0f) / turned(0, plus));
+    for (uint32_t go = done; go; go &= go - 1) {
+        const int64_t r = __builtin_ctz(go);
+        const vf scale = splat(above[r]);
+        write(b.out[r], 0, n, past, [&](int64_t i) { return load(e + r * ROW + i) * scale; });
+        b.hit[r][0] = ((uint64_t)1 << vectors) - 1;
     }
     return done;
 }
@@ -602,7 +614,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     return write_found<SCORES_FROM, SAVE>(b, rows, n, past, apart);
 }
 
-inline bool counted(double k, int64_t n) { return n <= TILE && k * 8.0 >= (double)n; }
+inline bool counted(double k, int64_t n) { return n <= TILE && k * 14.0 >= (double)n; }
 
 inline bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;

@@ -9,9 +9,8 @@ extern "C" {
 #endif
 /* task(b, e, context) over pieces of [begin, end), `grain` each, by the pool's threads and the caller; serially where the pool is busy. */
 int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
-/* anymax_run with the caller's own way to share out rows, NULL: none; `pool` is not looked at. fresh: the result's memory has never
- * been written to, so that the system fills it with zeros as we go, and what it has in the caches is best written over there. */
-int anymax_run_by(const anymax_call *call, anymax_parallel run, int fresh);
+/* anymax_run with the caller's own way to share out rows, NULL: none; `pool` is not looked at. */
+int anymax_run_by(const anymax_call *call, anymax_parallel run);
 #ifdef __cplusplus
 }
 #endif

@@ -645,7 +645,7 @@ static void turn_out(const C *from, int64_t rows, int64_t n, void *to, int64_t s
 template <class C>
 static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past) {
     bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
-    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n, nullptr, call.cleared != 0};
+    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n, nullptr, call.fresh == 2};
 }
 
 static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }

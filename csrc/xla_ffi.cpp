@@ -109,17 +109,17 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     return 0;
 }
 
-int run(const xla_call *call, const anymax_call *rows, bool fresh) {
+int run(const xla_call *call, const anymax_call *rows) {
     const xla_call *before = current;  // another call on this thread, which waits for its helpers
     current = call;
-    const int code = anymax_run_by(rows, by_xla, fresh);
+    const int code = anymax_run_by(rows, by_xla);
     current = before;
     return code;
 }
 
 #else
 
-int run(const xla_call *, const anymax_call *rows, bool fresh) { return anymax_run_by(rows, nullptr, fresh); }
+int run(const xla_call *, const anymax_call *rows) { return anymax_run_by(rows, nullptr); }
 
 #endif
 
@@ -294,6 +294,7 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
     if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
     const int64_t item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
-    const int code = run(call, &c, to_rows && from_system(out[0]->data, size * item));
+    c.fresh = to_rows && from_system(out[0]->data, size * item);
+    const int code = run(call, &c);
     return code ? refuse(call, XLA_INTERNAL, anymax_error(code)) : nullptr;
 }

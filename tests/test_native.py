@@ -634,6 +634,24 @@ def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
     assert kinds == [None]
 
 
+@pytest.mark.parametrize("n", [33, 100, 128, 1000, 32001])
+def test_results_written_past_the_caches_are_those_of_their_pieces(n):
+    rows = (36 << 20) // (4 * n)  # more than the cache of most machines, three quarters of which is enough
+    x = torch.randn(rows * n + 3)[3:].view(rows, n)  # rows that begin anywhere
+    out = torch.empty(rows * n + 1)[1:].view(rows, n)
+    for mapping in (
+        am.Softmax(),
+        am.Sparsemax(),
+        am.Entmax(4 / 3),
+        am.Budget(5),
+        am.SparseSoftmax(k=3),
+        am.SparseSoftmax(k=30),
+    ):
+        am.apply(mapping, x, out=out)
+        for piece in torch.arange(rows).tensor_split(5):
+            assert torch.equal(out[piece], am.apply(mapping, x[piece])), mapping
+
+
 def test_the_builtin_for_tensors_makes_its_result():
     assert short.ready()
     f, code = short.tensors, CODES[am.Sparsemax()]

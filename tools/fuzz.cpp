@@ -371,7 +371,7 @@ Result perform(const Case &c, const How &how) {
             call.x = out.view();
         } else {
             out.make(result, c.dtype, c.out, how.cleared ? 0 : 0xa5);
-            call.cleared = how.cleared;
+            call.fresh = how.cleared ? 2 : 0;
         }
         call.out = out.view();
         before = out.block.copy();

@@ -80,7 +80,7 @@ class _Call(ctypes.Structure):
         ("x", _View), ("p", _View), ("g", _View), ("out", _View), ("mask", _View),
         ("support", _Support),
         ("index", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("value", ctypes.c_void_p), ("tau", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p), ("pool", ctypes.c_int32), ("cleared", ctypes.c_int32),
+        ("positions", ctypes.c_void_p), ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -431,15 +431,15 @@ def _run(
     *,
     fields: dict[str, Any] | None = None,
     saved: Saved | None = None,
-    cleared: bool = False,
+    fresh: int = 0,
 ) -> None:
-    """One call on operands of the shape of x: `views` by name; `out` is written to, but for zeros where it is `cleared`."""
+    """One call on operands of the shape of x: `views` by name; `out` is written to, but for zeros where it is fresh and has them."""
     lib = load()
     assert not isinstance(lib, str)
     world, n = _world(x), x.shape[-1]
     batch = tuple(x.shape[:-1])
     if link.kind != "perturb_max" and link.params is None and all(map(world.dense, views.values())):
-        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved, cleared)
+        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved, fresh)
         return
     out = views.get("out")
     result = out
@@ -482,7 +482,7 @@ def _run(
         setattr(call, key, world.pointer(value))
     if saved is not None:
         call.support = _Support(*saved.support(world.pointer(saved.memory)))
-    call.pool = pool()
+    call.pool, call.fresh = pool(), fresh if held.get("out") is out else 0
     _check((lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call)), lib, op, link, n)
     if result is not None and held["out"] is not result:
         result[...] = held["out"]
@@ -511,7 +511,7 @@ def _run_dense(
     views: dict[str, Array],
     fields: dict[str, Array],
     saved: Saved | None,
-    cleared: bool,
+    fresh: int,
 ) -> None:
     """The same on operands that lie row after row, said in one piece of memory: ctypes takes its time for each field."""
     at = world.pointer
@@ -521,7 +521,7 @@ def _run_dense(
     operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
     call = _whole_call.pack(
-        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), cleared
+        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), fresh
     )
     _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
 
@@ -594,26 +594,27 @@ def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | 
 
 def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array | None, saved: Saved | None) -> Array:
     world = _world(x)
-    p, cleared = _result(x, _link(mapping)) if out is None else (out, False)
+    p, fresh = _result(x, _link(mapping), op == FORWARD) if out is None else (out, 0)
     views = {"x": x, "out": p}
     if mask is not None:
         views["mask"] = world.broadcast(mask.view(np.uint8) if world is _NumPy else mask, tuple(x.shape))
     if math.prod(x.shape):
-        _run(op, _link(mapping), x, views, saved=saved, cleared=cleared and op == FORWARD)
+        _run(op, _link(mapping), x, views, saved=saved, fresh=fresh)
     return p
 
 
-def _result(like: Array, link: Link) -> tuple[Array, bool]:
-    """Room for a result, and whether it holds zeros.
+def _result(like: Array, link: Link, sparse: bool = True) -> tuple[Array, int]:
+    """Room for a result, and whether it lies in pages fresh from the system (1) that hold zeros (2).
 
     Memory that comes from the system afresh costs more than what is computed in it. Up to LARGE bytes what is kept serves instead. Beyond,
     NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map
     leaves as they are.
     """
     world, dtype, shape = _world(like), _dtype(like), tuple(like.shape)
-    if math.prod(shape) * _SIZES[dtype] > LARGE and world.plain(like) and 1 <= link.code <= 6 and shape[-1] > 2048:
-        return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), True
-    return empty_like(like), False
+    fresh = math.prod(shape) * _SIZES[dtype] > LARGE
+    if fresh and sparse and world.plain(like) and 1 <= link.code <= 6 and shape[-1] > 2048:
+        return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), 2
+    return empty_like(like), int(fresh)
 
 
 def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
@@ -660,12 +661,12 @@ def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
 
 def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
     link, world = _link(mapping), _world(p)
-    out, cleared = _result(p, link)
+    out, fresh = _result(p, link, op == VJP)
     views = {"p": p, "g": world.cast(g, _dtype(p), p) if _dtype(g) != _dtype(p) else g, "out": out}
     if link.kind in _NEED_SCORES:
         views["x"] = x
     if math.prod(p.shape):
-        _run(op, link, p, views, saved=saved, cleared=cleared and op == VJP)
+        _run(op, link, p, views, saved=saved, fresh=fresh)
     return out
 
 
@@ -700,13 +701,13 @@ def index_loss_grad(
 ) -> Array:
     """`scale (p - y)`, scale one a row."""
     link, world = _link(mapping), _world(x)
-    out, cleared = _result(x, link)
+    out, fresh = _result(x, link)
     scale = world.contiguous(world.cast(scale, _wide(x), x))
     fields = {"index": world.contiguous(index), "scale": scale}
     if tau is not None:
         fields["tau"] = tau
     if math.prod(x.shape):
-        _run(LOSS_GRAD, link, x, {"x": x, "out": out}, fields=fields, saved=saved, cleared=cleared)
+        _run(LOSS_GRAD, link, x, {"x": x, "out": out}, fields=fields, saved=saved, fresh=fresh)
     return out
 
 
