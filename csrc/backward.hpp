@@ -1,7 +1,7 @@
 // Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
 #pragma once
 
-#include "dense.hpp"
+#include "tile.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -332,6 +332,59 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
         if (apart) {
             write(out, 0, n, true, [&](int64_t i) { return load_or(made, i, n, 0.0f); });
             for (int64_t i = 0; i < count; i++) made[index[i]] = 0.0f;
+        }
+    }
+}
+
+// The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
+constexpr int64_t BRIEF = 256;  // beyond, the zeros of a sparse map are worth looking for
+template <class F>
+inline void vjp_short(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
+    constexpr int64_t W = width<float>;
+    const int64_t n = call.n, step = (n + W - 1) / W * W + W;
+    float *const weight = F::dear ? scratch.take<float>(EXTRA, W * step) : nullptr;
+    if (scratch.failed) return;
+    auto row = [&](const anymax_view &v, int64_t r) { return (float *)v.data + r * v.outer; };
+    for (int64_t first = begin; first < end; first += W) {
+        const int64_t count = end - first < W ? end - first : W;
+        const bool ahead = end - first >= 2 * W && call.p.outer == n && call.g.outer == n;
+        vf rate[W], dot[W];
+        float mean[W];
+        for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = vf{};
+        for (int64_t r = 0; r < count; r++) {
+            const float *p = row(call.p, first + r), *g = row(call.g, first + r);
+            auto weighed = [&](int64_t i, vf w, vf v) {
+                if (F::dear) store(weight + r * step + i, w);
+                if (!F::own) rate[r] += w;
+                dot[r] += w == vf{} ? vf{} : w * v;
+            };
+            int64_t i = 0;
+            for (; i + 4 * W <= n; i += 4 * W) {
+                vf q[4], w[4];
+                for (int64_t j = 0; j < 4; j++) q[j] = load(p + i + j * W);
+                weigh.template operator()<4>(q, w);
+                for (int64_t j = 0; j < 4; j++) weighed(i + j * W, w[j], load(g + i + j * W));
+            }
+            for (; i < n; i += W) weighed(i, weigh(load_or(p, i, n, 0.0f)), load_or(g, i, n, 0.0f));
+            for (i = 0; ahead && i < n; i += 16) {
+                __builtin_prefetch(p + W * n + i, 0, 2);
+                __builtin_prefetch(g + W * n + i, 0, 2);
+            }
+        }
+        const vf above = sums(dot);
+        if (F::own) {
+            store(mean, above);
+        } else {
+            const vf total = sums(rate);
+            store(mean, total > vf{} ? above / total : total);
+        }
+        for (int64_t r = 0; r < count; r++) {
+            const float *p = row(call.p, first + r), *g = row(call.g, first + r);
+            const vf m = splat(mean[r]);
+            write(row(call.out, first + r), 0, n, past, [&](int64_t i) {
+                const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f));
+                return w == vf{} ? vf{} : w * (load_or(g, i, n, 0.0f) - m);
+            });
         }
     }
 }

@@ -377,7 +377,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
     const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n), each = 1.0f / (float)n;
     alignas(64) float at[W], above[W];
-    float *const part = b.side;  // of each row the lanes' maxima, sums and sums of squares
+    vf part[3][W];  // of each row the lanes' maxima, sums and sums of squares
     for (int64_t r = 0; r < W; r++) {
         const float *x = b.x[r < rows ? r : 0];
         const vf center = splat(at[r] = x[0]);
@@ -387,18 +387,11 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
             most = larger(most, v);
             s1 += d, s2 += d * d;
         }
-        store(part + r * W, most), store(part + (W + r) * W, s1), store(part + (2 * W + r) * W, s2);
+        part[0][r] = most, part[1][r] = s1, part[2][r] = s2;
         for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
     }
-    auto turned = [&](int64_t which, auto join) {
-        gather_lanes((float *)b.turned, part + which * W * W, W, W, W);
-        for (int64_t half = W / 2; half; half /= 2)
-            for (int64_t j = 0; j < half; j++) b.turned[j] = join(b.turned[j], b.turned[j + half]);
-        return b.turned[0];
-    };
-    auto plus = [](vf u, vf v) { return u + v; };
-    const vf top_ = turned(0, [](vf u, vf v) { return larger(u, v); });
-    const vf mean = turned(1, plus) * each, deviation = root2(larger(turned(2, plus) * each - mean * mean, vf{})), center = load(at);
+    const vf top_ = across(part[0], [](vf u, vf v) { return larger(u, v); });
+    const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})), center = load(at);
     store(b.top, top_);
     const float want = (float)k;
     const vf step = deviation * (1.0f / dense);
@@ -425,7 +418,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     store(at, low);
     uint32_t done = bits(found) & (uint32_t)((1ull << rows) - 1);
     constexpr int64_t ROW = TILE + W;
-    float *const e = b.side + W * W;
+    float *const e = b.side;
     for (uint32_t go = done; go; go &= go - 1) {
         const int64_t r = __builtin_ctz(go);
         const float *x = b.x[r];
@@ -438,9 +431,9 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
             for (int64_t l = 0; l < 4; l++) store(e + r * ROW + (i + l) * W, p[l] = v[l] >= level ? p[l] : vf{});
             z += (p[0] + p[1]) + (p[2] + p[3]);
         }
-        store(part + r * W, z);
+        part[0][r] = z;
     }
-    store(above, splat(1.0f) / turned(0, plus));
+    store(above, splat(1.0f) / sums(part[0]));
     for (uint32_t go = done; go; go &= go - 1) {
         const int64_t r = __builtin_ctz(go);
         const vf scale = splat(above[r]);

@@ -408,6 +408,20 @@ ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, in
 }
 #endif
 
+// Of as many vectors as one has lanes, what `join` makes of the lanes of each, one a lane.
+template <class F>
+ANYMAX_INLINE vf across(const vf *v, F join) {
+    constexpr int64_t W = width<float>;
+    alignas(64) vf turned[W];
+    gather_lanes((float *)turned, (const float *)v, W, W, W);
+    for (int64_t half = W / 2; half; half /= 2)
+        for (int64_t j = 0; j < half; j++) turned[j] = join(turned[j], turned[j + half]);
+    return turned[0];
+}
+ANYMAX_INLINE vf sums(const vf *v) {
+    return across(v, [](vf a, vf b) { return a + b; });
+}
+
 // 0: softmax, 1: sparsemax, 2: entmax 3/2, under any of their names; -1: another map.
 inline int rank_of(int32_t map, double param) {
     if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
