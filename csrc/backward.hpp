@@ -338,8 +338,8 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
 
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
 constexpr int64_t BRIEF = 256;  // beyond, the zeros of a sparse map are worth looking for
-template <class F>
-inline void vjp_short(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
+template <bool NORM, class F>
+inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
     float *const weight = F::dear ? scratch.take<float>(EXTRA, W * step) : nullptr;
@@ -348,13 +348,14 @@ inline void vjp_short(const F &weigh, const anymax_call &call, int64_t begin, in
     for (int64_t first = begin; first < end; first += W) {
         const int64_t count = end - first < W ? end - first : W;
         const bool ahead = end - first >= 2 * W && call.p.outer == n && call.g.outer == n;
-        vf rate[W], dot[W];
-        float mean[W];
-        for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = vf{};
+        vf rate[W], dot[W], power[W], centre[W];  // sums of w, w g; and for normmax of p^alpha, p g
+        float mean[W], norm[W], total[W];
+        for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
-            auto weighed = [&](int64_t i, vf w, vf v) {
+            auto weighed = [&](int64_t i, vf q, vf w, vf v) {
                 if (F::dear) store(weight + r * step + i, w);
+                if (NORM) power[r] += w == vf{} ? vf{} : q * q / w, centre[r] += w == vf{} ? vf{} : q * v;
                 if (!F::own) rate[r] += w;
                 dot[r] += w == vf{} ? vf{} : w * v;
             };
@@ -363,27 +364,33 @@ inline void vjp_short(const F &weigh, const anymax_call &call, int64_t begin, in
                 vf q[4], w[4];
                 for (int64_t j = 0; j < 4; j++) q[j] = load(p + i + j * W);
                 weigh.template operator()<4>(q, w);
-                for (int64_t j = 0; j < 4; j++) weighed(i + j * W, w[j], load(g + i + j * W));
+                for (int64_t j = 0; j < 4; j++) weighed(i + j * W, q[j], w[j], load(g + i + j * W));
             }
-            for (; i < n; i += W) weighed(i, weigh(load_or(p, i, n, 0.0f)), load_or(g, i, n, 0.0f));
+            for (; i < n; i += W) {
+                const vf q = load_or(p, i, n, 0.0f);
+                weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
+            }
             for (i = 0; ahead && i < n; i += 16) {
                 __builtin_prefetch(p + W * n + i, 0, 2);
                 __builtin_prefetch(g + W * n + i, 0, 2);
             }
         }
-        const vf above = sums(dot);
-        if (F::own) {
-            store(mean, above);
+        const vf weighted = sums(dot);
+        if (NORM) {
+            const vf middle = sums(centre), scale = exp(log(sums(power)) * (float)((alpha - 1.0) / alpha)) * (float)(1.0 / (alpha - 1.0));
+            store(mean, middle), store(norm, scale), store(total, scale * (weighted - middle * sums(rate)));
+        } else if (F::own) {
+            store(mean, weighted);
         } else {
-            const vf total = sums(rate);
-            store(mean, total > vf{} ? above / total : total);
+            const vf all_of_it = sums(rate);
+            store(mean, all_of_it > vf{} ? weighted / all_of_it : all_of_it);
         }
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             const vf m = splat(mean[r]);
             write(row(call.out, first + r), 0, n, past, [&](int64_t i) {
-                const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f));
-                return w == vf{} ? vf{} : w * (load_or(g, i, n, 0.0f) - m);
+                const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
+                return w == vf{} ? vf{} : NORM ? v * norm[r] - load_or(p, i, n, 0.0f) * total[r] : v;
             });
         }
     }

@@ -532,49 +532,6 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
 
 // -- budget ------------------------------------------------------------------------------------------------------------------------------
 
-// Sums of clip(x - tau, 0, 1): what lies between, how many that are, and how many are 1.
-template <class V>
-struct ClipSums {
-    V part, inside, full;
-};
-template <class V, class F>
-ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
-    typedef scalar<V> C;
-    ClipSums<V> s{};
-    for (int64_t i = 0; i < n; i += 8) {  // sums of eight: the rounding of one long sum would show
-        ClipSums<V> t{};
-        for (int64_t j = i; j < i + 8; j++) {
-            const V v = x(j) - tau;
-            const auto full = v >= all<V>(C(1)), some = v > V{};
-            t.part += some ? (full ? V{} : v) : V{};
-            t.inside += some ? all<V>(C(1)) : V{};
-            t.full += full ? all<V>(C(1)) : V{};
-        }
-        s.part += t.part, s.inside += t.inside, s.full += t.full;
-    }
-    s.inside = s.inside - s.full;
-    return s;
-}
-
-// Newton's steps within a bracket [low, high] of tau, until no lane moves by more than `fine`, or no sum is off by more.
-template <class V, class F>
-ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scalar<V> fine, int turns, F x) {
-    ClipSums<V> s{};
-    for (int turn = 0; turn < turns; turn++) {
-        s = clip_sums<V>(n, tau, x);
-        const V excess = (s.part - k) + s.full;
-        low = excess > V{} ? tau : low;
-        high = excess < V{} ? tau : high;
-        const V half = low + (high - low) * scalar<V>(0.5);
-        V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
-        next = (next > low) & (next < high) ? next : half;
-        const auto go = (absolute(excess) > k * fine) & (next != tau);
-        if (!bits(go)) break;
-        tau = go ? next : tau;
-    }
-    return s;
-}
-
 template <bool SAVE>
 static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool past) {
     constexpr int64_t W = width<float>;
@@ -585,25 +542,11 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     const vf low_ = below_largest(b, cells, rank, 8), edge = low_ - 1.0f - (absolute(low_) + 1.0f) * 1e-6f;
     const vf high_ = load(b.top);
     store(b.edge, edge);
-    const uint32_t apart = few_vectors(b.turned, cells, edge, n), far = bits(~(high_ - low_ < 1e4f));  // floats from there on say too little
+    const uint32_t apart = few_vectors(b.turned, cells, edge, n), far = bits(~(high_ - low_ < FAR));
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
     batch_collect<SCORES_FROM>(b, n, ROOM, apart);
-    const int64_t most = b.most;
-    vf tau = splat(-0.5f);
-    clip_root<vf>(most, tau, splat(-1.0f), high_ - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) { return b.turned[i] - low_; });
-    for (int upper = 0; upper < 2; upper++) {
-        auto half = [&](vf v) { return upper ? high(v) : low(v); };
-        auto x = [&](int64_t i) { return half(b.turned[i]) - half(low_); };  // exact
-        vd at = half(tau);
-        const ClipSums<vd> s = clip_root<vd>(most, at, half(edge) - half(low_), half(high_) - half(low_), all<vd>(k), 1e-12, 100, x);
-        const vd lost = s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{};
-        for (int64_t i = 0; i < most; i++) {
-            const vd t = x(i) - at;
-            const vd p = (t > vd{}) & (t < 1.0) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
-            store_narrow((float *)(b.other + i) + upper * W / 2, p);
-        }
-    }
+    share_out(b.turned, b.other, b.most, low_, edge, high_, k);
     return write_found<SCORES_FROM, SAVE>(b, rows, n, past, apart);
 }
 

@@ -422,6 +422,92 @@ ANYMAX_INLINE vf sums(const vf *v) {
     return across(v, [](vf a, vf b) { return a + b; });
 }
 
+// Sums of clip(x - tau, 0, 1): what lies between, how many that are, and how many are 1.
+template <class V>
+struct ClipSums {
+    V part, inside, full;
+};
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
+    typedef scalar<V> C;
+    ClipSums<V> s{};
+    for (int64_t i = 0; i < n; i += 8) {  // sums of eight: the rounding of one long sum would show
+        ClipSums<V> t{};
+        for (int64_t j = i; j < i + 8; j++) {
+            const V v = x(j) - tau;
+            const auto full = v >= all<V>(C(1)), some = v > V{};
+            t.part += some ? (full ? V{} : v) : V{};
+            t.inside += some ? all<V>(C(1)) : V{};
+            t.full += full ? all<V>(C(1)) : V{};
+        }
+        s.part += t.part, s.inside += t.inside, s.full += t.full;
+    }
+    s.inside = s.inside - s.full;
+    return s;
+}
+
+// Newton's steps within a bracket [low, high] of tau, until no lane moves by more than `fine`, or no sum is off by more.
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scalar<V> fine, int turns, F x) {
+    ClipSums<V> s{};
+    for (int turn = 0; turn < turns; turn++) {
+        s = clip_sums<V>(n, tau, x);
+        const V excess = (s.part - k) + s.full;
+        low = excess > V{} ? tau : low;
+        high = excess < V{} ? tau : high;
+        const V half = low + (high - low) * scalar<V>(0.5);
+        V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
+        next = (next > low) & (next < high) ? next : half;
+        const auto go = (absolute(excess) > k * fine) & (next != tau);
+        if (!bits(go)) break;
+        tau = go ? next : tau;
+    }
+    return s;
+}
+
+// The shares of a budget of k among scores one row a lane: of tau in floats, and then in doubles, all relative to an origin near to it. It lies between
+// the edge and the largest score.
+constexpr float FAR = 1e4f;  // scores so far apart are for another way: floats say too little of them
+ANYMAX_INLINE vd share(vd t, vd lost) {
+    return (t > vd{}) & (t < 1.0) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
+}
+ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
+inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, double k) {
+    vf tau = splat(-0.5f);
+    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), 1e-5f, 24, [&](int64_t i) { return v[i] - origin; });
+    for (int upper = 0; upper < 2; upper++) {
+        auto half = [&](vf u) { return upper ? high(u) : low(u); };
+        auto x = [&](int64_t i) { return half(v[i]) - half(origin); };  // exact
+        vd at = half(tau);
+        const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), 1e-12, 100, x), k);
+        for (int64_t i = 0; i < n; i++) store_narrow((float *)(out + i) + upper * width<float> / 2, share(x(i) - at, lost));
+    }
+}
+inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, double k) {
+    auto x = [&](int64_t i) { return v[i] - origin; };
+    vd at = all<vd>(-0.5);
+    const vd lost = left_over(clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-13, 100, x), k);
+    for (int64_t i = 0; i < n; i++) out[i] = share(x(i) - at, lost);
+}
+
+// One bit a lane, as above.
+template <class C>
+inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
+    vec<C> low = t.v[0], high = low;
+    ints<C> sound = low == low;
+    for (int64_t i = 0; i < n; i++) {
+        sound &= (t.v[i] < infinity<C>) & (t.v[i] > -infinity<C>);
+        low = smaller(low, t.v[i]), high = larger(high, t.v[i]);
+    }
+    sound &= high - low < (C)FAR;
+    const int64_t whole = (n + 7) & ~(int64_t)7;
+    for (int64_t i = 0; i < n; i++) t.v[i] = sound ? t.v[i] : vec<C>{};
+    for (int64_t i = n; i < whole; i++) t.v[i] = splat(-infinity<C>);
+    low = sound ? low : vec<C>{}, high = sound ? high : vec<C>{};
+    share_out(t.v, t.v, whole, low, low - C(1) - (absolute(low) + C(1)) * (sizeof(C) == 4 ? C(1e-6) : C(1e-14)), high, k);
+    return bits(sound);
+}
+
 // 0: softmax, 1: sparsemax, 2: entmax 3/2, under any of their names; -1: another map.
 inline int rank_of(int32_t map, double param) {
     if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
@@ -443,6 +529,7 @@ inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
             if (n > NARROW) return tile_count(t, n, (int64_t)param);
             tile_largest(t, n, (int64_t)param);
             return ALL;
+        case ANYMAX_BUDGET: return tile_budget(t, n, param);
         case ANYMAX_ENTMAX:
         case ANYMAX_NORMMAX:
             if constexpr (sizeof(C) == 4) return tile_curve(t, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH), ALL;
@@ -455,7 +542,7 @@ inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
     const bool power = rank > 0;
     if (!wide && n <= TILE && rank < 0 && curve_serves(map, param)) return true;
     if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
-    return rank >= 0 || map == ANYMAX_TOPK;
+    return rank >= 0 || map == ANYMAX_TOPK || (map == ANYMAX_BUDGET && param <= (double)n);
 }
 
 }  // namespace ANYMAX_UNIT

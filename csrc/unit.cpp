@@ -881,8 +881,9 @@ static bool saved_serves(const anymax_call &call) {
 // Plain short rows of floats of the same maps, with all of p: to look for what is not 0 takes longer than to take all.
 template <class C>
 static bool short_serves(const anymax_call &call) {
-    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.support.count || call.params || call.map > ANYMAX_TOPP || call.map == ANYMAX_NORMMAX) return false;
-    if (call.map == ANYMAX_ENTMAX && call.param > 2.0) return false;
+    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.support.count || call.params || call.map > ANYMAX_TOPP) return false;
+    if ((call.map == ANYMAX_ENTMAX || call.map == ANYMAX_NORMMAX) && call.param > 2.0) return false;
+    if (call.map == ANYMAX_NORMMAX && call.param < 1.5) return false;  // 1 / (alpha - 1) times what floats leave out
     return call.n <= BRIEF && call.dtype == ANYMAX_F32 && call.inner == 1 && call.p.cls == 1 && call.g.cls == 1 && call.out.cls == 1;
 }
 
@@ -916,7 +917,12 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
     if (short_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
-        s.with([&](auto weigh) { vjp_short(weigh, call, begin, end, past, scratch); });
+        s.with([&](auto weigh) {
+            if (call.map == ANYMAX_NORMMAX)
+                vjp_short<true>(weigh, call.param, call, begin, end, past, scratch);
+            else
+                vjp_short<false>(weigh, call.param, call, begin, end, past, scratch);
+        });
     } else if (saved_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
         s.with([&](auto weigh) {
