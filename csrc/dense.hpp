@@ -409,6 +409,113 @@ inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, 
     return true;
 }
 
+// Where the nucleus ends: the last of its scores, and the exponentials of all of it. Not found where ties straddle its end.
+template <class C>
+struct Nucleus {
+    C last;
+    double mass;
+    bool found;
+};
+
+// e = exp(x - top), z their sum. By weighing what reaches a level, within a bracket that is copied out as soon as it holds little.
+template <class C>
+inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
+    constexpr int64_t W = width<C>, FEW = 16;
+    const double goal = mass * z;
+    const Nucleus<C> none{C(0), 0.0, false};
+    // All classes of less than an n-th of what the nucleus leaves out are left out.
+    C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6), high = top_ + C(1e-3) + absolute(top_) * C(1e-6);
+    if (!(low > -infinity<C> && high < infinity<C>)) return none;
+    double at_low = z, at_high = 0.0, beyond = 0.0;  // what reaches low, and high; and what lies above all of a
+    int64_t many = n, few = 0, above = 0;            // how many do
+    const C *a = x, *w = e;
+    for (int turn = 0; many - few > FEW; turn++) {
+        if (turn == 100 || neighbours(low, high)) return none;
+        C middle = between(low, high, turn < 24 ? turn : 40);
+        if (turn < 24 && turn % 3 != 2) {
+            const C line = high + (low - high) * (C)((goal - at_high) / (at_low - at_high));
+            if (line > low && line < high) middle = line;
+        }
+        const vec<C> t = splat(middle);
+        vd wide{};
+        ints<C> reach{};
+        int64_t i = 0;
+        for (; i + 4 * W <= n; i += 4 * W) {
+            vec<C> part{};
+            for (int64_t j = 0; j < 4; j++) {
+                const ints<C> in = load(a + i + j * W) >= t;
+                part += in ? load(w + i + j * W) : vec<C>{};
+                reach -= in;
+            }
+            wide = widen_add(wide, part);
+        }
+        for (; i < n; i += W) {
+            const ints<C> in = load_or(a, i, n, -infinity<C>) >= t;
+            wide = widen_add(wide, in ? load_or(w, i, n, C(0)) : vec<C>{});
+            reach -= in;
+        }
+        const double total = beyond + sum(wide);
+        int64_t count = above;
+        for (int64_t j = 0; j < W; j++) count += reach[j];
+        if (total >= goal)
+            low = middle, at_low = total, many = count;
+        else
+            high = middle, at_high = total, few = count;
+        if ((many - few) * 8 > n) continue;
+        C *values = scratch.take<C>(SORTED, n / 8 + W), *weights = scratch.take<C>(WIDE, n / 8 + W);
+        if (scratch.failed) return none;
+        int64_t at = 0;
+        for (i = 0; i < n; i += W) {
+            const vec<C> v = load_or(a, i, n, -infinity<C>);
+            for (uint32_t some = bits((v >= low) & (v < high)); some; some &= some - 1) {
+                const int64_t k = i + __builtin_ctz(some);
+                const C value = a[k], weight = w[k];
+                values[at] = value, weights[at++] = weight;
+            }
+        }
+        a = values, w = weights, n = at, beyond = at_high, above = few;
+    }
+    C value[FEW], weight[FEW];
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(a[i] >= low && a[i] < high)) continue;
+        if (count == FEW) return none;
+        int64_t k = count++;
+        for (; k > 0 && value[k - 1] < a[i]; k--) value[k] = value[k - 1], weight[k] = weight[k - 1];
+        value[k] = a[i], weight[k] = w[i];
+    }
+    double total = at_high;
+    for (int64_t i = 0; i < count; i++) {
+        total += (double)weight[i];
+        if (total < goal && i + 1 < count) continue;
+        return i + 1 < count && value[i + 1] == value[i] ? none : Nucleus<C>{value[i], total, true};
+    }
+    return none;
+}
+
+// Softmax over the nucleus, without candidates. False where ties, or scores that are no finite numbers, want the other way.
+template <class C>
+inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out, Scratch &scratch) {
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!(mass < 1.0) || !sound || high == -infinity<C>) return false;
+    C *e = scratch.take<C>(RESULT, n + width<C>);
+    if (!e) return true;
+    const double z = exp_sum<C, true>(x, 0, n, high, e);
+    const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
+    if (!end.found) return scratch.failed;
+    const vec<C> last = splat(end.last), scale = splat((C)(1.0 / end.mass));
+    auto f = [&](int64_t i) { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; };
+    if (out.direct) {
+        write(out.direct, 0, n, out.past, f);
+    } else {
+        write(e, 0, n, false, f);
+        deliver(out, e);
+    }
+    return true;
+}
+
 // The fewest largest entries whose mass reaches `mass` of the whole.
 template <class C>
 inline Kept<C> nucleus_row(const C *x, int64_t n, double mass, Scratch &scratch, const Team &team) {
@@ -425,6 +532,9 @@ inline Kept<C> nucleus_row(const C *x, int64_t n, double mass, Scratch &scratch,
     kept.value = c.value, kept.index = c.index, kept.count = c.count;
     const double z = exp_sum<C, true>(c.value, 0, c.count, s.top, e);
     if (mass >= 1.0) return kept;
+    const Nucleus<C> end = nucleus_end(c.value, e, c.count, mass, z, s.top, scratch);
+    if (end.found) kept.count = keep_first(c.value, c.index, c.count, end.last, c.count);
+    if (end.found || scratch.failed) return kept;
     const double goal = mass * z;
     constexpr int64_t W = width<C>;
     auto weight_from = [&](C limit) {  // mass of the entries >= limit

@@ -313,6 +313,7 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
     Scan<C> known{};
     if (swept(call, row, map, param, x, known, out, scratch, team)) return;
     if (map == ANYMAX_TOPK && !call.support.count && n > TILE && largest_dense(x, n, (int64_t)param, out, scratch)) return;
+    if (map == ANYMAX_TOPP && !call.support.count && nucleus_dense(x, n, param, out, scratch)) return;
     if (sparse_row(map, param, x, n, found, scratch, team, &known)) {
         if (scratch.failed) return;
         save_support(call, row, found);
