@@ -97,7 +97,7 @@ def _round(
         repeat = itertools.repeat(None, inner[name])
         if cost[name] < _SHORT:
             for _ in range(-(-inner[name] // 4)):
-                call()  # not timed: the caches are then this contender's own, not those of the one before it; one call does not fill the last
+                call()  # not timed: the caches are then this contender's own; one call does not fill the last of them
         before = waited()
         start = time.perf_counter_ns()
         for _ in repeat:
