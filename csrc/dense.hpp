@@ -409,28 +409,29 @@ inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, 
     return true;
 }
 
-// Where the nucleus ends: the last of its scores, and the exponentials of all of it. Not found where ties straddle its end.
+// Where the nucleus ends: the last of its scores, how many that are equal to it belong to it, whether those are all, and the exponentials of all of it.
 template <class C>
 struct Nucleus {
     C last;
+    int64_t equal;
+    bool all_equal;
     double mass;
-    bool found;
 };
 
-// e = exp(x - top), z their sum. By weighing what reaches a level, within a bracket that is copied out as soon as it holds little.
+// e = exp(x - top), z their sum, mass < 1. By weighing what reaches a level, within a bracket that is copied out as soon as it holds little.
 template <class C>
 inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
     constexpr int64_t W = width<C>, FEW = 16;
     const double goal = mass * z;
-    const Nucleus<C> none{C(0), 0.0, false};
+    const Nucleus<C> failed{C(0), 0, false, 0.0};
     // All classes of less than an n-th of what the nucleus leaves out are left out.
     C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6), high = top_ + C(1e-3) + absolute(top_) * C(1e-6);
-    if (!(low > -infinity<C> && high < infinity<C>)) return none;
-    double at_low = z, at_high = 0.0, beyond = 0.0;  // what reaches low, and high; and what lies above all of a
-    int64_t many = n, few = 0, above = 0;            // how many do
+    const C least = -lanes_max(C());
+    if (low < least) low = least;
+    double at_low = z, at_high = 0.0, beyond = 0.0;  // the mass of what reaches low (at most), and high; and of what lies above all that is in a
+    int64_t many = n, few = 0, above = 0;            // and the numbers of these
     const C *a = x, *w = e;
-    for (int turn = 0; many - few > FEW; turn++) {
-        if (turn == 100 || neighbours(low, high)) return none;
+    for (int turn = 0; many - few > FEW && !neighbours(low, high); turn++) {
         C middle = between(low, high, turn < 24 ? turn : 40);
         if (turn < 24 && turn % 3 != 2) {
             const C line = high + (low - high) * (C)((goal - at_high) / (at_low - at_high));
@@ -463,7 +464,7 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
             high = middle, at_high = total, few = count;
         if ((many - few) * 8 > n) continue;
         C *values = scratch.take<C>(SORTED, n / 8 + W), *weights = scratch.take<C>(WIDE, n / 8 + W);
-        if (scratch.failed) return none;
+        if (scratch.failed) return failed;
         int64_t at = 0;
         for (i = 0; i < n; i += W) {
             const vec<C> v = load_or(a, i, n, -infinity<C>);
@@ -475,25 +476,32 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
         }
         a = values, w = weights, n = at, beyond = at_high, above = few;
     }
+    if (many - few > FEW) {  // all of them equal to low
+        double each = 0.0;
+        for (int64_t i = 0; i < n; i++) each = a[i] == low ? (double)w[i] : each;
+        const double want = ::ceil((goal - at_high) / each), all_of_them = (double)(many - few);
+        const double equal = want >= 1.0 ? (want < all_of_them ? want : all_of_them) : want < 1.0 ? 1.0 : all_of_them;
+        return Nucleus<C>{low, (int64_t)equal, equal == all_of_them, at_high + equal * each};
+    }
     C value[FEW], weight[FEW];
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++) {
         if (!(a[i] >= low && a[i] < high)) continue;
-        if (count == FEW) return none;
         int64_t k = count++;
         for (; k > 0 && value[k - 1] < a[i]; k--) value[k] = value[k - 1], weight[k] = weight[k - 1];
         value[k] = a[i], weight[k] = w[i];
     }
     double total = at_high;
+    int64_t equal = 0;
     for (int64_t i = 0; i < count; i++) {
         total += (double)weight[i];
-        if (total < goal && i + 1 < count) continue;
-        return i + 1 < count && value[i + 1] == value[i] ? none : Nucleus<C>{value[i], total, true};
+        equal = i > 0 && value[i] == value[i - 1] ? equal + 1 : 1;
+        if (total >= goal || i + 1 == count) return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
     }
-    return none;
+    return Nucleus<C>{high, n, true, at_high};  // by rounding
 }
 
-// Softmax over the nucleus, without candidates. False where ties, or scores that are no finite numbers, want the other way.
+// Softmax over the nucleus, without candidates. False where scores that are no finite numbers, or all the mass, want the other way.
 template <class C>
 inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out, Scratch &scratch) {
     C high;
@@ -504,8 +512,12 @@ inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out
     if (!e) return true;
     const double z = exp_sum<C, true>(x, 0, n, high, e);
     const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
-    if (!end.found) return scratch.failed;
+    if (scratch.failed) return true;
     const vec<C> last = splat(end.last), scale = splat((C)(1.0 / end.mass));
+    int64_t room = end.equal;
+    for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
+        for (uint32_t some = bits(load_or(x, i, n, -infinity<C>) == last); some; some &= some - 1)
+            if (--room < 0) e[i + __builtin_ctz(some)] = C(0);
     auto f = [&](int64_t i) { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; };
     if (out.direct) {
         write(out.direct, 0, n, out.past, f);
@@ -533,51 +545,7 @@ inline Kept<C> nucleus_row(const C *x, int64_t n, double mass, Scratch &scratch,
     const double z = exp_sum<C, true>(c.value, 0, c.count, s.top, e);
     if (mass >= 1.0) return kept;
     const Nucleus<C> end = nucleus_end(c.value, e, c.count, mass, z, s.top, scratch);
-    if (end.found) kept.count = keep_first(c.value, c.index, c.count, end.last, c.count);
-    if (end.found || scratch.failed) return kept;
-    const double goal = mass * z;
-    constexpr int64_t W = width<C>;
-    auto weight_from = [&](C limit) {  // mass of the entries >= limit
-        const vec<C> t = splat(limit);
-        vd wide{};
-        int64_t i = 0;
-        for (; i + W <= c.count; i += W) {
-            vec<C> v = load(e + i);
-            wide = widen_add(wide, load(c.value + i) >= t ? v : vec<C>{});
-        }
-        double total = sum(wide);
-        for (; i < c.count; i++) total += c.value[i] >= limit ? (double)e[i] : 0.0;
-        return total;
-    };
-    // The largest t for which the entries >= t reach the goal is the last value to be kept.
-    C low = s.top, high = s.top;
-    for (int64_t i = 0; i < c.count; i++) low = c.value[i] < low ? c.value[i] : low;
-    if (weight_from(high) >= goal) {
-        low = high;
-    } else {
-        for (int turn = 0; turn < 200; turn++) {
-            if (neighbours(low, high)) break;
-            C middle = between(low, high, turn);
-            if (weight_from(middle) >= goal)
-                low = middle;
-            else
-                high = middle;
-        }
-    }
-    double before = 0.0, each = 0.0;
-    for (int64_t i = 0; i < c.count; i++) {
-        before += c.value[i] > low ? (double)e[i] : 0.0;
-        each = c.value[i] == low ? (double)e[i] : each;
-    }
-    int64_t room = 0;
-    for (double b = before; room < c.count && (b < goal || (room == 0 && low == s.top)); b = before + each * (double)room) {
-        room++;
-        if (!(each > 0.0)) {
-            room = c.count;
-            break;
-        }
-    }
-    kept.count = keep_first(c.value, c.index, c.count, low, room);
+    if (!scratch.failed) kept.count = keep_first(c.value, c.index, c.count, end.last, end.equal);
     return kept;
 }
 

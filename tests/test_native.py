@@ -634,6 +634,28 @@ def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
     assert kinds == [None]
 
 
+@pytest.mark.parametrize("low", [-50.0, -1000.0, -9000.0, -20000.0])
+def test_a_budget_in_doubles_is_as_good_beside_a_score_far_below(low):
+    x = np.random.default_rng(0).normal(size=(20, 32)) * 0.3
+    x[:, 0] = low
+    p = am.budget(x, 2.0)
+    with am.use("reference"):
+        assert abs(p - am.budget(x, 2.0)).max() < 2e-15
+
+
+@pytest.mark.parametrize("n", [2, 20, 128, 1000, 5000])
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 0.999])
+def test_of_ties_at_the_end_of_a_nucleus_the_first_are_kept(n, p):
+    x = torch.cat([torch.zeros(3, n), (torch.randn(20, n) * 3).round()])
+    got = am.sparse_softmax(x, p=p)
+    saved = am.sparse_softmax(x.requires_grad_(), p=p)
+    with am.use("reference"):
+        want = am.sparse_softmax(x.detach().double(), p=p)
+    assert torch.equal(got > 0, want > 0)
+    assert torch.equal(saved > 0, want > 0)
+    torch.testing.assert_close(got.double(), want, atol=2e-7, rtol=0)
+
+
 @pytest.mark.parametrize("n", [33, 100, 128, 1000, 32001])
 def test_results_written_past_the_caches_are_those_of_their_pieces(n):
     rows = (36 << 20) // (4 * n)  # more than the cache of most machines, three quarters of which is enough

@@ -51,7 +51,9 @@ def namespace(x: Array) -> Namespace:
 def compiling() -> bool:
     """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return (
+        torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
+    )  # not yet while it is being imported
 
 
 def _is_column(x: Any) -> bool:

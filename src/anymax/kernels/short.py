@@ -85,7 +85,7 @@ def ready() -> bool:
         buffers = buffers or _builtin(lib.held.anymax_python_buffers)
         if view:
             tensors = tensors or _builtin(lib.held.anymax_python_tensors)
-        elif hasattr(sys.modules.get("torch"), "get_num_threads"):  # imported to its end
+        elif _imported(sys.modules.get("torch")):
             tensors = False
     return True
 
@@ -105,9 +105,15 @@ def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
+def _imported(torch: Any) -> bool:
+    """True where torch is loaded, and not still being imported by another thread: it has all that is asked of it here."""
+    return hasattr(torch, "compiler") and hasattr(torch, "empty_like")
+
+
 def _view() -> int | None:
     """The function of torch that shows the numbers of a tensor, None where torch is not loaded or has none."""
-    capsule = getattr(getattr(sys.modules.get("torch"), "Tensor", None), "__dlpack_c_exchange_api__", None)
+    torch = sys.modules.get("torch")
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _imported(torch) else None
     if capsule is None:
         return None
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
