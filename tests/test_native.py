@@ -301,6 +301,29 @@ def in_a_child(code, **env):
     return out.stdout.strip()
 
 
+def test_while_another_thread_imports_torch():
+    """torch is in sys.modules from its first line on, and has next to nothing then."""
+    code = """
+    import sys, types
+    import numpy as np
+    import anymax as am
+    half = sys.modules["torch"] = types.ModuleType("torch")
+    x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(64, 32)
+    for part in (None, "Tensor", "get_num_threads", "empty_like"):
+        if part:
+            setattr(half, part, type(part, (), {}))
+        assert np.allclose(am.sparsemax(x).sum(-1), 1) and am.softmax([1.0, 1.0]).tolist() == [0.5, 0.5]
+        assert am.sparsemax_loss(x, np.arange(64) % 32).shape == ()
+    del sys.modules["torch"]
+    import torch
+    from anymax.kernels import native, short
+    p = am.sparsemax(torch.from_numpy(x))
+    assert np.array_equal(p.numpy(), am.sparsemax(x)) and am.sparsemax(torch.ones(1, 4)).sum() == 1
+    assert native.pool() == native._lent and native._lent is not None and short.tensors is not None
+    """
+    in_a_child(code)
+
+
 @pytest.mark.parametrize("isa", native.load().free.anymax_isas().decode().split(","))
 def test_every_instruction_set(isa):
     lib, before = native.load().free, native.isa()

@@ -20,8 +20,14 @@ _T = TypeVar("_T")
 _HALVES = ("float16", "bfloat16")
 
 
-def is_torch(x: Any) -> bool:
+def torch_loaded() -> Any:
+    """torch, None where it is not loaded, or is still being imported by another thread: `compiler` comes last of what we ask for."""
     torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "compiler") else None
+
+
+def is_torch(x: Any) -> bool:
+    torch = torch_loaded()
     return torch is not None and isinstance(x, torch.Tensor)
 
 
@@ -50,10 +56,8 @@ def namespace(x: Array) -> Namespace:
 
 def compiling() -> bool:
     """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
-    torch = sys.modules.get("torch")
-    return (
-        torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()
-    )  # not yet while it is being imported
+    torch = torch_loaded()
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def _is_column(x: Any) -> bool:
@@ -224,6 +228,7 @@ def modes() -> bool:
 
 
 def ask_torch() -> tuple[Any, Any, Any]:
+    """What `modes` asks of torch: the number of modes on, whether dispatch has a key, and the key of a trace before dispatch."""
     global _asked_of_torch
     c = sys.modules["torch"]._C
     _asked_of_torch = c._len_torch_dispatch_stack, c._dispatch_tls_is_dispatch_key_included, c.DispatchKey.PreDispatch

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _operands, _scores, kernels
-from ._array import Array, Namespace, beside, eager, is_array, is_torch, like, namespace, number, upcast
+from ._array import Array, Namespace, beside, eager, is_array, is_torch, like, namespace, number, torch_loaded, upcast
 from ._mapping import Mapping
 from ._random import torch_source, uniform
 from .functional import apply
@@ -472,7 +472,7 @@ def _transformed(q: Array) -> bool:
 
 def _autocast(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
     """torch's autocast as its own attention has it: q, k and v in the lower dtype, and none of it inside."""
-    torch = sys.modules.get("torch")
+    torch = torch_loaded()
     if torch is None or not all(is_torch(a) for a in (q, k, v)):
         return q, k, v, contextlib.nullcontext()
     kind = q.device.type

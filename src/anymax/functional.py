@@ -23,6 +23,7 @@ from ._array import (
     quiet,
     stop_gradient,
     to_last,
+    torch_loaded,
     upcast,
 )
 from ._axes import Axes, Joined
@@ -147,7 +148,7 @@ def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
 
 
 def _tensor() -> tuple[type, ...]:
-    torch = sys.modules.get("torch")
+    torch = torch_loaded()
     return () if torch is None else (torch.Tensor,)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, is_array, is_jax, is_torch, modes
+from .._array import Array, is_array, is_jax, is_torch, modes, torch_loaded
 from .._mapping import Mapping
 from ._locate import library_path
 from ._memory import LARGE, SMALLEST, kept
@@ -167,9 +167,8 @@ def _be_seen_by_threadpoolctl(path: Path) -> None:
 
 # -- threads: torch's own pool where torch is loaded -------------------------------------------------------------------------
 
-_lent: int | None = (
-    None  # 1: torch's pool was handed to the library; 0: it has none to lend; None: torch is not loaded yet
-)
+# 1: torch's pool was handed to the library; 0: it has none to lend; None: torch is not loaded yet.
+_lent: int | None = None
 _forked = False
 _lending = threading.Lock()
 
@@ -177,11 +176,11 @@ _lending = threading.Lock()
 def pool() -> int:
     """Which pool serves a call: torch's (1) or the library's own (0)."""
     if _forked:  # torch's pool does not survive a fork, ours is made anew; a DataLoader's worker has one thread
-        torch = sys.modules.get("torch")
+        torch = torch_loaded()
         if torch is not None:
             set_num_threads(min(torch.get_num_threads(), get_num_threads()))
         return 0
-    if _lent is None and "torch" in sys.modules:
+    if _lent is None and torch_loaded():
         _borrow()
     return _lent or 0
 
@@ -191,8 +190,6 @@ def _borrow() -> None:
     lib = load()
     assert not isinstance(lib, str)
     torch = sys.modules["torch"]
-    if not hasattr(torch, "get_num_threads"):  # still being imported
-        return
     with _lending:
         try:
             run = ctypes.CDLL(str(torch_library("torch_cpu"))).torch_parallel_for  # since torch 2.10
@@ -604,7 +601,7 @@ def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array
 
 
 def _result(like: Array, link: Link, sparse: bool = True) -> tuple[Array, int]:
-    """Room for a result, and whether it lies in pages fresh from the system (1) that hold zeros (2).
+    """Room for a result, and whether its pages come fresh from the system: 0 no, 1 most likely, 2 yes, and they hold zeros.
 
     Memory that comes from the system afresh costs more than what is computed in it. Up to LARGE bytes what is kept serves instead. Beyond,
     NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map

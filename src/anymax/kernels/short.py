@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, ask_torch
+from .._array import Array, ask_torch, torch_loaded
 from .._mapping import Mapping
 from . import native
 from ._memory import MANY, SMALLEST, kept
@@ -24,9 +24,8 @@ from ._memory import MANY, SMALLEST, kept
 # (code, param, x, out, index, scale) -> out, or None where anything is out of the ordinary: a mode of torch, or tracing, is.
 # None before `ready`, False where there will be none.
 buffers: Any = None  # on arrays of NumPy
-tensors: Any = (
-    None  # on tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on; out=None: a new one
-)
+# On tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on; out=None: a new one.
+tensors: Any = None
 
 _FASTCALL = 0x80
 _binding = threading.Lock()
@@ -85,7 +84,7 @@ def ready() -> bool:
         buffers = buffers or _builtin(lib.held.anymax_python_buffers)
         if view:
             tensors = tensors or _builtin(lib.held.anymax_python_tensors)
-        elif _imported(sys.modules.get("torch")):
+        elif torch_loaded():
             tensors = False
     return True
 
@@ -105,15 +104,10 @@ def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _imported(torch: Any) -> bool:
-    """True where torch is loaded, and not still being imported by another thread: it has all that is asked of it here."""
-    return hasattr(torch, "compiler") and hasattr(torch, "empty_like")
-
-
 def _view() -> int | None:
     """The function of torch that shows the numbers of a tensor, None where torch is not loaded or has none."""
-    torch = sys.modules.get("torch")
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _imported(torch) else None
+    torch = torch_loaded()
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if torch else None
     if capsule is None:
         return None
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
