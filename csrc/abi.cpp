@@ -70,7 +70,8 @@ const Entry *entry() {
     return e;
 }
 
-// Bytes of the cache that the cores share: as the system describes this core's own, for what sysconf says of some machines is that of all their dies.
+// Bytes of the largest cache of a core, as the system describes the first of them (in use or not, all are taken to be alike); 0 where it does
+// not. sysconf says on some machines what the caches of all dies hold together, of which a core sees its own.
 int64_t described_cache() {
     int64_t largest = 0;
 #if defined(__linux__)
@@ -89,6 +90,7 @@ int64_t described_cache() {
     return largest;
 }
 
+// What is described as smaller or larger than any last cache is none: 32 MB, a usual one, then.
 int64_t cache_size() {
     static const int64_t size = [] {
         const int64_t bytes = described_cache();

@@ -230,7 +230,7 @@ ANYMAX_INLINE void transform(float *to, const float *x, int64_t n, bool past, F 
     constexpr int64_t W = width<float>;
     int64_t i = 0;
     if (SHIFT && past) {
-        const int64_t lead = (int64_t)(-(uintptr_t)to & (ANYMAX_VECTOR - 1)) / (int64_t)sizeof(float);
+        const int64_t lead = unaligned(to, n);
         if (lead) store_part(to, f(load_part(x, lead, -inf32)), lead);
         i = lead;
     }
@@ -370,13 +370,13 @@ ANYMAX_INLINE int32_t count_from(const float *x, int64_t n, vf level) {
 }
 
 // Of short rows, by counting along the row how many scores reach a level. The first level is that of a normal distribution of the row's mean and
-// deviation, and so is the slope of the next steps.
+// deviation, and so is the slope of the next steps. Wherever they lead, a row is served only where a count is k itself.
 static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
     constexpr int64_t W = width<float>;
     const int64_t vectors = (n + W - 1) / W;
     const double q = ((double)k - 0.5) / (double)n, z_ = q < 0.5 ? normal_above(q) : -normal_above(1.0 - q);
     const float z0 = (float)z_, dense = (float)(0.3989422804 * ::exp(-0.5 * z_ * z_) * (double)n), each = 1.0f / (float)n;
-    alignas(64) float at[W], above[W];
+    alignas(64) float at[W], above[W] = {};  // rows that are not asked have 0 above any level
     vf part[3][W];  // of each row the lanes' maxima, sums and sums of squares
     for (int64_t r = 0; r < W; r++) {
         const float *x = b.x[r < rows ? r : 0];
@@ -395,10 +395,10 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     store(b.top, top_);
     const float want = (float)k;
     const vf step = deviation * (1.0f / dense);
-    vf low = center + mean - deviation * ::sqrtf((float)n), high = top_, middle = center + mean + deviation * z0;  // none is further below the mean
+    vf low = center + mean - deviation * ::sqrtf((float)n), high = top_, middle = center + mean + deviation * z0;
     vf at_low = splat((float)n), at_high = splat(1.0f);
     vi found{};
-    uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // NaN: a score is no finite number
+    uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN
     for (int turn = 0; turn < 24 && left; turn++) {
         const vf between = low + (high - low) * (turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
         middle = (middle > low) & (middle < high) ? middle : between;

@@ -55,8 +55,7 @@ inline void exp_write(C *to, const C *x, int64_t begin, int64_t end, C high, C f
     };
     int64_t i = begin;
     if (past) {
-        int64_t lead = (int64_t)((-(uintptr_t)(to + i) & (ANYMAX_VECTOR - 1)) / sizeof(C));
-        if (lead > end - i) lead = end - i;
+        const int64_t lead = unaligned(to + i, end - i);
         if (lead) store_part(to + i, one(i), lead);
         i += lead;
     }
@@ -136,6 +135,14 @@ inline void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
     deliver(out, row);
 }
 
+// The same of f that reads its i-th vector from e and nothing else of it: e then takes the results.
+template <class C, class F>
+inline void emit_over(const Sink<C> &out, C *e, F f) {
+    if (out.direct) return write(out.direct, 0, out.n, out.past, f);
+    write(e, 0, out.n, false, f);
+    deliver(out, e);
+}
+
 // exp(x - high) * factor as a row.
 template <class C>
 inline void exp_row(const C *x, C high, C factor, const Sink<C> &out, Scratch &scratch, const Team &team) {
@@ -160,10 +167,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
         const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
-        auto f = [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; };
-        if (out.direct) return write(out.direct, 0, n, out.past, f);
-        write(e, 0, n, false, f);
-        return deliver(out, e);
+        return emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
     }
     Sums<C> s = sums(x, n, scratch, team);
     if (!s.sound) return fill(out, not_a_number<C>);
@@ -399,13 +403,7 @@ inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, 
         store_part(e + i, v, n - i < W ? n - i : W);
     }
     const vec<C> scale = splat((C)(1.0 / sum(wide)));
-    auto f = [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; };
-    if (out.direct)
-        write(out.direct, 0, n, out.past, f);
-    else {
-        write(e, 0, n, false, f);
-        deliver(out, e);
-    }
+    emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
     return true;
 }
 
@@ -518,13 +516,7 @@ inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out
     for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
         for (uint32_t some = bits(load_or(x, i, n, -infinity<C>) == last); some; some &= some - 1)
             if (--room < 0) e[i + __builtin_ctz(some)] = C(0);
-    auto f = [&](int64_t i) { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; };
-    if (out.direct) {
-        write(out.direct, 0, n, out.past, f);
-    } else {
-        write(e, 0, n, false, f);
-        deliver(out, e);
-    }
+    emit_over(out, e, [&](int64_t i) { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; });
     return true;
 }
 
@@ -661,10 +653,7 @@ inline void ratio_row(const C *x, int64_t n, const U &u, const Sink<C> &out, Scr
     if (!e) return;
     double z = weight_sum(x, n, u, e);
     const vec<C> scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    auto f = [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; };
-    if (out.direct) return write(out.direct, 0, n, out.past, f);
-    write(e, 0, n, false, f);
-    deliver(out, e);
+    emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
 }
 
 }  // namespace ANYMAX_UNIT

@@ -86,13 +86,20 @@ ANYMAX_INLINE void put(const Sink<C> &out, int64_t i, C v) {
 
 ANYMAX_INLINE int64_t item(int32_t dtype) { return dtype == ANYMAX_F64 ? 8 : dtype == ANYMAX_F32 ? 4 : 2; }
 
+// The entries before the first that lies where a vector may be written past the caches, `most` if there are no more.
+template <class C>
+ANYMAX_INLINE int64_t unaligned(const C *to, int64_t most) {
+    const int64_t lead = (int64_t)((-(uintptr_t)to & (ANYMAX_VECTOR - 1)) / sizeof(C));
+    return lead < most ? lead : most;
+}
+
 // Zeros for bytes that are contiguous.
 inline void zero_bytes(char *p, int64_t bytes, bool past) {
     if (!past || bytes < 1024) {
         memset(p, 0, (size_t)bytes);
         return;
     }
-    int64_t lead = (int64_t)(-(uintptr_t)p & (ANYMAX_VECTOR - 1));
+    const int64_t lead = unaligned(p, bytes);
     memset(p, 0, (size_t)lead);
     int64_t i = lead;
     for (; i + 4 * ANYMAX_VECTOR <= bytes; i += 4 * ANYMAX_VECTOR)
@@ -123,12 +130,9 @@ ANYMAX_INLINE void write(C *to, int64_t begin, int64_t end, bool past, F f) {
     constexpr int64_t W = width<C>;
     int64_t i = begin;
     if (past) {
-        int64_t lead = (int64_t)((-(uintptr_t)(to + i) & (ANYMAX_VECTOR - 1)) / sizeof(C));
-        if (lead > end - i) lead = end - i;
-        if (lead) {
-            store_part(to + i, f(i), lead);
-            i += lead;
-        }
+        const int64_t lead = unaligned(to + i, end - i);
+        if (lead) store_part(to + i, f(i), lead);
+        i += lead;
         for (; i + W <= end; i += W) stream(to + i, f(i));
     }
     for (; i + W <= end; i += W) store(to + i, f(i));

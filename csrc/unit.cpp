@@ -871,21 +871,25 @@ static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
     }
 }
 
-// Plain rows of floats with their supports, of a map whose backward is good in floats.
+// The backward of plain rows of floats, of a map for which floats are good.
 template <class C>
-static bool saved_serves(const anymax_call &call) {
-    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || !call.support.count || call.params || call.map > ANYMAX_TOPP || call.map == ANYMAX_NORMMAX) return false;
-    if (call.map == ANYMAX_ENTMAX && call.param > 2.0) return false;
+static bool plain_backward(const anymax_call &call) {
+    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.params || call.map > ANYMAX_TOPP) return false;
+    if ((call.map == ANYMAX_ENTMAX || call.map == ANYMAX_NORMMAX) && call.param > 2.0) return false;
     return call.dtype == ANYMAX_F32 && call.inner == 1 && call.g.cls == 1 && call.out.cls == 1;
 }
 
-// Plain short rows of floats of the same maps, with all of p: to look for what is not 0 takes longer than to take all.
+// With their supports saved.
+template <class C>
+static bool saved_serves(const anymax_call &call) {
+    return plain_backward<C>(call) && call.support.count && call.map != ANYMAX_NORMMAX;
+}
+
+// Short ones with all of p: to look for what is not 0 takes longer than to take all.
 template <class C>
 static bool short_serves(const anymax_call &call) {
-    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.support.count || call.params || call.map > ANYMAX_TOPP) return false;
-    if ((call.map == ANYMAX_ENTMAX || call.map == ANYMAX_NORMMAX) && call.param > 2.0) return false;
-    if (call.map == ANYMAX_NORMMAX && call.param < 1.5) return false;  // 1 / (alpha - 1) times what floats leave out
-    return call.n <= BRIEF && call.dtype == ANYMAX_F32 && call.inner == 1 && call.p.cls == 1 && call.g.cls == 1 && call.out.cls == 1;
+    if (!plain_backward<C>(call) || call.support.count || call.n > BRIEF || call.p.cls != 1) return false;
+    return call.map != ANYMAX_NORMMAX || call.param >= 1.5;  // below, 1 / (alpha - 1) times what floats leave out
 }
 
 template <class C>
