@@ -6,7 +6,7 @@
 namespace ANYMAX_UNIT {
 
 // The weight of a class, s = 1 / omega''(p) = dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
-enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; any power for results in floats; any power
+enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, THIRDS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; p^2/3; any power for results in floats; any power
 
 template <int F>
 struct Weigh {
@@ -27,9 +27,12 @@ struct Weigh {
                 const V half = quick_root2(p[j]);
                 w[j] = half * quick_root2(half);
             }
-        if (F == ROUGH) {
+        if (F == THIRDS || F == ROUGH) {
             for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
-            power_inside<K>(w, exponent);
+            if (F == THIRDS && sizeof(C) == 4)
+                for (int j = 0; j < K; j++) w[j] = (V)quick_two_thirds((vf)w[j]);
+            else
+                power_inside<K>(w, exponent);
             for (int j = 0; j < K; j++) w[j] = p[j] != p[j] ? p[j] : w[j];
         }
         if (F == POWER)
@@ -60,7 +63,7 @@ struct Sensitivity {
         if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
         steep = exponent < 0.0;
         form = m == ANYMAX_BUDGET ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
-        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ROUGH;
+        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
     }
     // f(the form of the weights).
     template <class F>
@@ -71,6 +74,7 @@ struct Sensitivity {
             case OWN: return f(Weigh<OWN>{exponent});
             case ROOT: return f(Weigh<ROOT>{exponent});
             case ROOTS: return f(Weigh<ROOTS>{exponent});
+            case THIRDS: return f(Weigh<THIRDS>{exponent});
             case ROUGH: return f(Weigh<ROUGH>{exponent});
             default: return f(Weigh<POWER>{exponent});
         }
