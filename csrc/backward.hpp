@@ -122,16 +122,29 @@ inline void vjp_support(const F &weigh, bool steep, const double *p, double *g, 
     for (int64_t i = 0; i < count; i += W) store(g + i, load(weight + i) == vd{} ? vd{} : load(weight + i) * (load(g + i) - mean));
 }
 
-// A row of zeros but for `count` entries.
+// A row of zeros but for `count` entries in order, past the caches: a line that was written past them is slow to touch again, so the row is made
+// a piece at a time beside it.
+template <class C, class V>
+inline void spread_past(C *to, int64_t n, const int32_t *index, const V *value, int64_t count, const Team &team) {
+    constexpr int64_t STEP = 8192 / sizeof(C), W = width<C>;
+    pieces(team, n, [&](int64_t, int64_t begin, int64_t end) {
+        alignas(64) C made[STEP + W];
+        memset(made, 0, (size_t)(end - begin < STEP ? end - begin + W : STEP + W) * sizeof(C));
+        int64_t k = first_from(index, count, begin);
+        for (int64_t i = begin, stop; i < end; i = stop) {
+            const int64_t lead = unaligned(to + i, end - i), first = k;
+            stop = lead ? i + lead : i + STEP < end ? i + STEP : end;
+            for (; k < count && index[k] < stop; k++) made[index[k] - i] = (C)value[k];
+            write(to, i, stop, true, [&](int64_t j) { return load(made + (j - i)); });
+            for (int64_t j = first; j < k; j++) made[index[j] - i] = C(0);
+        }
+    });
+}
+
+// A row of zeros but for `count` entries in order.
 template <class C>
-inline void spread(const Sink<C> &out, const int32_t *index, const double *value, int64_t count, Scratch &scratch, const Team &team) {
-    if (out.past && !out.cleared && out.direct && out.n * (int64_t)sizeof(C) < 8192) {  // made in the cache: a line that was written past it is slow to touch again
-        C *row = scratch.take<C>(RESULT, out.n);
-        if (!row) return;
-        memset(row, 0, (size_t)out.n * sizeof(C));
-        for (int64_t i = 0; i < count; i++) row[index[i]] = (C)value[i];
-        return write(out.direct, 0, out.n, true, [&](int64_t i) { return load_or(row, i, out.n, C(0)); });
-    }
+inline void spread(const Sink<C> &out, const int32_t *index, const double *value, int64_t count, const Team &team) {
+    if (out.past && !out.cleared && out.direct) return spread_past(out.direct, out.n, index, value, count, team);
     zeros(out, team);
     if (out.direct)
         for (int64_t i = 0; i < count; i++) out.direct[index[i]] = (C)value[i];
@@ -280,7 +293,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
         else
             vjp_support(weigh, s.steep, q, h, w, count);
     });
-    spread(out, index, h, count, scratch, team);
+    spread(out, index, h, count, team);
 }
 
 // J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
@@ -289,11 +302,9 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
     constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
     const anymax_support &s = call.support;
     const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
-    const bool clear = call.fresh == 2, apart = past && !clear && bytes < 8192;  // made in the cache: a line that was written past it is slow to touch again
+    const bool clear = call.fresh == 2, apart = past && !clear;
     float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
-    float *made = apart ? scratch.take<float>(TURNED, n) : nullptr;
     if (scratch.failed) return;
-    if (apart) memset(made, 0, (size_t)bytes);
     const int64_t together = !past && call.out.outer == n && bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;  // rows that are cleared in one go
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
@@ -331,12 +342,10 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             const vf w = load(weight + i);
             store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
         }
-        float *to = apart ? made : out;
-        for (int64_t i = 0; i < count; i++) to[index[i]] = h[i];
-        if (apart) {
-            write(out, 0, n, true, [&](int64_t i) { return load_or(made, i, n, 0.0f); });
-            for (int64_t i = 0; i < count; i++) made[index[i]] = 0.0f;
-        }
+        if (apart)
+            spread_past(out, n, index, h, count, team);
+        else
+            for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
     }
 }
 

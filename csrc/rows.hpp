@@ -124,6 +124,19 @@ inline void fill(const Sink<C> &out, C v) {
     for (int64_t i = 0; i < out.n; i++) put(out, i, v);
 }
 
+// Of `count` indices in order, the first that is no less than `least`.
+inline int64_t first_from(const int32_t *index, int64_t count, int64_t least) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (index[middle] < least)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 // The whole row at once: f(i) gives the vector of results that starts at i (of all lanes, also past the end).
 template <class C, class F>
 ANYMAX_INLINE void write(C *to, int64_t begin, int64_t end, bool past, F f) {

@@ -318,7 +318,7 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
         if (scratch.failed) return;
         save_support(call, row, found);
         if (!found.sound) return fill(out, not_a_number<C>);
-        return spread(out, found.index, found.p, found.count, scratch, team);
+        return spread(out, found.index, found.p, found.count, team);
     }
     C high;
     bool sound;
@@ -505,7 +505,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
             p[i] = (double)value[i] * (double)scale;
             own = index[i] == t ? value[i] : own;
         }
-        spread(out, index, p, count, scratch, team);
+        spread(out, index, p, count, team);
         return put(out, t, (C)(((double)own - 1.0) * (double)scale));
     }
     Support<C> found;
@@ -519,7 +519,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
             p[i] = found.p[i] * (double)scale;
             own = found.index[i] == t ? found.p[i] : own;
         }
-        spread(out, found.index, p, found.count, scratch, team);
+        spread(out, found.index, p, found.count, team);
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
     C high;

@@ -699,6 +699,29 @@ def test_results_written_past_the_caches_are_those_of_their_pieces(n):
             assert torch.equal(out[piece], am.apply(mapping, x[piece])), mapping
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(300, "float32"), (1003, "float32"), (5000, "float64"), (70001, "float32")])
+def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype):
+    rows = (30 << 20) // (n * (8 if dtype == "float64" else 4))
+    x, g = (torch.randn(rows * n + 3, dtype=getattr(torch, dtype))[3:].view(rows, n) for _ in range(2))
+    some = torch.randperm(rows)[:40]
+    for mapping in (
+        am.Sparsemax(),
+        am.Entmax(4 / 3),
+        am.Entmax(1.25),
+        am.Budget(5),
+        am.NormMax(2.0),
+        am.SparseSoftmax(k=30),
+    ):
+        p, saved = native.forward_saving(mapping, x)
+        want = kernels.reference.vjp(mapping, x[some].double(), p[some].double(), g[some].double())
+        for memory in (saved, None):
+            got = native.vjp(mapping, x, p, g, memory)
+            assert float((got[some].double() - want).abs().max()) < 3e-6, (mapping, memory is None)
+            assert torch.equal(got != 0, (got != 0) & (p != 0))
+            alone = torch.stack([native.vjp(mapping, x[i], p[i], g[i]) for i in some])
+            torch.testing.assert_close(got[some], alone, atol=2e-6, rtol=0)
+
+
 def test_the_builtin_for_tensors_makes_its_result():
     assert short.ready()
     f, code = short.tensors, CODES[am.Sparsemax()]
