@@ -216,9 +216,7 @@ extern "C" int anymax_packed(const anymax_packed_call *call) {
     c.out = anymax_view{call->out, n, 0, 1};
     if (call->saved) {
         if (call->capacity < 1 || call->capacity > n || call->rows < 1 || n < 1 || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
-        const int64_t size = call->rows * call->capacity;
-        int32_t *index = (int32_t *)((char *)call->saved + size * (c.dtype == ANYMAX_F64 ? 8 : 4));
-        c.support = anymax_support{index, call->saved, index + size, call->capacity};
+        c.support = anymax_support_in(call->saved, call->rows, call->capacity, c.dtype);
     }
     return anymax_run(&c);
 }

@@ -152,9 +152,10 @@ typedef struct {
 ANYMAX_API void anymax_python_bind(const anymax_python *python);
 
 /* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
-   anymax_packed less the dtype and the pool; and (code, param, x, value, index, None) -> value or (code, param, x, out, index, scale) -> out for
-   ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class, without support and tau. None where anything is out of the
-   ordinary, and then nothing was written. Where `out` is None, a tensor is made for it. */
+   anymax_packed less the dtype and the pool; and (code, param, x, value, index, None[, saved, capacity, factor]) -> value or (code, param, x, out,
+   index, scale[, saved, capacity, factor]) -> out for ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class; with a
+   capacity of 0, `saved` is the tau of softmax or None; with a factor that is not 0, `value` is one number, the factor times the sum of all losses,
+   and `scale` is one. None where anything is out of the ordinary, and then nothing was written. Where `out` is None, a tensor is made for it. */
 ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
 ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
 

@@ -5,9 +5,10 @@
  * the structures of both are written out here as their standards have them.
  */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "anymax.h"
+#include "unit.h"
 
 namespace {
 
@@ -65,7 +66,7 @@ struct Tensors {
             py.clear();
             return false;
         }
-        if (t.device != 1 || t.ndim < 1 || !t.data) return false;
+        if (t.device != 1 || t.ndim < 0 || !t.data) return false;
         a.count = 1;
         for (int i = t.ndim; i--;) {
             if (t.strides && t.shape[i] != 1 && t.strides[i] != a.count) return false;
@@ -159,19 +160,22 @@ template <class F> bool run(int64_t count, F call) {
     return code == 0;
 }
 
+// The support that a call saves, or has saved.
+template <class Kind> bool support_of(Kind &kind, void *object, int64_t capacity, const Array &x, int64_t rows, int64_t n, Array &memory) {
+    const int64_t words = x.dtype == ANYMAX_F64 ? 2 : 1;
+    if (capacity < 1 || capacity > n || !kind.write(object, memory)) return false;
+    return memory.dtype == INTS && memory.count == rows * (capacity * (words + 1) + 1);
+}
+
 // The array with the result, a new reference; NULL where the call is not served.
 template <class Kind> void *served(void *const *args, anymax_packed_call &call, bool whole) {
     Kind kind;
     Array x, out, p, g, memory;
-    if (!kind.read(args[2], x) || x.dtype >= INTS || large(x)) return nullptr;
+    if (!kind.read(args[2], x) || x.dtype >= INTS || x.ndim < 1 || large(x)) return nullptr;
     const int64_t n = x.shape[x.ndim - 1], rows = x.count / n;
     const bool backward = (call.code & 255) == ANYMAX_VJP;
     if (backward && (!whole || !kind.read(args[4], p) || !kind.read(args[5], g) || !same(p, x) || !same(g, x))) return nullptr;
-    if (call.capacity) {
-        const int64_t words = x.dtype == ANYMAX_F64 ? 2 : 1;
-        if (call.capacity < 0 || call.capacity > n || !kind.write(args[6], memory)) return nullptr;
-        if (memory.dtype != INTS || memory.count != rows * (call.capacity * (words + 1) + 1)) return nullptr;
-    }
+    if (call.capacity && !support_of(kind, args[6], call.capacity, x, rows, n, memory)) return nullptr;
     Place<Kind> place(args[3], args[2], x.count);
     if (!place.open(kind, out) || !same(x, out) || !apart(x, out)) return nullptr;
     if (backward && (!apart(p, out) || !apart(g, out))) return nullptr;
@@ -184,52 +188,90 @@ template <class Kind> void *served(void *const *args, anymax_packed_call &call, 
     return done ? place.give() : nullptr;
 }
 
-// Losses of class indices, and their gradients: rows of two axes, and one number a row beside them.
-template <class Kind> void *served_loss(void *const *args, int64_t code, double param) {
+// A number of each row: the caller's array, or room of our own where the caller has one number for all.
+class Each {
+    char small[1024];
+    char *own = nullptr;
+
+  public:
+    char *data;
+    Each(const Array &given, int64_t rows, bool one) : data(given.data) {
+        const int64_t size = rows * (given.dtype == ANYMAX_F64 ? 8 : 4);
+        if (one) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
+    }
+    ~Each() { free(own); }
+    template <class C> void fill(int64_t rows, double v) {
+        for (int64_t r = 0; r < rows; r++) ((C *)data)[r] = (C)v;
+    }
+    template <class C> double sum(int64_t rows) const {
+        double total = 0.0;
+        for (int64_t r = 0; r < rows; r++) total += (double)((const C *)data)[r];
+        return total;
+    }
+};
+
+// Losses of class indices, and their gradients: rows of two axes, and one number a row beside them, or one for all.
+template <class Kind> void *served_loss(void *const *args, int64_t code, double param, int64_t capacity, double factor, bool whole) {
     const bool gradient = (code & 255) == ANYMAX_LOSS_GRAD;
     Kind kind;
-    Array x, out, index, scale;
+    Array x, out, index, scale, memory;
     if (!kind.read(args[2], x) || x.dtype > ANYMAX_F64 || x.ndim != 2 || !kind.read(args[4], index) || (!gradient && args[3] == py.none)) return nullptr;
     const int64_t n = x.shape[1], rows = x.shape[0];
     if (index.dtype != LONGS || index.ndim != 1 || index.count != rows || (gradient && (large(x) || !kind.read(args[5], scale)))) return nullptr;
-    if ((code >> 8 & 255) == ANYMAX_BUDGET && !(param <= (double)n)) return nullptr;  // the caller's mistake, as in anymax_packed
+    const int64_t map = code >> 8 & 255;
+    if (map == ANYMAX_BUDGET && !(param <= (double)n)) return nullptr;  // the caller's mistake, as in anymax_packed
     const int64_t *classes = (const int64_t *)index.data;
     bool stray = false;
     for (int64_t r = 0; r < rows; r++) stray |= (uint64_t)classes[r] >= (uint64_t)n;
     if (stray) return nullptr;
     Place<Kind> place(args[3], args[2], x.count);
     if (!place.open(kind, out) || (gradient && (!same(x, out) || !apart(x, out)))) return nullptr;
-    const Array &each = gradient ? scale : out;
-    if (each.dtype != x.dtype || each.ndim != 1 || each.count != rows) return nullptr;
+    const Array &given = gradient ? scale : out;
+    const bool one = factor != 0.0, wide = x.dtype == ANYMAX_F64;
+    if (given.dtype != x.dtype || given.ndim != (one ? 0 : 1) || given.count != (one ? 1 : rows)) return nullptr;
+    Each each(given, rows, one);
+    if (!each.data) return nullptr;
+    if (one && gradient && wide) each.fill<double>(rows, *(const double *)given.data * factor);
+    if (one && gradient && !wide) each.fill<float>(rows, (double)*(const float *)given.data * factor);
     anymax_call call;
     memset(&call, 0, sizeof call);
-    call.op = (int32_t)(code & 255), call.map = (int32_t)(code >> 8 & 255), call.dtype = x.dtype, call.param = param;
+    if (capacity) {
+        if (!support_of(kind, args[6], capacity, x, rows, n, memory)) return nullptr;
+        call.support = anymax_support_in(memory.data, rows, capacity, x.dtype);
+    } else if (whole && args[6] != py.none) {
+        if (map != ANYMAX_SOFTMAX || !kind.write(args[6], memory) || memory.dtype != x.dtype || memory.count != rows) return nullptr;
+        call.tau = memory.data;
+    }
+    call.op = (int32_t)(code & 255), call.map = (int32_t)map, call.dtype = x.dtype, call.param = param;
     call.outer = rows, call.inner = 1, call.n = n, call.index = classes;
     call.x = anymax_view{x.data, n, 0, 1};
     if (gradient)
-        call.out = anymax_view{out.data, n, 0, 1}, call.scale = scale.data;
+        call.out = anymax_view{out.data, n, 0, 1}, call.scale = each.data;
     else
-        call.value = out.data;
+        call.value = each.data;
     const bool done = run(x.count, [&](int pool) {
         call.pool = pool;
         return anymax_run(&call);
     });
+    if (done && one && !gradient && wide) *(double *)out.data = each.sum<double>(rows) * factor;
+    if (done && one && !gradient && !wide) *(float *)out.data = (float)(each.sum<float>(rows) * factor);
     return done ? place.give() : nullptr;
 }
 
 template <class Kind> void *serve(void *const *args, intptr_t count) {
     void *answer = nullptr;
-    if (count == 4 || count == 6 || count == 8) {
+    if (count == 4 || count == 6 || count == 8 || count == 9) {
         anymax_packed_call call;
         memset(&call, 0, sizeof call);
-        call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count == 8 ? py.integer(args[7]) : 0;
+        call.code = py.integer(args[0]), call.param = py.real(args[1]), call.capacity = count >= 8 ? py.integer(args[7]) : 0;
+        const double factor = count == 9 ? py.real(args[8]) : 0.0;
         if (py.occurred()) return nullptr;
         const int64_t op = call.code & 255;
         if (call.code >> 16 == 0 && Kind::ordinary()) {
-            if (count != 6)
+            if ((count == 6 || count == 9) && (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD))
+                answer = served_loss<Kind>(args, call.code, call.param, call.capacity, factor, count == 9);
+            else if (count == 4 || count == 8)
                 answer = served<Kind>(args, call, count == 8);
-            else if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD)
-                answer = served_loss<Kind>(args, call.code, call.param);
         }
         if (!answer && py.occurred()) return nullptr;
     }

@@ -11,6 +11,14 @@ typedef struct {
     int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team);
 } anymax_unit;
 
+/* The support that lies in one piece: the values, the indices, the counts. */
+static inline anymax_support anymax_support_in(void *saved, int64_t rows, int64_t capacity, int32_t dtype) {
+    const int64_t size = rows * capacity;
+    int32_t *index = (int32_t *)((char *)saved + size * (dtype == ANYMAX_F64 ? 8 : 4));
+    const anymax_support support = {index, saved, index + size, capacity};
+    return support;
+}
+
 /* Those that were built, as ANYMAX_HAVE_<UNIT> says. */
 #if defined(__cplusplus)
 extern "C" {

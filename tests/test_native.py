@@ -1085,6 +1085,99 @@ def test_the_builtin_of_losses_refuses_the_rest():
     assert loss() is None
 
 
+SINGLE = [
+    am.Softmax(),
+    am.Sparsemax(),
+    am.Entmax(1.5),
+    am.Entmax(1.3),
+    am.NormMax(2.0),
+    am.SparseSoftmax(k=4),
+    am.SparseSoftmax(p=0.9),
+]
+
+
+@pytest.mark.parametrize("mapping", SINGLE, ids=repr)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("rows", "n", "dtype"), [(5, 150, "float32"), (300, 1000, "float32"), (40, 700, "float64"), (1, 2000, "float32")]
+)
+def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dtype):
+    torch = pytest.importorskip("torch")
+    x, index = torch.randn(rows, n, dtype=getattr(torch, dtype)), torch.randint(n, (rows,))
+    w = torch.rand(rows if reduction == "none" else (), dtype=x.dtype)
+
+    def both(scores, target, **options):
+        free = scores.detach().requires_grad_()
+        value = am.fenchel_young(mapping, free, target, reduction=reduction, **options)
+        assert am.fenchel_young(mapping, scores, target, reduction=reduction, **options).equal(value.detach())
+        return value, torch.autograd.grad(value, free, w)[0]
+
+    value, gradient = both(x, index)
+    assert type(value.grad_fn).__name__ == (
+        "_QuickLossBackward" if short.ready() and short.tensors else "_IndexLossBackward"
+    )
+    long, slow = both(x, index, mask=torch.ones_like(x, dtype=torch.bool))
+    rtol, atol = (3e-6, 2e-7) if dtype == "float32" else (1e-13, 1e-14)
+    torch.testing.assert_close(value, long, rtol=rtol, atol=atol)
+    torch.testing.assert_close(gradient, slow, rtol=rtol, atol=atol)
+    free = x.detach().requires_grad_()  # a second derivative: the first is then in plain operations
+    first = torch.autograd.grad(
+        am.fenchel_young(mapping, free, index, reduction=reduction), free, w, create_graph=True
+    )[0]
+    torch.testing.assert_close(first, gradient, rtol=2e-5, atol=2e-6)
+    assert torch.autograd.grad(first.square().sum(), free)[0].isfinite().all()
+
+
+def test_the_builtin_of_losses_in_its_long_form():
+    torch = pytest.importorskip("torch")
+    if not (short.ready() and short.tensors):
+        pytest.skip("a torch without the exchange API")
+    x, index, sparsemax = torch.randn(6, 300), torch.arange(6), am.Sparsemax()
+    each, one, g, out = torch.full((6,), 7.0), torch.tensor(7.0), torch.tensor(0.5), torch.full((6, 300), 7.0)
+    saved, tau = native.saving(6, 300, 1, lambda count: torch.empty(count, dtype=torch.int32)), torch.empty(6)
+
+    def loss(kind=sparsemax, value=one, memory=saved.memory, capacity=saved.capacity, factor=0.5):
+        _, code, param = short.link(kind)
+        return short.tensors(code | native.LOSS, param, x, value, index, None, memory, capacity, factor)
+
+    def gradient(kind=sparsemax, scale=g, memory=saved.memory, capacity=saved.capacity, factor=0.5):
+        _, code, param = short.link(kind)
+        return short.tensors(code | native.LOSS_GRAD, param, x, out, index, scale, memory, capacity, factor)
+
+    wrong = [
+        {"memory": saved.memory[1:]},
+        {"memory": tau},
+        {"capacity": 301},
+        {"capacity": -1},
+        {"memory": tau, "capacity": 0},
+        {"memory": None},
+    ]
+    for refused in wrong:
+        assert loss(**refused) is None
+        assert gradient(**refused) is None
+    for value, factor in ((each, 0.5), (one, 0.0), (one.double(), 0.5), (one[None], 0.5)):
+        assert loss(value=value, factor=factor) is None
+        assert gradient(scale=value, factor=factor) is None
+    assert loss(am.Softmax(), memory=tau.double(), capacity=0) is None
+    assert loss(am.Softmax(), memory=tau[1:], capacity=0) is None
+    assert one == 7.0
+    assert (each == 7.0).all()
+    assert (out == 7.0).all()
+    for kind, memory, capacity in (
+        (am.Sparsemax(), saved.memory, saved.capacity),
+        (am.Softmax(), tau, 0),
+        (am.Softmax(), None, 0),
+    ):
+        assert loss(kind, memory=memory, capacity=capacity) is one
+        assert loss(kind, each, memory, capacity, 0.0) is each
+        torch.testing.assert_close(one, each.sum() / 2)
+        assert gradient(kind, memory=memory, capacity=capacity) is out
+        torch.testing.assert_close(out.sum(-1), torch.zeros(6), atol=1e-6, rtol=0)
+        torch.testing.assert_close(out[index, index], (am.apply(kind, x)[index, index] - 1) / 4)
+    with pytest.raises(TypeError):
+        loss(factor="2")
+
+
 @pytest.mark.parametrize("mapping", FEW[:3], ids=repr)
 def test_the_gradient_of_a_poisoned_row_of_one_class(mapping):
     torch = pytest.importorskip("torch")

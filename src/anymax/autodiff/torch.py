@@ -176,18 +176,13 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss for class indices, eager: one pass forward, one backward, and only the non-zeros of p in between.
-
-    value: the losses of the rows where `quick_loss` has them already, of few classes, with its `link` for the backward.
-    """
+    """The loss for class indices, eager: one pass forward, one backward, and only the non-zeros of p in between."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any, reduction: str = "none", quick: Any = None
-    ) -> Tensor:
-        value, saved, tau = engine.index_loss(mapping, x, index, True) if quick is None else (quick[0], None, None)
+    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any, reduction: str = "none") -> Tensor:
+        value, saved, tau = engine.index_loss(mapping, x, index, True)
         ctx.mapping, ctx.engine, ctx.has_tau, ctx.sizes = mapping, engine, tau is not None, saved and saved[1:]
-        ctx.reduction, ctx.quick = reduction, quick and quick[1:]
+        ctx.reduction = reduction
         ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved[:1] if saved else ()))
         return _reduced(value, reduction)
 
@@ -195,22 +190,44 @@ class _IndexLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, index, *rest = ctx.saved_tensors
         (g,) = grads
-        nothing = (None,) * 5
         if ctx.reduction != "none":
             g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
-        if ctx.quick and not (_grad() or _asked() is not None or g.is_neg()):
-            (_, code, param), call = ctx.quick
-            out = call(code | native.LOSS_GRAD, param, x, None, index, g.contiguous())
-            if out is not None:
-                return out, *nothing
-        if torch.is_grad_enabled() or ctx.engine.refuse("vjp", ctx.mapping, g) is not None:
-            y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
-            counted = (index >= 0)[..., None]
-            gradient = g[..., None] * torch.where(counted, apply(ctx.mapping, x) - y, torch.zeros_like(x))
-            return gradient.to(x.dtype), *nothing
         tau = rest.pop(0) if ctx.has_tau else None
         saved = native.Saved(*rest, *ctx.sizes) if rest else None
-        return ctx.engine.index_loss_grad(ctx.mapping, x, index, g, saved, tau), *nothing
+        return _index_gradient(ctx.mapping, ctx.engine, x, index, g, saved, tau), *(None,) * 4
+
+
+def _index_gradient(mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, saved: Any, tau: Any) -> Tensor:
+    if _grad() or engine.refuse("vjp", mapping, g) is not None:
+        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
+        counted = (index >= 0)[..., None]
+        return (g[..., None] * torch.where(counted, apply(mapping, x) - y, torch.zeros_like(x))).to(x.dtype)
+    return engine.index_loss_grad(mapping, x, index, g, saved, tau)
+
+
+class _QuickLoss(torch.autograd.Function):
+    """What `quick_loss` has made, with its backward as short as its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Tensor, Any, Tensor | None, Any, Any, float]) -> Tensor:
+        value, saved, memory, *ctx.call = made
+        ctx.sizes = saved and saved[1:]
+        ctx.save_for_backward(x, index, memory)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (x, index, memory), ((mapping, code, param), call, factor) = grads, ctx.saved_tensors, ctx.call
+        if not (_grad() or _asked() is not None or g.is_neg()):
+            capacity = ctx.sizes[1] if ctx.sizes else 0
+            scale = g if factor else g.contiguous()
+            out = call(code | native.LOSS_GRAD, param, x, None, index, scale, memory, capacity, factor)
+            if out is not None:
+                return out, None, None
+        g = (g * factor).expand(index.shape) if factor else g
+        saved = native.Saved(memory, *ctx.sizes) if ctx.sizes else None
+        tau = None if ctx.sizes else memory
+        return _index_gradient(mapping, native, x, index, g, saved, tau), None, None
 
 
 def _reduced(value: Tensor, reduction: str) -> Tensor:
@@ -419,12 +436,23 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
     wants = _grad() and x.requires_grad
     link = None if mapping.params() else short.link(mapping)
     call = short.tensors or (short.tensors is None and short.ready() and short.tensors)
-    if link and call and x.ndim == 2 and (not wants or native.few(mapping, x.shape[-1])):
-        value = call(link[1] | native.LOSS, link[2], x, torch.empty(len(x), dtype=x.dtype), index, None)
-        if value is not None:
-            if wants:
-                return _IndexLoss.apply(x, index, mapping, native, reduction, (value, link, call))
-            return _reduced(value, reduction)
+    if link and call and x.ndim == 2:
+        _, code, param = link
+        rows, n = x.shape
+        saved = memory = None
+        if wants and not native.few(mapping, n):
+            if native.sparse(code >> 8):
+                saved = native.saving(rows, n, 2 if x.dtype is torch.float64 else 1, _int32)
+                memory = saved.memory
+            elif code == 0:  # softmax
+                memory = torch.empty(rows, dtype=x.dtype, device="cpu")
+        factor = 0.0 if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
+        value = torch.empty(() if factor else rows, dtype=x.dtype, device="cpu")
+        if (
+            call(code | native.LOSS, param, x, value, index, None, memory, saved.capacity if saved else 0, factor)
+            is not None
+        ):
+            return _QuickLoss.apply(x, index, (value, saved, memory, link, call, factor)) if wants else value
     if native.refuse("index_loss", mapping, x) is not None:
         return None
     low, high = torch.aminmax(index)

@@ -563,9 +563,14 @@ class Saved(NamedTuple):
         return self._part(self.rows * self.capacity * (self.words + 1), self.rows)
 
 
+def sparse(kind: int) -> bool:
+    """True where a map of this kind has zeros, and its non-zeros are all that the backward wants of it."""
+    return 1 <= kind <= 6
+
+
 def pays(kind: int, rows: int, n: int) -> bool:
     """True where the map of this kind is sparse, and the call large enough for its non-zeros to be saved."""
-    return 1 <= kind <= 6 and n >= 256 and rows * n >= 16384
+    return sparse(kind) and n >= 256 and rows * n >= 16384
 
 
 def saving(rows: int, n: int, words: int, room: Callable[[int], Array]) -> Saved:
@@ -600,7 +605,7 @@ def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array
     return p
 
 
-def _result(like: Array, link: Link, sparse: bool = True) -> tuple[Array, int]:
+def _result(like: Array, link: Link, zeros: bool = True) -> tuple[Array, int]:
     """Room for a result, and whether its pages come fresh from the system: 0 no, 1 most likely, 2 yes, and they hold zeros.
 
     Memory that comes from the system afresh costs more than what is computed in it. Up to LARGE bytes what is kept serves instead. Beyond,
@@ -609,7 +614,7 @@ def _result(like: Array, link: Link, sparse: bool = True) -> tuple[Array, int]:
     """
     world, dtype, shape = _world(like), _dtype(like), tuple(like.shape)
     fresh = math.prod(shape) * _SIZES[dtype] > LARGE
-    if fresh and sparse and world.plain(like) and 1 <= link.code <= 6 and shape[-1] > 2048:
+    if fresh and zeros and sparse(link.code) and world.plain(like) and shape[-1] > 2048:
         return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), 2
     return empty_like(like), int(fresh)
 
@@ -684,7 +689,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Ar
     index = world.contiguous(index)
     fields, saved, tau = {"index": index, "value": value}, None, None
     save = save and not few(mapping, n)
-    if save and link.code in range(1, 7):
+    if save and sparse(link.code):
         saved = _saved(x, rows, n)
     elif save and link.code == 0:
         tau = fields["tau"] = _room(world, batch, _wide(x))

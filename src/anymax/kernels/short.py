@@ -20,9 +20,9 @@ from .._mapping import Mapping
 from . import native
 from ._memory import MANY, SMALLEST, kept
 
-# (code, param, x, out[, p, g, memory, capacity]) -> out, for losses (code, param, x, value, index, None) -> value and
-# (code, param, x, out, index, scale) -> out, or None where anything is out of the ordinary: a mode of torch, or tracing, is.
-# None before `ready`, False where there will be none.
+# (code, param, x, out[, p, g, memory, capacity]) -> out, and for losses (code, param, x, value, index, None[, memory, capacity, factor])
+# -> value and (code, param, x, out, index, scale[, memory, capacity, factor]) -> out, as csrc/anymax.h has it; or None where anything is
+# out of the ordinary: a mode of torch, or tracing, is. None before `ready`, False where there will be none.
 buffers: Any = None  # on arrays of NumPy
 # On tensors of torch that shows its numbers by DLPack's exchange API, from 2.10 on; out=None: a new one.
 tensors: Any = None
