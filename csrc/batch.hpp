@@ -23,6 +23,7 @@ struct Batch {
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
+    uint32_t apart;         // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
     uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
     int64_t step;                      // from one row of candidates to the next
     alignas(64) float side[W * (ROOM + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
@@ -181,11 +182,11 @@ __attribute__((noinline)) static int64_t keep_few(const float *x, int64_t n, vf 
     return at;
 }
 
-// The candidates of all rows, turned. `apart`: one bit a row, 1 where few of its vectors have any.
+// The candidates of all rows, turned.
 template <Keeping K>
 ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apart) {
     constexpr int64_t W = width<float>;
-    b.most = 0;
+    b.most = 0, b.apart = apart;
     for (int64_t r = 0; r < W; r++) {
         float *to = b.side + r * b.step;
         int64_t at = 0;
@@ -291,30 +292,43 @@ __attribute__((noinline)) static void write_few(float *to, const float *x, int64
     }
 }
 
+struct Rooted {
+    vf high, level, lost;  // of each row: what its probabilities are made from
+};
+// The candidates, less the maximum, lie in `turned`; where K is SCORES in `other`, and in `turned` as they are. `left`: one bit a row, 0 where it is none
+// of ours.
+template <int R, Keeping K>
+ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left) {
+    constexpr int64_t W = width<float>;
+    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
+    for (int64_t r = 0; r < rows; r++)
+        if (!(left >> r & 1)) b.count[r] = -1;
+    const vf high = load(b.top);
+    for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
+    Rooted s{high, tile_level<float, R>(b.turned, cells, 3), vf{}};
+    const vf edge = s.level * -(float)R;
+    store(b.edge, edge);
+    batch_collect<K>(b, n, LEAST, few_vectors(b.turned, cells, edge, n));
+    for (int64_t j = 0; K == SCORES && j < b.most; j++) b.other[j] = b.turned[j] - high;
+    tile_root<float, R>(K == SCORES ? b.other : b.turned, b.most, s.level, s.lost);
+    return s;
+}
+
 // One bit a row: 0 where it is to be served another way, for its support is most of it, or it is poisoned.
 template <int R, bool SAVE>
 static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
     constexpr int64_t W = width<float>;
-    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
-    const vf high = load(b.top);
-    for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
-    vf level = tile_level<float, R>(b.turned, cells, 3);
-    const vf edge = level * -(float)R;
-    store(b.edge, edge);
-    const uint32_t apart = few_vectors(b.turned, cells, edge, n);
-    batch_collect<BELOW_TOP>(b, n, LEAST, apart);
-    vf lost;
-    tile_root<float, R>(b.turned, b.most, level, lost);
+    const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, ~0u);
     float at[W], less[W];
-    store(at, level);
-    store(less, lost);
+    store(at, s.level);
+    store(less, s.lost);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
-        if (!past && x != b.out[r] && (apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
+        if (!past && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
             write_few<R>(b.out[r], x, n, m, l, off, b.hit[r]);
             continue;
         }
@@ -327,6 +341,80 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
         marker.end();
     }
     return done;
+}
+
+// Losses for the classes whose scores are `aim`, and thresholds; the probabilities of the candidates go to `side`. One bit a row, as above.
+template <int R>
+static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
+    constexpr int64_t W = width<float>;
+    const Rooted s = batch_root<R, SCORES>(b, rows, n, left);
+    for (int upper = 0; upper < 2; upper++)
+        power_loss<float, R>(b.turned, b.most, s.high, s.level, load(aim), upper, b.value, value, tau, (float *)b.other + upper * W / 2);
+    scatter_lanes((const float *)b.other, b.side, W, b.most, b.step);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) done |= (uint32_t)(b.count[r] >= 0) << r;
+    return done;
+}
+
+// Of the candidates of such a row those above `least`: how many they are, -1 where there is no room for them.
+static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
+    constexpr int64_t W = width<float>;
+    const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
+    const float *from = b.side + r * b.step;
+    int64_t at = 0;
+    bool fits = true;
+    auto take = [&](int64_t i) {
+        for (uint32_t some = candidates<SCORES>(load_or(b.x[r], i, n, -inf32), high, edge); some; some &= some - 1) {
+            const float p = *from++;
+            if (!(p > least)) continue;
+            fits = at < capacity;
+            if (!fits) return;
+            index[at] = (int32_t)(i + __builtin_ctz(some)), value[at++] = p;
+        }
+    };
+    if (b.apart >> r & 1)
+        for (int64_t i = 0; i < n && fits; i += 64 * W)
+            for (uint64_t hit = b.hit[r][i / (64 * W)]; hit && fits; hit &= hit - 1) take(i + __builtin_ctzll(hit) * W);
+    else
+        for (int64_t i = 0; i < n && fits; i += W) take(i);
+    return fits ? at : -1;
+}
+
+// Their gradients, scale (p - y). A target's own is the sum of the others, which keeps the digits of a small one.
+template <int R>
+static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, const int64_t *target, const float *scale, bool past) {
+    constexpr int64_t W = width<float>;
+    const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, left);
+    const vf below = load(aim) - s.high;
+    vf others{}, tied{};
+    for (int64_t j = 0; j < b.most; j++) {
+        const vi same = b.turned[j] == below;
+        others += same ? vf{} : power_value<float, R>(b.turned[j], s.level, s.lost);
+        tied += same ? splat(1.0f) : vf{};
+    }
+    others += larger(tied - 1.0f, vf{}) * power_value<float, R>(below, s.level, s.lost);
+    float at[W], less[W], own[W];
+    store(at, s.level);
+    store(less, s.lost);
+    store(own, others);
+    uint32_t done = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (b.count[r] < 0) continue;
+        done |= 1u << r;
+        const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]), by = splat(scale[r]);
+        transform<true>(b.out[r], b.x[r], n, past, [&](vf v) {
+            const vf p = power_value<float, R>(v - m, l, off);
+            return p == vf{} ? vf{} : p * by;
+        });
+        b.out[r][target[r]] = -own[r] * scale[r];
+    }
+    return done;
+}
+
+inline bool batch_losses(const anymax_call &call) {
+    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || rank_of(call.map, call.param) < 1) return false;
+    if (call.inner != 1 || call.x.cls != 1 || call.mask.data) return false;
+    return call.op == ANYMAX_LOSS || (call.op == ANYMAX_LOSS_GRAD && !call.support.count && call.out.cls == 1);
 }
 
 // -- softmax over the k largest ----------------------------------------------------------------------------------------------------
@@ -491,14 +579,14 @@ __attribute__((noinline)) static void write_few_candidates(float *to, const floa
 
 // The results of all candidates, which lie in `other` one row a lane, to their rows. One bit a row: 0 where it is for another way.
 template <Keeping K, bool SAVE>
-ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool past, uint32_t apart) {
+ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool past) {
     scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const float *from = b.side + r * b.step;
-        if (!past && b.x[r] != b.out[r] && (apart >> r & 1))
+        if (!past && b.x[r] != b.out[r] && (b.apart >> r & 1))
             write_few_candidates<K>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
         else
             write_candidates<K, SAVE>(b, r, n, past, from);
@@ -515,8 +603,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
     vf level = smaller(curve_level(curve, b.turned, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
-    const uint32_t apart = few_vectors(b.turned, cells, edge, n);
-    batch_collect<SCORES>(b, n, curve.swept() ? LESS : ROOM, apart);
+    batch_collect<SCORES>(b, n, curve.swept() ? LESS : ROOM, few_vectors(b.turned, cells, edge, n));
     const int64_t most = b.most;
     for (int64_t j = 0; j < most; j++) b.other[j] = b.turned[j] - high_;
     level = curve_level(curve, b.other, most, level, 40);
@@ -527,7 +614,7 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
         for (int64_t i = 0; i < most; i++)
             store_narrow((float *)(b.other + i) + upper * W / 2, curve_value(finish, b.value[i], b.rate[i], lost, share));
     }
-    return write_found<SCORES, SAVE>(b, rows, n, past, apart);
+    return write_found<SCORES, SAVE>(b, rows, n, past);
 }
 
 // -- budget ------------------------------------------------------------------------------------------------------------------------------
@@ -547,7 +634,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
         if (far >> r & 1) b.count[r] = -1;
     batch_collect<SCORES_FROM>(b, n, ROOM, apart);
     share_out(b.turned, b.other, b.most, low_, edge, high_, k);
-    return write_found<SCORES_FROM, SAVE>(b, rows, n, past, apart);
+    return write_found<SCORES_FROM, SAVE>(b, rows, n, past);
 }
 
 inline bool counted(double k, int64_t n) { return n <= TILE && k * 14.0 >= (double)n; }

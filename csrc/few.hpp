@@ -17,10 +17,6 @@ struct Few {
     alignas(64) C scale[W];  // of the gradient
 };
 
-// The lanes of a vector as vectors of doubles.
-ANYMAX_INLINE vd part(vf v, int h) { return h ? high(v) : low(v); }
-ANYMAX_INLINE vd part(vd v, int) { return v; }
-
 template <class C>
 inline void few_softmax(Tile<C> &t, int64_t n, Few<C> &f) {
     constexpr int64_t W = width<double>;
@@ -46,7 +42,7 @@ inline void few_softmax(Tile<C> &t, int64_t n, Few<C> &f) {
     }
 }
 
-// Sparsemax (R = 1) and entmax 3/2 (R = 2): sum p (x - aim) less Omega, in doubles from the level that floats have found.
+// Sparsemax (R = 1) and entmax 3/2 (R = 2).
 template <class C, int R>
 inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     constexpr int64_t W = width<double>;
@@ -55,26 +51,12 @@ inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     prepare(t, n);
     vec<C> level = first_level<C, R>(t, n), unused;
     tile_root<C, R>(t.v, n, level, unused);
-    const vec<C> aim = load(f.aim), any = t.any ? splat(C(1)) : vec<C>{};
     vd u[TILE];
     for (int h = 0; h < Few<C>::PARTS; h++) {
-        const vd top_ = part(t.high, h), at = part(level, h), target = part(aim, h);
-        vd s0{}, s1{};
-        for (int64_t i = 0; i < n; i++) {
-            u[i] = larger((part(x[i], h) - top_) * Power<R>::slope + at, vd{});
-            s0 += R == 1 ? u[i] : u[i] * u[i];
-            s1 += R == 1 ? (u[i] > vd{} ? all<vd>(1.0) : vd{}) : u[i];
-        }
-        const vd lost = (s0 - 1.0) / s1;
-        vd value{};
-        for (int64_t i = 0; i < n; i++) {
-            const vd rate = R == 1 ? (u[i] > vd{} ? all<vd>(1.0) : vd{}) : u[i], p = larger(rate * (u[i] - lost), vd{});
-            const vd own = R == 1 ? 0.5 * (1.0 - p) : (1.0 - root2(p)) * (4.0 / 3.0);  // -Omega(p) / p
-            value += p > vd{} ? p * ((part(x[i], h) - target) + own) : vd{};
-        }
-        const vl none = (part(any, h) == vd{}) | (target == -inf64);
-        store(f.value + h * W, none ? all<vd>(inf64) : larger(value, vd{}));
-        store(f.tau + h * W, part(any, h) == vd{} ? all<vd>(-inf64) : top_ - (at - lost / R) * R);
+        power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
+        const vl none = part(t.any ? splat(C(1)) : vec<C>{}, h) == vd{};
+        store(f.value + h * W, none ? all<vd>(inf64) : load(f.value + h * W));
+        store(f.tau + h * W, none ? all<vd>(-inf64) : load(f.tau + h * W));
     }
 }
 

@@ -227,6 +227,32 @@ ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
     return R == 1 ? (u > vec<C>{} ? p : vec<C>{}) : p;
 }
 
+// The lanes of a vector as vectors of doubles.
+ANYMAX_INLINE vd part(vf v, int h) { return h ? high(v) : low(v); }
+ANYMAX_INLINE vd part(vd v, int) { return v; }
+
+// Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from the level that was found.
+// p goes to every vector of `to`, in the type of the scores, if that is not NULL; u has room for as many.
+template <class C, int R>
+inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value, double *tau, C *to) {
+    const vd top_ = part(high, h), at = part(level, h), target = part(aim, h), one = all<vd>(1.0);
+    vd s0{}, s1{}, sum{};
+    for (int64_t i = 0; i < n; i++) {
+        u[i] = larger((part(x[i], h) - top_) * Power<R>::slope + at, vd{});
+        s0 += R == 1 ? u[i] : u[i] * u[i];
+        s1 += R == 1 ? (u[i] > vd{} ? one : vd{}) : u[i];
+    }
+    const vd lost = (s0 - 1.0) / s1;
+    for (int64_t i = 0; i < n; i++) {
+        const vd rate = R == 1 ? (u[i] > vd{} ? one : vd{}) : u[i], p = larger(rate * (u[i] - lost), vd{});
+        const vd own = R == 1 ? 0.5 * (1.0 - p) : (1.0 - root2(p)) * (4.0 / 3.0);  // -Omega(p) / p
+        sum += p > vd{} ? p * ((part(x[i], h) - target) + own) : vd{};
+        if (to) store_narrow(to + i * width<C>, p);
+    }
+    store(value + h * width<double>, target == -inf64 ? all<vd>(inf64) : larger(sum, vd{}));
+    store(tau + h * width<double>, top_ - (at - lost / R) * R);
+}
+
 // Maxima of eight entries each, one after another.
 template <class C>
 ANYMAX_INLINE int64_t tile_cells(const Tile<C> &t, int64_t n, vec<C> *cell) {

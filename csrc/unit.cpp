@@ -798,6 +798,50 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
     }
 }
 
+// ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
+template <int R>
+static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+    constexpr int64_t W = width<float>;
+    const int64_t n = call.n;
+    Batch *const memory = batch_memory();
+    if (!memory) {
+        scratch.failed = true;
+        return;
+    }
+    Batch &b = *memory;
+    const anymax_support &to = call.support;
+    const bool gradient = call.op == ANYMAX_LOSS_GRAD;
+    for (int64_t r = begin; r < end && !scratch.failed; r += W) {
+        const int64_t count = end - r < W ? end - r : W;
+        alignas(64) float aim[W] = {};
+        alignas(64) double value[W], tau[W];
+        uint32_t left = 0;
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t t = call.index[r + j];
+            b.x[j] = (const float *)at(call.x, sizeof(float), r + j, 0);
+            if (gradient) b.out[j] = (float *)at(call.out, sizeof(float), r + j, 0);
+            if (t < 0 || t >= n) continue;
+            aim[j] = b.x[j][t];
+            left |= 1u << j;
+        }
+        b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
+        const uint32_t done = gradient ? batch_gradient<R>(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
+                                       : batch_loss<R>(b, count, n, left, aim, value, tau);
+        for (int64_t j = 0; j < count; j++) {
+            if (!(done >> j & 1)) {
+                by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
+                continue;
+            }
+            if (gradient) continue;
+            ((float *)call.value)[r + j] = (float)value[j];
+            if (call.tau) ((float *)call.tau)[r + j] = (float)tau[j];
+            if (to.count)
+                to.count[r + j] = (int32_t)batch_keep(b, j, n, (float)vanishing(ANYMAX_F32), to.index + (r + j) * to.capacity,
+                                                      (float *)to.value + (r + j) * to.capacity, to.capacity);
+        }
+    }
+}
+
 // Rows of a call as the lanes of a tile, and back.
 template <class C>
 struct Lanes {
@@ -913,6 +957,14 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
             for (int64_t j = 0; others && j < count; j++)
                 if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
         }
+        if (past) fence();
+        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
+    }
+    if (sizeof(C) == 4 && batch_losses(call)) {
+        if (rank_of(call.map, call.param) == 2)
+            run_batch_losses<2>(call, begin, end, past, team, scratch);
+        else
+            run_batch_losses<1>(call, begin, end, past, team, scratch);
         if (past) fence();
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
