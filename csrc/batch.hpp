@@ -107,8 +107,8 @@ ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
     return fine == full;
 }
 
-// The cells of all rows, turned, and how many a row has. Rows without a finite maximum are marked.
-ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups) {
+// The cells of all rows, turned, and how many a row has. Rows without a finite maximum are marked, and those without a bit in `left`.
+ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups, uint32_t left = ~0u) {
     constexpr int64_t W = width<float>;
     const int64_t cells = groups * W;
     b.step = (n < ROOM ? (n + W - 1) / W * W : ROOM) + 4 * W;
@@ -131,7 +131,7 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
     for (int64_t j = 1; j < cells; j++) high = larger(high, b.turned[j]);
     store(b.top, high);
     for (int64_t r = 0; r < W; r++)
-        if (!(b.top[r] > -inf32)) b.count[r] = -1;
+        if (!(b.top[r] > -inf32) || !(left >> r & 1)) b.count[r] = -1;
     return cells;
 }
 
@@ -295,14 +295,11 @@ __attribute__((noinline)) static void write_few(float *to, const float *x, int64
 struct Rooted {
     vf high, level, lost;  // of each row: what its probabilities are made from
 };
-// The candidates, less the maximum, lie in `turned`; where K is SCORES in `other`, and in `turned` as they are. `left`: one bit a row, 0 where it is none
-// of ours.
+// The candidates, less the maximum, lie in `turned`; where K is SCORES in `other`, and in `turned` as they are.
 template <int R, Keeping K>
 ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left) {
     constexpr int64_t W = width<float>;
-    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
-    for (int64_t r = 0; r < rows; r++)
-        if (!(left >> r & 1)) b.count[r] = -1;
+    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4, left);
     const vf high = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high;
     Rooted s{high, tile_level<float, R>(b.turned, cells, 3), vf{}};
@@ -343,6 +340,12 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
     return done;
 }
 
+ANYMAX_INLINE uint32_t served(const Batch &b, int64_t rows) {
+    uint32_t some = 0;
+    for (int64_t r = 0; r < rows; r++) some |= (uint32_t)(b.count[r] >= 0) << r;
+    return some;
+}
+
 // Losses for the classes whose scores are `aim`, and thresholds; the probabilities of the candidates go to `side`. One bit a row, as above.
 template <int R>
 static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
@@ -351,12 +354,11 @@ static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, con
     for (int upper = 0; upper < 2; upper++)
         power_loss<float, R>(b.turned, b.most, s.high, s.level, load(aim), upper, b.value, value, tau, (float *)b.other + upper * W / 2);
     scatter_lanes((const float *)b.other, b.side, W, b.most, b.step);
-    uint32_t done = 0;
-    for (int64_t r = 0; r < rows; r++) done |= (uint32_t)(b.count[r] >= 0) << r;
-    return done;
+    return served(b, rows);
 }
 
-// Of the candidates of such a row those above `least`: how many they are, -1 where there is no room for them.
+// Of the candidates of a row, whose probabilities lie in `side`, those above `least`: how many they are, -1 where there is no room for them.
+template <Keeping K>
 static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
     constexpr int64_t W = width<float>;
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
@@ -364,7 +366,7 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
     int64_t at = 0;
     bool fits = true;
     auto take = [&](int64_t i) {
-        for (uint32_t some = candidates<SCORES>(load_or(b.x[r], i, n, -inf32), high, edge); some; some &= some - 1) {
+        for (uint32_t some = candidates<K>(load_or(b.x[r], i, n, -inf32), high, edge); some; some &= some - 1) {
             const float p = *from++;
             if (!(p > least)) continue;
             fits = at < capacity;
@@ -409,12 +411,6 @@ static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left,
         b.out[r][target[r]] = -own[r] * scale[r];
     }
     return done;
-}
-
-inline bool batch_losses(const anymax_call &call) {
-    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || rank_of(call.map, call.param) < 1) return false;
-    if (call.inner != 1 || call.x.cls != 1 || call.mask.data) return false;
-    return call.op == ANYMAX_LOSS || (call.op == ANYMAX_LOSS_GRAD && !call.support.count && call.out.cls == 1);
 }
 
 // -- softmax over the k largest ----------------------------------------------------------------------------------------------------
@@ -531,22 +527,27 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     return done;
 }
 
-template <bool SAVE>
-static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
+// The scores from the k-th largest on are those from `low` on; true where there are k of them.
+static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, uint32_t left, vf &low) {
     constexpr int64_t W = width<float>;
-    const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups);
+    const int64_t groups = k <= W / 2 ? 1 : k <= W + W / 2 ? 2 : 4, cells = batch_cells(b, rows, n, groups, left);
     const vf high = load(b.top), want = splat((float)k);
-    vf low = below_largest(b, cells, k, 5);
+    low = below_largest(b, cells, k, 5);
     store(b.edge, low);
     batch_collect<SCORES_FROM>(b, n, LEAST, 0);
     low = b.turned[0];  // the lowest candidate; the lanes end in -inf, which are none
     for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
     float counts[W];
     for (int64_t r = 0; r < W; r++) counts[r] = (float)b.count[r];
-    const vi found = lanes_count<float>(b.turned, b.most, want, low, load(counts), high, 40);
-    lanes_softmax<float>(b.turned, b.most, low, high);
-    scatter_lanes((const float *)b.turned, b.side, W, b.most, b.step);
-    const uint32_t exact = bits(found);
+    return lanes_count<float>(b.turned, b.most, want, low, load(counts), high, 40);
+}
+
+template <bool SAVE>
+static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool past) {
+    vf low;
+    const uint32_t exact = bits(batch_kth(b, rows, n, k, ~0u, low));
+    lanes_softmax<float>(b.turned, b.most, low, load(b.top));
+    scatter_lanes((const float *)b.turned, b.side, width<float>, b.most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
         if (b.count[r] < 0 || !(exact >> r & 1)) continue;
@@ -554,6 +555,32 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         write_candidates<SCORES_FROM, SAVE>(b, r, n, past, b.side + r * b.step);
     }
     return done;
+}
+
+// The logarithm of the sum of their exponentials, less `aim`.
+static uint32_t batch_largest_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, int64_t k, const float *aim, double *value) {
+    vf low;
+    const uint32_t exact = bits(batch_kth(b, rows, n, k, left, low));
+    const vf top_ = load(b.top), target = load(aim);
+    vd rest[2]{};
+    vf tied{};
+    for (int64_t i = 0; i < b.most; i += 4) {
+        vf y[4], e[4], sum{};
+        for (int64_t j = 0; j < 4; j++) y[j] = e[j] = b.turned[i + j] - top_;
+        exp_below<4>(e);
+        for (int64_t j = 0; j < 4; j++) {
+            tied += y[j] == vf{} ? splat(1.0f) : vf{};
+            sum += (y[j] < vf{}) & (b.turned[i + j] >= low) ? e[j] : vf{};
+        }
+        for (int h = 0; h < 2; h++) rest[h] += part(sum, h);
+    }
+    for (int h = 0; h < 2; h++) {
+        const vd v = (part(top_, h) - part(target, h)) + log1p(rest[h] + (part(tied, h) - 1.0));
+        store(value + h * width<double>, larger(v, vd{}));
+    }
+    lanes_softmax<float>(b.turned, b.most, low, top_);
+    scatter_lanes((const float *)b.turned, b.side, width<float>, b.most, b.step);
+    return served(b, rows) & exact;
 }
 
 // -- entmax of any alpha, normmax --------------------------------------------------------------------------------------------------
@@ -594,19 +621,25 @@ ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool past)
     return done;
 }
 
-template <bool SAVE>
-static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curve, Finish finish, bool past) {
+// The level of each row, as near as floats come; `turned` has the candidates.
+ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, uint32_t left, const Curve &curve) {
     constexpr int64_t W = width<float>;
-    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4);
+    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4, left);
     const vf high_ = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.turned[j] = b.turned[j] - high_;
     vf level = smaller(curve_level(curve, b.turned, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
     batch_collect<SCORES>(b, n, curve.swept() ? LESS : ROOM, few_vectors(b.turned, cells, edge, n));
+    for (int64_t j = 0; j < b.most; j++) b.other[j] = b.turned[j] - high_;
+    return curve_level(curve, b.other, b.most, level, 40);
+}
+
+template <bool SAVE>
+static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curve, Finish finish, bool past) {
+    constexpr int64_t W = width<float>;
+    const vf level = batch_level(b, rows, n, ~0u, curve), high_ = load(b.top);
     const int64_t most = b.most;
-    for (int64_t j = 0; j < most; j++) b.other[j] = b.turned[j] - high_;
-    level = curve_level(curve, b.other, most, level, 40);
     for (int upper = 0; upper < 2; upper++) {
         const vd top_ = upper ? high(high_) : low(high_);
         vd lost, share;
@@ -615,6 +648,33 @@ static uint32_t batch_curve(Batch &b, int64_t rows, int64_t n, const Curve &curv
             store_narrow((float *)(b.other + i) + upper * W / 2, curve_value(finish, b.value[i], b.rate[i], lost, share));
     }
     return write_found<SCORES, SAVE>(b, rows, n, past);
+}
+
+// The losses of these maps: sum p (x - aim) less Omega.
+static uint32_t batch_curve_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, const Curve &curve, double alpha, Finish finish, const float *aim, double *value) {
+    constexpr int64_t W = width<float>;
+    const vf level = batch_level(b, rows, n, left, curve), high_ = load(b.top), aim_ = load(aim);
+    const int64_t most = b.most;
+    const double c = alpha - 1.0;
+    for (int h = 0; h < 2; h++) {
+        const vd target = part(aim_, h);
+        vd lost, share, s0{}, v{};
+        curve_finish(curve, b.turned, part(high_, h), most, h != 0, part(level, h), finish, b.value, b.rate, lost, share);
+        for (int64_t i = 0; i < most; i++) {
+            const vd p = curve_value(finish, b.value[i], b.rate[i], lost, share);
+            vd d = part(b.turned[i], h) - target;
+            if (finish == NORMMAX_FINISH)
+                s0 += b.value[i];  // as p^alpha
+            else
+                d += (1.0 - (b.value[i] / b.rate[i] - c * lost)) * (1.0 / (c * alpha));  // (1 - p^(alpha - 1)) / ...
+            v += p > vd{} ? p * d : vd{};
+            store_narrow((float *)(b.other + i) + h * W / 2, p);
+        }
+        if (finish == NORMMAX_FINISH) v -= exp(log(s0) * (1.0 / alpha)) * share - 1.0;
+        store(value + h * width<double>, target == -inf64 ? all<vd>(inf64) : larger(v, vd{}));
+    }
+    scatter_lanes((const float *)b.other, b.side, W, most, b.step);
+    return served(b, rows);
 }
 
 // -- budget ------------------------------------------------------------------------------------------------------------------------------
@@ -637,11 +697,12 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     return write_found<SCORES_FROM, SAVE>(b, rows, n, past);
 }
 
+inline bool largest_serves(double k, int64_t n) { return k <= (double)(LEAST / 2) && k * 2 <= (double)n; }
 inline bool counted(double k, int64_t n) { return n <= TILE && k * 14.0 >= (double)n; }
 
 inline bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;
-    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && (counted(param, n) || (param <= (double)(LEAST / 2) && param * 2 <= (double)n));
+    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && (counted(param, n) || largest_serves(param, n));
     if (map == ANYMAX_BUDGET) return param > 0.0 && param * 2.0 <= (double)n && ::ceil(param) <= (double)(8 * width<float>);
     return rank_of(map, param) > 0 || curve_serves(map, param);
 }
@@ -652,6 +713,25 @@ inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int
     if (map == ANYMAX_BUDGET) return batch_budget<SAVE>(b, rows, n, param, past);
     if (rank_of(map, param) < 0) return batch_curve<SAVE>(b, rows, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, past);
     return rank_of(map, param) == 2 ? batch_power<2, SAVE>(b, rows, n, past) : batch_power<1, SAVE>(b, rows, n, past);
+}
+
+inline bool batch_losses(const anymax_call &call) {
+    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.inner != 1 || call.x.cls != 1 || call.mask.data) return false;
+    const int rank = rank_of(call.map, call.param);
+    if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && !call.support.count && call.out.cls == 1;
+    if (call.op != ANYMAX_LOSS || rank == 0) return false;
+    if (call.map == ANYMAX_TOPK) return !call.tau && call.param >= 1.0 && largest_serves(call.param, call.n);
+    return rank > 0 || (!call.tau && curve_serves(call.map, call.param));
+}
+
+// The losses of rows, and of sparsemax and entmax 3/2 the thresholds. One bit a row, as above.
+inline uint32_t batch_loss_of(Batch &b, int32_t map, double param, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
+    if (map == ANYMAX_TOPK) return batch_largest_loss(b, rows, n, left, (int64_t)param, aim, value);
+    switch (rank_of(map, param)) {
+        case 1: return batch_loss<1>(b, rows, n, left, aim, value, tau);
+        case 2: return batch_loss<2>(b, rows, n, left, aim, value, tau);
+        default: return batch_curve_loss(b, rows, n, left, curve_of(map, param), param, map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, aim, value);
+    }
 }
 
 // The probabilities of a row of results above `least`, from the vectors that have any: how many there are, -1 where there is no room for them.

@@ -799,7 +799,6 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
 }
 
 // ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
-template <int R>
 static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
@@ -811,6 +810,8 @@ static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end
     Batch &b = *memory;
     const anymax_support &to = call.support;
     const bool gradient = call.op == ANYMAX_LOSS_GRAD;
+    const int rank = rank_of(call.map, call.param);
+    const auto keep = call.map == ANYMAX_TOPK ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         alignas(64) float aim[W] = {};
@@ -825,8 +826,8 @@ static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end
             left |= 1u << j;
         }
         b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
-        const uint32_t done = gradient ? batch_gradient<R>(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
-                                       : batch_loss<R>(b, count, n, left, aim, value, tau);
+        const uint32_t done = gradient ? (rank == 2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
+                                       : batch_loss_of(b, call.map, call.param, count, n, left, aim, value, tau);
         for (int64_t j = 0; j < count; j++) {
             if (!(done >> j & 1)) {
                 by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
@@ -836,7 +837,7 @@ static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end
             ((float *)call.value)[r + j] = (float)value[j];
             if (call.tau) ((float *)call.tau)[r + j] = (float)tau[j];
             if (to.count)
-                to.count[r + j] = (int32_t)batch_keep(b, j, n, (float)vanishing(ANYMAX_F32), to.index + (r + j) * to.capacity,
+                to.count[r + j] = (int32_t)keep(b, j, n, (float)vanishing(ANYMAX_F32), to.index + (r + j) * to.capacity,
                                                       (float *)to.value + (r + j) * to.capacity, to.capacity);
         }
     }
@@ -961,10 +962,7 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
     if (sizeof(C) == 4 && batch_losses(call)) {
-        if (rank_of(call.map, call.param) == 2)
-            run_batch_losses<2>(call, begin, end, past, team, scratch);
-        else
-            run_batch_losses<1>(call, begin, end, past, team, scratch);
+        run_batch_losses(call, begin, end, past, team, scratch);
         if (past) fence();
         return scratch.failed ? ANYMAX_NO_MEMORY : 0;
     }
