@@ -296,16 +296,29 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
     spread(out, index, h, count, team);
 }
 
+// Zeros for the rows from r on whose supports are saved, as many as are cleared in one go; and the row after them.
+inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const Team &team) {
+    constexpr int64_t GROUP_BYTES = 16384;
+    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= GROUP_BYTES ? r + GROUP_BYTES / bytes : r + 1;
+    float *out = (float *)call.out.data + r * call.out.outer;
+    int64_t after = r + 1;
+    while (after < end && after < last && call.support.count[after] >= 0) after++;
+    if (after > r + 1)
+        zero_bytes((char *)out, (after - r) * bytes, false);
+    else
+        zeros(Sink<float>{out, 1, ANYMAX_F32, out, false, n, nullptr}, team);
+    return after;
+}
+
 // J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
 template <class F, class G>
 inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
-    constexpr int64_t W = width<float>, GROUP_BYTES = 16384;
+    constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
-    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float);
-    const bool clear = call.fresh == 2, apart = past && !clear;
+    const int64_t n = call.n;
+    const bool clear = call.fresh == 2;
     float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
     if (scratch.failed) return;
-    const int64_t together = !past && call.out.outer == n && bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;  // rows that are cleared in one go
     for (int64_t r = begin, cleared = begin; r < end; r++) {
         saved_ahead<float>(call, r, end);
         const int64_t count = s.count[r];
@@ -319,13 +332,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             other(r);
             continue;
         }
-        if (!apart && !clear && r >= cleared) {
-            for (cleared = r + 1; cleared < end && cleared < r + together && s.count[cleared] >= 0;) cleared++;
-            if (together > 1)
-                zero_bytes((char *)out, (cleared - r) * bytes, false);
-            else
-                zeros(Sink<float>{out, 1, ANYMAX_F32, out, past, n, nullptr}, team);
-        }
+        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
         const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
         const int32_t *index = s.index + r * s.capacity;
         vd rate{}, dot{};
@@ -342,10 +349,39 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             const vf w = load(weight + i);
             store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
         }
-        if (apart)
+        if (past && !clear)
             spread_past(out, n, index, h, count, team);
         else
             for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
+    }
+}
+
+// scale (p - y) of such rows, for class indices.
+template <class G>
+inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
+    const anymax_support &s = call.support;
+    const bool clear = call.fresh == 2;
+    float *h = scratch.take<float>(BATCH_OUT, s.capacity + width<float>);
+    if (scratch.failed) return;
+    for (int64_t r = begin, cleared = begin; r < end; r++) {
+        const int64_t count = s.count[r], t = call.index[r];
+        if (count < 0 || t < 0 || t >= call.n) {
+            other(r);
+            continue;
+        }
+        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
+        float *out = (float *)call.out.data + r * call.out.outer;
+        const float *p = (const float *)s.value + r * s.capacity, scale = ((const float *)call.scale)[r];
+        const int32_t *index = s.index + r * s.capacity;
+        if (past && !clear) {
+            for (int64_t i = 0; i < count; i++) h[i] = p[i] * scale;
+            spread_past(out, call.n, index, h, count, team);
+        } else {
+            for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
+        }
+        const int64_t k = first_from(index, count, t);
+        const double own = k < count && index[k] == t ? (double)p[k] : 0.0;
+        out[t] = (float)((own - 1.0) * (double)scale);
     }
 }
 

@@ -357,29 +357,38 @@ static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, con
     return served(b, rows);
 }
 
+// The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there is no room for them.
+ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
+    if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
+    for (uint32_t some = bits(mark); some; some &= some - 1) {
+        const int64_t j = __builtin_ctz(some);
+        if (at == capacity) return -1;
+        index[at] = (int32_t)(i + j), value[at++] = v[j];
+    }
+    return at;
+}
+
 // Of the candidates of a row, whose probabilities lie in `side`, those above `least`: how many they are, -1 where there is no room for them.
 template <Keeping K>
 static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int32_t *index, float *value, int64_t capacity) {
     constexpr int64_t W = width<float>;
-    const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
+    const vf high = splat(b.top[r]), edge = splat(b.edge[r]), none = splat(least);
     const float *from = b.side + r * b.step;
     int64_t at = 0;
-    bool fits = true;
     auto take = [&](int64_t i) {
-        for (uint32_t some = candidates<K>(load_or(b.x[r], i, n, -inf32), high, edge); some; some &= some - 1) {
-            const float p = *from++;
-            if (!(p > least)) continue;
-            fits = at < capacity;
-            if (!fits) return;
-            index[at] = (int32_t)(i + __builtin_ctz(some)), value[at++] = p;
-        }
+        const vf v = load_or(b.x[r], i, n, -inf32);
+        const uint32_t some = candidates<K>(v, high, edge);
+        if (!some) return;
+        const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
+        from += __builtin_popcount(some);
+        at = append_within(p, p > none, i, index, value, at, capacity);
     };
     if (b.apart >> r & 1)
-        for (int64_t i = 0; i < n && fits; i += 64 * W)
-            for (uint64_t hit = b.hit[r][i / (64 * W)]; hit && fits; hit &= hit - 1) take(i + __builtin_ctzll(hit) * W);
+        for (int64_t i = 0; i < n && at >= 0; i += 64 * W)
+            for (uint64_t hit = b.hit[r][i / (64 * W)]; hit && at >= 0; hit &= hit - 1) take(i + __builtin_ctzll(hit) * W);
     else
-        for (int64_t i = 0; i < n && fits; i += W) take(i);
-    return fits ? at : -1;
+        for (int64_t i = 0; i < n && at >= 0; i += W) take(i);
+    return at;
 }
 
 // Their gradients, scale (p - y). A target's own is the sum of the others, which keeps the digits of a small one.
@@ -743,16 +752,8 @@ static int64_t batch_support(const uint64_t *hits, const float *p, int64_t n, fl
         for (uint64_t hit = hits[k / (64 * W)]; hit; hit &= hit - 1) {
             const int64_t i = k + __builtin_ctzll(hit) * W;
             const vf v = load_or(p, i, n, 0.0f);
-            const vi above = v > none;
-            if (at + W <= capacity) {
-                at = append(v, above, (int32_t)i, value, index, at);
-                continue;
-            }
-            for (uint32_t some = bits(above); some; some &= some - 1) {
-                const int64_t j = __builtin_ctz(some);
-                if (at == capacity) return -1;
-                index[at] = (int32_t)(i + j), value[at++] = v[j];
-            }
+            at = append_within(v, v > none, i, index, value, at, capacity);
+            if (at < 0) return -1;
         }
     return at;
 }

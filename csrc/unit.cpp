@@ -970,6 +970,7 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         few_rows<C>(call, begin, end);
         return 0;
     }
+    const auto row = [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); };
     if (short_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
         s.with([&](auto weigh) {
@@ -981,8 +982,10 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     } else if (saved_serves<C>(call)) {
         const Sensitivity s(kind(call.map, call.param), call.param, true);
         s.with([&](auto weigh) {
-            vjp_saved(weigh, call, begin, end, past, scratch, team, [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); });
+            vjp_saved(weigh, call, begin, end, past, scratch, team, row);
         });
+    } else if (sizeof(C) == 4 && call.op == ANYMAX_LOSS_GRAD && call.support.count && call.dtype == ANYMAX_F32 && call.inner == 1 && call.out.cls == 1) {
+        gradient_saved(call, begin, end, past, scratch, team, row);
     } else {
         by_rows<C>(call, begin, end, past, team, scratch);
     }
