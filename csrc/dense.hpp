@@ -135,7 +135,7 @@ inline void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
     deliver(out, row);
 }
 
-// The same of f that reads its i-th vector from e and nothing else of it: e then takes the results.
+// The same of f that reads of e its i-th vector alone: e then takes the results.
 template <class C, class F>
 inline void emit_over(const Sink<C> &out, C *e, F f) {
     if (out.direct) return write(out.direct, 0, out.n, out.past, f);
@@ -499,9 +499,22 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
     return Nucleus<C>{high, n, true, at_high};  // by rounding
 }
 
-// Softmax over the nucleus, without candidates. False where scores that are no finite numbers, or all the mass, want the other way.
+// Softmax over the nucleus, without candidates: its i-th vector, from the exponentials in e.
 template <class C>
-inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out, Scratch &scratch) {
+struct NucleusRow {
+    const C *x;
+    C *e;
+    int64_t n;
+    C high;
+    double mass;  // the sum of the exponentials that stay
+    vec<C> last, scale;
+
+    ANYMAX_INLINE vec<C> operator()(int64_t i) const { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; }
+};
+
+// False where scores that are no finite numbers, or all the mass, want another way.
+template <class C>
+inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, Scratch &scratch) {
     C high;
     bool sound;
     scan_top(x, n, high, sound);
@@ -511,12 +524,11 @@ inline bool nucleus_dense(const C *x, int64_t n, double mass, const Sink<C> &out
     const double z = exp_sum<C, true>(x, 0, n, high, e);
     const Nucleus<C> end = nucleus_end(x, e, n, mass, z, high, scratch);
     if (scratch.failed) return true;
-    const vec<C> last = splat(end.last), scale = splat((C)(1.0 / end.mass));
+    row = NucleusRow<C>{x, e, n, high, end.mass, splat(end.last), splat((C)(1.0 / end.mass))};
     int64_t room = end.equal;
     for (int64_t i = 0; !end.all_equal && i < n; i += width<C>)
-        for (uint32_t some = bits(load_or(x, i, n, -infinity<C>) == last); some; some &= some - 1)
+        for (uint32_t some = bits(load_or(x, i, n, -infinity<C>) == row.last); some; some &= some - 1)
             if (--room < 0) e[i + __builtin_ctz(some)] = C(0);
-    emit_over(out, e, [&](int64_t i) { return load_or(x, i, n, -infinity<C>) >= last ? load_or(e, i, n, C(0)) * scale : vec<C>{}; });
     return true;
 }
 

@@ -259,6 +259,13 @@ static void save_nonzeros(const anymax_call &call, int64_t row, const C *p, Scra
     memcpy((C *)to.value + row * to.capacity, found.value, (size_t)found.count * sizeof(C));
 }
 
+// Of a nucleus, whose probabilities then lie in its e.
+template <class C>
+static void save_nucleus(const anymax_call &call, int64_t row, const NucleusRow<C> &nucleus, Scratch &scratch) {
+    write(nucleus.e, 0, nucleus.n, false, nucleus);
+    save_nonzeros(call, row, nucleus.e, scratch);
+}
+
 template <class C>
 static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
@@ -313,7 +320,13 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
     Scan<C> known{};
     if (swept(call, row, map, param, x, known, out, scratch, team)) return;
     if (map == ANYMAX_TOPK && !call.support.count && n > TILE && largest_dense(x, n, (int64_t)param, out, scratch)) return;
-    if (map == ANYMAX_TOPP && !call.support.count && nucleus_dense(x, n, param, out, scratch)) return;
+    NucleusRow<C> nucleus;
+    if (map == ANYMAX_TOPP && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return;
+        if (!call.support.count) return emit_over(out, nucleus.e, nucleus);
+        save_nucleus(call, row, nucleus, scratch);
+        return emit_over(out, nucleus.e, [&](int64_t i) { return load_or(nucleus.e, i, n, C(0)); });
+    }
     if (sparse_row(map, param, x, n, found, scratch, team, &known)) {
         if (scratch.failed) return;
         save_support(call, row, found);
@@ -420,6 +433,13 @@ static double loss_row(const anymax_call &call, int64_t row, double param, const
         scan_top(x, n, high, sound);
         return ((double)high - aim) + rest;
     }
+    NucleusRow<C> nucleus;
+    if (map == ANYMAX_TOPP && !call.tau && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return 0.0;
+        if (call.support.count) save_nucleus(call, row, nucleus, scratch);
+        value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
+        return value > 0.0 ? value : 0.0;
+    }
     Support<C> found;
     if (sparse_row(map, param, x, n, found, scratch, team)) {
         if (scratch.failed) return 0.0;
@@ -507,6 +527,18 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
         }
         spread(out, index, p, count, team);
         return put(out, t, (C)(((double)own - 1.0) * (double)scale));
+    }
+    NucleusRow<C> nucleus;
+    if (map == ANYMAX_TOPP && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return;
+        const int64_t first = t / width<C> * width<C>;
+        const double own = (double)nucleus(first)[t - first];
+        const vec<C> by = splat(scale);
+        emit_over(out, nucleus.e, [&](int64_t i) {
+            const vec<C> p = nucleus(i);
+            return p == vec<C>{} ? p : p * by;
+        });
+        return put(out, t, (C)((own - 1.0) * (double)scale));
     }
     Support<C> found;
     if (sparse_row(map, param, x, n, found, scratch, team)) {
