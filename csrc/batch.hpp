@@ -398,10 +398,14 @@ static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left,
     const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, left);
     const vf below = load(aim) - s.high;
     vf others{}, tied{};
-    for (int64_t j = 0; j < b.most; j++) {
-        const vi same = b.turned[j] == below;
-        others += same ? vf{} : power_value<float, R>(b.turned[j], s.level, s.lost);
-        tied += same ? splat(1.0f) : vf{};
+    for (int64_t i = 0; i < b.most; i += 8) {
+        vf sum{};
+        for (int64_t j = i; j < i + 8; j++) {
+            const vi same = b.turned[j] == below;
+            sum += same ? vf{} : power_value<float, R>(b.turned[j], s.level, s.lost);
+            tied += same ? splat(1.0f) : vf{};
+        }
+        others += sum;
     }
     others += larger(tied - 1.0f, vf{}) * power_value<float, R>(below, s.level, s.lost);
     float at[W], less[W], own[W];
@@ -727,7 +731,7 @@ inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int
 inline bool batch_losses(const anymax_call &call) {
     if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.inner != 1 || call.x.cls != 1 || call.mask.data) return false;
     const int rank = rank_of(call.map, call.param);
-    if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && !call.support.count && call.out.cls == 1;
+    if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && call.n <= TILE && !call.support.count && call.out.cls == 1;
     if (call.op != ANYMAX_LOSS || rank == 0) return false;
     if (call.map == ANYMAX_TOPK) return !call.tau && call.param >= 1.0 && largest_serves(call.param, call.n);
     return rank > 0 || (!call.tau && curve_serves(call.map, call.param));

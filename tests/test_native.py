@@ -1128,6 +1128,35 @@ def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dt
     assert torch.autograd.grad(first.square().sum(), free)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("mapping", SINGLE, ids=repr)
+@pytest.mark.parametrize("n", [33, 128, 129, 513, 2048, 2049])
+@pytest.mark.parametrize("save", [True, False])
+def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
+    for scale in (0.02, 1.0, 8.0):
+        x, index = (torch.tensor(a) for a in few_rows(n, scale=scale))
+        x, g = x.float(), torch.rand(37)
+        x[0, 1], x[1, 2], x[2] = torch.nan, torch.inf, -torch.inf
+        x[9, index[9]] = -torch.inf
+        index[4] = -100
+        with am.use("reference"):
+            wide = x.double().requires_grad_()
+            want = am.fenchel_young(mapping, wide, index, reduction="none")
+            p = am.apply(mapping, wide.detach())
+        y = torch.nn.functional.one_hot(index.clamp(min=0), n).double()
+        value, saved, _ = native.index_loss(mapping, x, index, save)
+        gradient = native.index_loss_grad(mapping, x, index, g, saved, None)
+        torch.testing.assert_close(
+            value.double(), want.detach(), rtol=5e-7, atol=2e-7 * max(1.0, scale), equal_nan=True
+        )
+        rows_ = [i for i in range(37) if i not in (2, 4)]
+        torch.testing.assert_close(
+            gradient[rows_].double(), (g[:, None] * (p - y))[rows_], rtol=0, atol=1e-6, equal_nan=True
+        )
+        assert not gradient[4].any()
+        assert gradient[2, index[2]] == -g[2]
+        assert torch.count_nonzero(gradient[2]) == 1
+
+
 def test_the_builtin_of_losses_in_its_long_form():
     torch = pytest.importorskip("torch")
     if not (short.ready() and short.tensors):
