@@ -583,7 +583,7 @@ static uint32_t batch_largest_loss(Batch &b, int64_t rows, int64_t n, uint32_t l
         exp_below<4>(e);
         for (int64_t j = 0; j < 4; j++) {
             tied += y[j] == vf{} ? splat(1.0f) : vf{};
-            sum += (y[j] < vf{}) & (b.turned[i + j] >= low) ? e[j] : vf{};
+            sum += ((y[j] < vf{}) & (b.turned[i + j] >= low)) ? e[j] : vf{};
         }
         for (int h = 0; h < 2; h++) rest[h] += part(sum, h);
     }
