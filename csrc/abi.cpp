@@ -196,9 +196,11 @@ extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     return execute(call, run);
 }
 
+static anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
+
 extern "C" int anymax_run(const anymax_call *call) {
     if (!call) return ANYMAX_BAD_CALL;
-    return anymax_run_by(call, call->pool < 0 ? nullptr : call->pool == 1 ? lent.load() : anymax_pool_run);
+    return anymax_run_by(call, parallel_of(call->pool));
 }
 
 extern "C" int anymax_packed(const anymax_packed_call *call) {
@@ -224,6 +226,35 @@ extern "C" int anymax_packed(const anymax_packed_call *call) {
 extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
     const anymax_packed_call call{code, (void *)x, nullptr, nullptr, out, rows, n, param, nullptr, 0};
     return anymax_packed(&call);
+}
+
+static int check(const anymax_linear_call *call) {
+    if (!call || !entry() || !entry()->unit->linear) return ANYMAX_BAD_CALL;
+    if (call->dtype != ANYMAX_F32 && call->dtype != ANYMAX_F64) return ANYMAX_BAD_DTYPE;
+    const int64_t sizes[] = {call->heads, call->groups, call->queries, call->keys, call->d, call->dv};
+    for (const int64_t size : sizes)
+        if (size < 0 || size > INT32_MAX) return ANYMAX_BAD_SHAPE;
+    if (call->d > 4096 || call->dv > 1 << 16) return ANYMAX_BAD_SHAPE;  // what is remembered of the keys: 4 d^2 dv bytes in floats
+    const bool queries = call->heads && call->groups && call->queries, keys = call->heads && call->keys;
+    if ((queries && ((call->dv && !call->out) || (call->d && !call->q))) || (keys && ((call->dv && !call->v) || (call->d && !call->k)))) return ANYMAX_BAD_POINTER;
+    for (int64_t h = 0; call->lengths && h < call->heads; h++)
+        if (call->lengths[h] < 0 || call->lengths[h] > call->keys) return ANYMAX_BAD_SHAPE;
+    return ANYMAX_OK;
+}
+
+extern "C" int anymax_linear(const anymax_linear_call *call) {
+    const int code = check(call);
+    if (code || !call->heads || !call->groups || !call->queries) return code;
+    return entry()->unit->linear(call, parallel_of(call->pool));
+}
+
+extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
+    const int code = check(call);
+    if (code || !call->heads) return code;
+    const bool queries = call->groups && call->queries, keys = call->keys;
+    if (queries && (!call->below || (call->dv && !call->g))) return ANYMAX_BAD_POINTER;
+    if (keys && call->dk && call->dv && !call->dv_) return ANYMAX_BAD_POINTER;
+    return entry()->unit->linear_vjp(call, parallel_of(call->pool));
 }
 
 extern "C" const char *anymax_error(int code) {

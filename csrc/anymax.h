@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 5
+#define ANYMAX_ABI 6
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -103,6 +103,24 @@ typedef struct {
     int64_t capacity;
 } anymax_packed_call;
 ANYMAX_API int anymax_packed(const anymax_packed_call *call);
+
+/* Attention with Taylor softmax of order 2, at a cost that grows with the length and not its square: sum_l w_l v_l / sum_l w_l over the keys of a
+   head, w_l = 1 + s + s^2 / 2, s = scale <q, k_l>; zeros where there is no key. In C order, F32 or F64: q [heads, groups, queries, d] and out
+   [heads, groups, queries, dv], k [heads, keys, d] and v [heads, keys, dv]; out overlaps none of them. */
+typedef struct {
+    int32_t dtype, causal; /* causal: query i sees the keys up to the i-th */
+    int32_t pool, threads; /* the pool as above, and how many threads it has; results don't depend on it */
+    int64_t heads, groups, queries, keys, d, dv;
+    double scale;
+    const void *q, *k, *v;
+    void *out;
+    const int64_t *lengths; /* [heads]: how many keys are there; NULL: all */
+    void *below;            /* [heads, groups, queries]: the denominators that the gradient asks for (1 where there is no key); NULL: it won't */
+    const void *g;          /* read by the gradient: like out, */
+    void *dq, *dk, *dv_;    /* and written by it: like q, k and v; dq NULL: it is not wanted, dk NULL: neither dk nor dv_ */
+} anymax_linear_call;
+ANYMAX_API int anymax_linear(const anymax_linear_call *call);
+ANYMAX_API int anymax_linear_vjp(const anymax_linear_call *call); /* of what anymax_linear has made: `out` and `below` are read */
 
 ANYMAX_API const char *anymax_error(int code);
 

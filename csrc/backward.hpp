@@ -379,9 +379,7 @@ inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, 
         } else {
             for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
         }
-        const int64_t k = first_from(index, count, t);
-        const double own = k < count && index[k] == t ? (double)p[k] : 0.0;
-        out[t] = (float)((own - 1.0) * (double)scale);
+        out[t] = (float)((value_at(index, p, count, t) - 1.0) * (double)scale);
     }
 }
 
@@ -439,7 +437,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
             const vf m = splat(mean[r]);
             write(row(call.out, first + r), 0, n, past, [&](int64_t i) {
                 const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
-                return w == vf{} ? vf{} : NORM ? v * norm[r] - load_or(p, i, n, 0.0f) * total[r] : v;
+                return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, n, 0.0f) * total[r] : v;
             });
         }
     }

@@ -729,7 +729,7 @@ inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int
 }
 
 inline bool batch_losses(const anymax_call &call) {
-    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.inner != 1 || call.x.cls != 1 || call.mask.data) return false;
+    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.x.cls != 1 || call.mask.data) return false;
     const int rank = rank_of(call.map, call.param);
     if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && call.n <= TILE && !call.support.count && call.out.cls == 1;
     if (call.op != ANYMAX_LOSS || rank == 0) return false;

@@ -191,23 +191,29 @@ template <class Kind> void *served(void *const *args, anymax_packed_call &call, 
 // A number of each row: the caller's array, or room of our own where the caller has one number for all.
 class Each {
     char small[1024];
-    char *own = nullptr;
+    char *own = nullptr, *one;  // that number
+    const int64_t rows;
+    const bool wide;
+
+    template <class C> void fill_as(double factor) {
+        for (int64_t r = 0; r < rows; r++) ((C *)data)[r] = (C)((double)*(const C *)one * factor);
+    }
+    template <class C> void sum_as(double factor) const {
+        double total = 0.0;
+        for (int64_t r = 0; r < rows; r++) total += (double)((const C *)data)[r];
+        *(C *)one = (C)(total * factor);
+    }
 
   public:
     char *data;
-    Each(const Array &given, int64_t rows, bool one) : data(given.data) {
-        const int64_t size = rows * (given.dtype == ANYMAX_F64 ? 8 : 4);
-        if (one) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
+    Each(const Array &given, int64_t rows, bool shared) : one(given.data), rows(rows), wide(given.dtype == ANYMAX_F64), data(given.data) {
+        const int64_t size = rows * (wide ? 8 : 4);
+        if (shared) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
     }
     ~Each() { free(own); }
-    template <class C> void fill(int64_t rows, double v) {
-        for (int64_t r = 0; r < rows; r++) ((C *)data)[r] = (C)v;
-    }
-    template <class C> double sum(int64_t rows) const {
-        double total = 0.0;
-        for (int64_t r = 0; r < rows; r++) total += (double)((const C *)data)[r];
-        return total;
-    }
+    // The one number, times a factor, for each row; and of the rows' numbers the sum, times a factor, in its place.
+    void fill(double factor) { wide ? fill_as<double>(factor) : fill_as<float>(factor); }
+    void sum(double factor) const { wide ? sum_as<double>(factor) : sum_as<float>(factor); }
 };
 
 // Losses of class indices, and their gradients: rows of two axes, and one number a row beside them, or one for all.
@@ -227,12 +233,11 @@ template <class Kind> void *served_loss(void *const *args, int64_t code, double 
     Place<Kind> place(args[3], args[2], x.count);
     if (!place.open(kind, out) || (gradient && (!same(x, out) || !apart(x, out)))) return nullptr;
     const Array &given = gradient ? scale : out;
-    const bool one = factor != 0.0, wide = x.dtype == ANYMAX_F64;
+    const bool one = factor != 0.0;
     if (given.dtype != x.dtype || given.ndim != (one ? 0 : 1) || given.count != (one ? 1 : rows)) return nullptr;
     Each each(given, rows, one);
     if (!each.data) return nullptr;
-    if (one && gradient && wide) each.fill<double>(rows, *(const double *)given.data * factor);
-    if (one && gradient && !wide) each.fill<float>(rows, (double)*(const float *)given.data * factor);
+    if (one && gradient) each.fill(factor);
     anymax_call call;
     memset(&call, 0, sizeof call);
     if (capacity) {
@@ -253,8 +258,7 @@ template <class Kind> void *served_loss(void *const *args, int64_t code, double 
         call.pool = pool;
         return anymax_run(&call);
     });
-    if (done && one && !gradient && wide) *(double *)out.data = each.sum<double>(rows) * factor;
-    if (done && one && !gradient && !wide) *(float *)out.data = (float)(each.sum<float>(rows) * factor);
+    if (done && one && !gradient) each.sum(factor);
     return done ? place.give() : nullptr;
 }
 

@@ -35,6 +35,28 @@ struct Scratch {
 };
 enum Slot { STAGED, STAGED_P, STAGED_G, TURNED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT };
 
+// Memory that a thread keeps from one call to the next, where `leave` does not find it too much.
+struct Room {
+    void *data = nullptr;
+    int64_t bytes = 0;
+    ~Room() { free(data); }
+    template <class C>
+    C *take(int64_t count) {
+        const int64_t wanted = count * (int64_t)sizeof(C) + 64;
+        if (wanted > bytes) {
+            free(data);
+            data = malloc((size_t)wanted);
+            bytes = data ? wanted : 0;
+        }
+        return data ? (C *)(((uintptr_t)data + 63) & ~(uintptr_t)63) : nullptr;
+    }
+    void leave() {
+        if (bytes <= (4 << 20)) return;
+        free(data);
+        data = nullptr, bytes = 0;
+    }
+};
+
 // -- long rows: pieces of a fixed size, so that no sum depends on who computes it ------------------------------------------------
 
 constexpr int64_t PIECE = 65536;
@@ -135,6 +157,13 @@ inline int64_t first_from(const int32_t *index, int64_t count, int64_t least) {
             high = middle;
     }
     return low;
+}
+
+// Of p at indices in order, that of the class t; 0 where it has none.
+template <class P>
+inline double value_at(const int32_t *index, const P *p, int64_t count, int64_t t) {
+    const int64_t i = first_from(index, count, t);
+    return i < count && index[i] == t ? (double)p[i] : 0.0;
 }
 
 // The whole row at once: f(i) gives the vector of results that starts at i (of all lanes, also past the end).

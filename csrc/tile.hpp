@@ -514,7 +514,7 @@ inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd to
     clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-12, 100, [&](int64_t i) { return v[i] - origin; });
     const vd nearer = origin + at;  // what is rounded of differences from there is less than a share's last digit
     auto x = [&](int64_t i) { return v[i] - nearer; };
-    at = vd{};
+    at = at - (nearer - origin);  // nothing, but for an origin whose last digit is more than that
     const vd lost = left_over(clip_root<vd>(n, at, edge - nearer, top - nearer, all<vd>(k), 1e-15, 20, x), k);
     for (int64_t i = 0; i < n; i++) out[i] = share(x(i) - at, lost);
 }

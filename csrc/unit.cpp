@@ -5,6 +5,9 @@
 #include "batch.hpp"
 #include "dense.hpp"
 #include "few.hpp"
+#if !defined(ANYMAX_NO_ATTENTION)
+#include "linear_vjp.hpp"
+#endif
 #include "perturb.hpp"
 
 namespace ANYMAX_UNIT {
@@ -489,6 +492,16 @@ static double loss_row(const anymax_call &call, int64_t row, double param, const
     return value > 0.0 ? value : 0.0;
 }
 
+// scale (p - y), of the p > 0 at the indices.
+template <class C, class P>
+static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, int64_t count, int64_t t, C scale, Scratch &scratch, const Team &team) {
+    double *scaled = scratch.take<double>(EXTRA, count + 8);
+    if (!scaled) return;
+    for (int64_t i = 0; i < count; i++) scaled[i] = (double)p[i] * (double)scale;
+    spread(out, index, scaled, count, team);
+    put(out, t, (C)((value_at(index, p, count, t) - 1.0) * (double)scale));
+}
+
 // scale (p - y) for a target class.
 template <class C>
 static void loss_gradient_row(const anymax_call &call, int64_t row, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
@@ -515,18 +528,8 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
         return put(out, t, (C)((p - 1.0) * (double)scale));
     }
     if (call.support.count && call.support.count[row] >= 0) {
-        const int64_t cap = call.support.capacity, count = call.support.count[row];
-        const int32_t *index = call.support.index + row * cap;
-        const C *value = (const C *)call.support.value + row * cap;
-        C own = 0;
-        double *p = scratch.take<double>(WIDE, count + 8);
-        if (!p) return;
-        for (int64_t i = 0; i < count; i++) {
-            p[i] = (double)value[i] * (double)scale;
-            own = index[i] == t ? value[i] : own;
-        }
-        spread(out, index, p, count, team);
-        return put(out, t, (C)(((double)own - 1.0) * (double)scale));
+        const int64_t at = row * call.support.capacity;
+        return put_gradient(out, call.support.index + at, (const C *)call.support.value + at, call.support.count[row], t, scale, scratch, team);
     }
     NucleusRow<C> nucleus;
     if (map == ANYMAX_TOPP && nucleus_row(x, n, param, nucleus, scratch)) {
@@ -544,15 +547,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
     if (sparse_row(map, param, x, n, found, scratch, team)) {
         if (scratch.failed) return;
         if (!found.sound) return fill(out, not_a_number<C>);
-        double own = 0.0;
-        double *p = scratch.take<double>(EXTRA, found.count + 8);
-        if (!p) return;
-        for (int64_t i = 0; i < found.count; i++) {
-            p[i] = found.p[i] * (double)scale;
-            own = found.index[i] == t ? found.p[i] : own;
-        }
-        spread(out, found.index, p, found.count, team);
-        return put(out, t, (C)((own - 1.0) * (double)scale));
+        return put_gradient(out, found.index, found.p, found.count, t, scale, scratch, team);
     }
     C high;
     bool sound;
@@ -773,14 +768,11 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
 }
 
 // One a thread, kept: too large for the stack of some, and for taking anew at each call.
-static Batch *batch_memory() {
-    struct Own {
-        void *memory = nullptr;
-        ~Own() { free(memory); }
-    };
-    static thread_local Own own;
-    if (!own.memory) own.memory = malloc(sizeof(Batch) + 64);
-    return own.memory ? (Batch *)(((uintptr_t)own.memory + 63) & ~(uintptr_t)63) : nullptr;
+static Batch *batch_memory(Scratch &scratch) {
+    static thread_local Room room;
+    Batch *const memory = (Batch *)room.take<char>(sizeof(Batch));
+    scratch.failed |= !memory;
+    return memory;
 }
 
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
@@ -791,11 +783,8 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
     float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
-    Batch *const memory = batch_memory();
-    if (!memory) {
-        scratch.failed = true;
-        return;
-    }
+    Batch *const memory = batch_memory(scratch);
+    if (!memory) return;
     Batch &b = *memory;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
@@ -834,11 +823,8 @@ static void run_batches(const anymax_call &call, int64_t begin, int64_t end, boo
 static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
-    Batch *const memory = batch_memory();
-    if (!memory) {
-        scratch.failed = true;
-        return;
-    }
+    Batch *const memory = batch_memory(scratch);
+    if (!memory) return;
     Batch &b = *memory;
     const anymax_support &to = call.support;
     const bool gradient = call.op == ANYMAX_LOSS_GRAD;
@@ -953,7 +939,23 @@ template <class C>
 static bool plain_backward(const anymax_call &call) {
     if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.params || call.map > ANYMAX_TOPP) return false;
     if ((call.map == ANYMAX_ENTMAX || call.map == ANYMAX_NORMMAX) && call.param > 2.0) return false;
-    return call.dtype == ANYMAX_F32 && call.inner == 1 && call.g.cls == 1 && call.out.cls == 1;
+    return call.dtype == ANYMAX_F32 && call.g.cls == 1 && call.out.cls == 1;
+}
+
+// The inner rows of an outer one, as outer rows of a call of their own.
+static anymax_call inner_rows(anymax_call call, int64_t o) {
+    const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
+    anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
+    for (anymax_view *v : views)
+        if (v->data) *v = anymax_view{(void *)at(*v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
+    anymax_support &s = call.support;
+    if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
+    if (call.index) call.index += first;
+    if (call.scale) call.scale = (const char *)call.scale + first * size;
+    if (call.value) call.value = (char *)call.value + first * size;
+    if (call.tau) call.tau = (char *)call.tau + first * size;
+    call.outer = call.inner, call.inner = 1;
+    return call;
 }
 
 // With their supports saved.
@@ -971,6 +973,15 @@ static bool short_serves(const anymax_call &call) {
 
 template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
+    if (call.inner > 1 && (plain_backward<C>(call) || (sizeof(C) == 4 && batch_losses(call)))) {  // rows are served alike, wherever they lie
+        int code = 0;
+        for (int64_t r = begin; r < end && !code;) {
+            const int64_t o = r / call.inner, i = r - o * call.inner, count = call.inner - i < end - r ? call.inner - i : end - r;
+            code = run_rows<C>(inner_rows(call, o), i, i + count, past, team);
+            r += count;
+        }
+        return code;
+    }
     Scratch scratch;
     const int64_t n = call.n;
     const bool forward = call.op == ANYMAX_FORWARD && !call.params;
@@ -1031,8 +1042,20 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int past, a
     return run_rows<float>(*call, begin, end, past != 0, t);
 }
 
+#if !defined(ANYMAX_NO_ATTENTION)
+static int linear(const anymax_linear_call *call, anymax_parallel team) {
+    return call->dtype == ANYMAX_F64 ? each_head<Linear<double>>(call, team) : each_head<Linear<float>>(call, team);
+}
+
+static int linear_vjp(const anymax_linear_call *call, anymax_parallel team) {
+    return call->dtype == ANYMAX_F64 ? each_head<LinearVJP<double>>(call, team) : each_head<LinearVJP<float>>(call, team);
+}
+#else
+constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
+#endif
+
 }  // namespace ANYMAX_UNIT
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows};
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp};

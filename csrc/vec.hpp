@@ -126,6 +126,17 @@ ANYMAX_INLINE vec<C> splat(C s) {
     return s - vec<C>{};
 }
 
+// A product as its dtype has it: of two products of which one may be contracted into their sum, this one is not.
+template <class V>
+ANYMAX_INLINE V rounded(V v) {
+#if defined(__x86_64__)
+    __asm__("" : "+x"(v));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(v));
+#endif
+    return v;
+}
+
 // The first `count` entries, and `fill` in the other lanes; fewer than there are lanes.
 #if defined(__AVX512F__)
 ANYMAX_INLINE vf load_part(const float *p, int64_t count, float fill) {

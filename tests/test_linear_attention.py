@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 
@@ -11,6 +12,7 @@ from kinds import KINDS, back, every_kind
 
 import anymax as A
 from anymax import LinearState, Taylor, linear_attention
+from anymax.kernels import native
 
 linear = importlib.import_module("anymax.linear_attention")
 
@@ -22,12 +24,21 @@ def arrays(q=(2, 4, 9, 5), k=None, v=None, seed=0):
     return [g.normal(size=s) for s in (q, k, v)]
 
 
-@pytest.fixture(params=[1, 3, 256], ids=lambda c: f"chunks of {c}")
+@pytest.fixture(params=[1, 3, 256, None], ids=lambda c: f"chunks of {c}" if c else "compiled")
 def chunk(request, monkeypatch):
-    if request.param != 3 and request.node.callspec.params.get("kind") == "jax":
+    """Plain operations in chunks of so many positions, or the compiled engine."""
+    kind = request.node.callspec.params.get("kind")
+    if request.param != 3 and kind == "jax":
         pytest.skip("one length of a scan is as good as another, and each is compiled")
+    if request.param is None:
+        if kind == "strict":
+            pytest.skip("the engine takes no strict arrays")
+        yield
+        return
     for name in ("_CHUNK", "_LEAST"):
         monkeypatch.setattr(linear, name, request.param)
+    with A.use("reference"):
+        yield
 
 
 @every_kind
@@ -176,20 +187,205 @@ def test_errors(case):
         call()
 
 
+# -- the compiled engine ------------------------------------------------------------------------------------------------------------
+
+compiled = pytest.mark.skipif(isinstance(native.load(), str), reason="the library is not here")
+ISAS = [] if isinstance(native.load(), str) else native.load().free.anymax_isas().decode().split(",")
+
+
+def refused(*args, **options):
+    raise AssertionError("plain operations were asked for")
+
+
+def served(call):
+    """What the engine alone makes of it: an error where it refuses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "_plain", refused)
+        return call()
+
+
+@compiled
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "shapes", [((2, 3, 70, 48), (2, 3, 70, 48)), ((2, 3, 7, 50), (1, 3, 9, 50)), ((3, 9, 49), (9, 49))], ids=str
-)
-def test_wide_heads_go_one_by_one(shapes, causal):
+def test_engine_is_the_matrix(isa, dtype, causal):
+    before = native.isa()
+    tol = {"atol": 2e-6, "rtol": 2e-5} if dtype is np.float32 else {"atol": 1e-13, "rtol": 1e-12}
+    native.load().free.anymax_set_isa(isa.encode())
+    try:
+        for shape in ((1, 1, 1), (3, 20, 2), (1, 150, 64), (2, 289, 17), (4, 7, 5), (1, 12, 96)):
+            for keys, values in ((shape[1], 3), (1, 16), (300, 64), (20, 70), (0, 4)):
+                q, k, v = (
+                    a.astype(dtype) for a in arrays(shape, (*shape[:1], keys, shape[2]), (*shape[:1], keys, values))
+                )
+                want = A.attention(*(a.astype(float) for a in (q, k, v)), Taylor(2), is_causal=causal)
+                out = served(lambda q=q, k=k, v=v: linear_attention(q, k, v, is_causal=causal))
+                assert out.dtype == dtype
+                np.testing.assert_allclose(out, want, **tol)
+    finally:
+        native.load().free.anymax_set_isa(before.encode())
+
+
+@compiled
+def test_engine_takes_what_attention_takes():
+    """Shared heads, one key for all heads, lengths, a scale of each head, strides, halves; NumPy and torch alike."""
     torch = pytest.importorskip("torch")
-    q, k, v = (torch.from_numpy(a) for a in arrays(*shapes))
-    want = A.attention(q, k, v, Taylor(2), is_causal=causal)
-    np.testing.assert_allclose(linear_attention(q, k, v, is_causal=causal), want, atol=1e-12)
-    tracked = linear_attention(q.requires_grad_(), k, v, is_causal=causal)  # another way, with a graph
-    np.testing.assert_allclose(tracked.detach(), want, atol=1e-12)
+    q, k, v = arrays((2, 6, 40, 12), (2, 3, 33, 12))
+    cases = [
+        ((q, k, v), {"enable_gqa": True, "lengths": np.array([33, 5])}),
+        ((q, k, v), {"enable_gqa": True, "is_causal": True, "lengths": np.array([0, 20])}),
+        ((q, k[:, :1], v[:, :1]), {"scale": -0.7}),
+        ((q, k[0, :1], v[0, :1]), {"is_causal": True, "scale": np.linspace(0.1, 1, 6)[:, None, None]}),
+        ((q[0, :3], k[0], v[0]), {"lengths": 7}),
+        ((q[0, 0], k[0, 0], v[0, 0]), {"lengths": 7, "is_causal": True}),
+        ((np.flip(q, -1)[..., ::2, :], k.swapaxes(-1, -2)[:, [0] * 6, :, :].swapaxes(-1, -2), v[:, [1] * 6]), {}),
+    ]
+    for operands, options in cases:
+        exact = dict(options)
+        scale, lengths = exact.pop("scale", None), exact.pop("lengths", None)
+        operands = [np.array(a) if i else a for i, a in enumerate(operands)]
+        scaled = [operands[0] * (1.0 if scale is None else scale), *operands[1:]]
+        exact |= {"scale": None if scale is None else 1.0, "lengths": lengths}
+        with A.use("reference"):
+            want = A.attention(*scaled, Taylor(2), **exact)
+        np.testing.assert_allclose(served(lambda: linear_attention(*operands, **options)), want, atol=1e-12)  # noqa: B023
+        tensors = [torch.from_numpy(a.copy()) for a in operands]
+        if isinstance(scale, np.ndarray):
+            options["scale"] = torch.from_numpy(scale)
+        np.testing.assert_allclose(served(lambda: linear_attention(*tensors, **options)), want, atol=1e-12)  # noqa: B023
+        for half in (torch.bfloat16, torch.float16):
+            small = [t.to(half) for t in tensors]
+            out = served(lambda: linear_attention(*small, **options))  # noqa: B023
+            with A.use("reference"):
+                again = linear_attention(*small, **options)
+            assert out.dtype is half
+            torch.testing.assert_close(out, again, atol=1e-2, rtol=1e-2)
+
+
+@compiled
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_the_engine(isa, causal):
+    torch = pytest.importorskip("torch")
+    before = native.isa()
+    native.load().free.anymax_set_isa(isa.encode())
+    try:
+        for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-4)):
+            for q, k, v, options in (
+                ((2, 5, 3), (2, 7, 3), 4, {"scale": -0.4}),
+                ((1, 2, 300, 16), (1, 2, 290, 16), 17, {}),
+                ((2, 4, 50, 17), (2, 2, 160, 17), 5, {"enable_gqa": True}),
+                ((2, 4, 160, 17), (2, 2, 150, 17), 33, {"enable_gqa": True, "lengths": torch.tensor([150, 40])}),
+                ((1, 2, 20, 64), (1, 2, 9, 64), 64, {"lengths": torch.tensor([0])}),
+                ((2, 3, 10, 6), (2, 1, 12, 6), 3, {}),
+            ):
+                results = []
+                leaves = [torch.from_numpy(a).to(dtype).requires_grad_() for a in arrays(q, k, (*k[:-1], v))]
+                for call in (linear_attention, functools.partial(A.attention, implementation="reference")):
+                    if call is linear_attention:
+                        out = served(lambda: linear_attention(*leaves, is_causal=causal, **options))  # noqa: B023
+                    else:
+                        out = call(*leaves, Taylor(2), is_causal=causal, **options)
+                    results.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
+                for got, want in zip(*results):
+                    torch.testing.assert_close(got, want, atol=tol * (1 + float(want.detach().abs().max())), rtol=0)
+    finally:
+        native.load().free.anymax_set_isa(before.encode())
+
+
+@compiled
+def test_gradients_of_the_engine_in_part_and_again():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(a) for a in arrays((2, 9, 3)))
+    all_three = [a.clone().requires_grad_() for a in (q, k, v)]
+    want = torch.autograd.grad(linear_attention(*all_three, is_causal=True).cos().sum(), all_three)
+    for which in range(3):
+        one = [a.clone().requires_grad_(i == which) for i, a in enumerate((q, k, v))]
+        (got,) = torch.autograd.grad(linear_attention(*one, is_causal=True).cos().sum(), one[which])
+        torch.testing.assert_close(got, want[which])
+    out = linear_attention(*all_three, is_causal=True)
+    several = torch.from_numpy(np.random.default_rng(1).normal(size=(3, *out.shape)))
+    (batch,) = torch.autograd.grad(out, all_three[0], several, is_grads_batched=True, retain_graph=True)
+    assert not batch.requires_grad
+    for got, g in zip(batch, several):
+        torch.testing.assert_close(got, torch.autograd.grad(out, all_three[0], g, retain_graph=True)[0])
+    shared = q.clone().requires_grad_()  # one array as all three, broadcast over a batch as well
+    out = linear_attention(shared.expand(4, 2, 9, 3), shared, shared)
+    again = A.attention(shared.expand(4, 2, 9, 3), shared, shared, Taylor(2), implementation="reference")
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), shared), torch.autograd.grad(again.sum(), shared))
+    for causal in (False, True):
+        leaves = [torch.from_numpy(a).requires_grad_() for a in arrays((2, 4, 2))]
+        f = functools.partial(linear_attention, is_causal=causal, lengths=torch.tensor([3, 0]))
+        leaves = [a[:, None].detach().requires_grad_() for a in leaves]
+        assert torch.autograd.gradcheck(f, leaves)
+        assert torch.autograd.gradgradcheck(f, leaves)
+    half = [a.to(torch.bfloat16).requires_grad_() for a in (q, k, v)]
+    grads = torch.autograd.grad(linear_attention(*half, is_causal=True).float().cos().sum(), half)
+    for got, exact in zip(grads, want):
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.double(), exact, atol=0.05, rtol=0.05)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+def test_engine_is_left_where_somebody_looks_on():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(a) for a in arrays((2, 3, 20, 4)))
+    want = linear_attention(q, k, v, is_causal=True)
+    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    assert linear_attention(q, k, v, is_causal=True, scale=scale).requires_grad
+    with torch.no_grad():
+        assert not linear_attention(q.clone().requires_grad_(), k, v).requires_grad
+    torch.testing.assert_close(torch.func.vmap(lambda *a: linear_attention(*a, is_causal=True))(q, k, v), want)
+    torch.testing.assert_close(linear_attention(torch._neg_view(-q), k, v, is_causal=True), want)
+    _, slope = torch.func.jvp(lambda q: linear_attention(q, k, v, is_causal=True), (q,), (torch.ones_like(q),))
+    assert slope.abs().sum() > 0
+
+
+@compiled
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_poisoned_query_and_one_late_key(causal):
+    q, k, v = (a.astype(np.float32) for a in arrays((2, 150, 8)))
+    sound = linear_attention(q, k, v, is_causal=causal)
+    q[0, 7, 3], q[1, 149, 0] = np.nan, np.inf
+    out = linear_attention(q, k, v, is_causal=causal)
+    assert np.isnan(out[0, 7]).all()
+    assert np.isnan(out[1, 149]).all()
+    out[0, 7], out[1, 149] = sound[0, 7], sound[1, 149]
+    np.testing.assert_array_equal(out, sound)
+    if causal:  # what a query does not see does not touch it, not even in the same chunk
+        q, k, v = (a.astype(np.float32) for a in arrays((2, 150, 8)))
+        k[0, 101], v[1, 3] = np.nan, np.inf
+        out = linear_attention(q, k, v, is_causal=True)
+        np.testing.assert_array_equal(out[0, :101], sound[0, :101])
+        np.testing.assert_array_equal(out[1, :3], sound[1, :3])
+        assert np.isnan(out[0, 101:]).all()
+        assert not np.isfinite(out[1, 3:]).any()
+
+
+@compiled
+def test_engine_gives_the_same_with_any_number_of_threads():
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    try:
+        for heads in (1, 2, 3, 5):
+            q, k, v = (torch.from_numpy(a) for a in arrays((heads, 500, 16)))
+            results = []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append([linear_attention(q, k, v, is_causal=causal) for causal in (False, True)])
+            for other in results[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(other, results[0]))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_state_is_never_changed():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(a) for a in arrays((9, 49)))
     state = LinearState.of(k, v)
     before = state.memory.clone()
-    state.step(q.detach()[..., :1, :], k[..., :1, :], v[..., :1, :])
+    state.step(q[:1], k[:1], v[:1])
     state.extend(k, v)
     assert torch.equal(state.memory, before)
 

@@ -324,6 +324,40 @@ def test_while_another_thread_imports_torch():
     in_a_child(code)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1.0, 1e15, 1e17, -1e17, 1e30, -1e30])
+def test_a_budget_of_tied_scores_of_any_size(size, dtype):
+    for n in (1, 2, 5, 9, 31, 40, 200):
+        x = np.full((17, n), size, dtype)
+        x[3] = np.linspace(-1, 1, n)
+        for k in (0.1, 0.97, 2.5):
+            if k <= n:
+                total = native.forward(am.Budget(k), x).astype(float).sum(-1)
+                np.testing.assert_allclose(total, k, rtol=1e-5)
+
+
+def test_rows_of_two_strides_have_the_gradients_that_they_have_alone():
+    g = np.random.default_rng(0).normal(size=(2, 5, 3, 40)).astype(np.float32)
+    for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.25), am.NormMax(2.0)):
+        p = am.apply(mapping, np.random.default_rng(1).normal(size=(2, 5, 3, 40)).astype(np.float32))
+        some, of = p[:, ::2, ::2], g[:, ::2, ::2]  # what two strides can say, and three can't
+        together = native.vjp(mapping, some[0], some[0], of[0])
+        for i, j in np.ndindex(3, 2):
+            alone = native.vjp(mapping, some[0, i, j][None], some[0, i, j][None], of[0, i, j][None])
+            np.testing.assert_array_equal(together[i, j], alone[0])
+
+
+def test_the_first_call_goes_the_short_way():
+    """One forward and many backwards is all that some programs do."""
+    code = """
+    import torch, anymax as am
+    p = am.sparsemax(torch.ones(2, 4, requires_grad=True))
+    q = am.sparsemax(torch.nn.Parameter(torch.ones(2, 4)))
+    assert type(p.grad_fn).__name__ == type(q.grad_fn).__name__ == "_QuickBackward", (p.grad_fn, q.grad_fn)
+    """
+    in_a_child(code)
+
+
 @pytest.mark.parametrize("isa", native.load().free.anymax_isas().decode().split(","))
 def test_every_instruction_set(isa):
     lib, before = native.load().free, native.isa()

@@ -6,6 +6,7 @@ features once) and one column a value, whatever the length (Katharopoulos et al.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import kernels
 from ._array import (
     Array,
     Namespace,
@@ -22,6 +24,7 @@ from ._array import (
     is_integer,
     is_jax,
     is_torch,
+    like,
     modes,
     namespace,
     number,
@@ -30,11 +33,10 @@ from ._array import (
 from ._mapping import Mapping
 from ._operands import check, flag
 from ._scores import by_batch
-from .kernels import native
+from .kernels import linear, native
 from .mappings import Taylor
 
 _CHUNK, _LEAST = 256, 32  # queries or keys at a time
-_WIDE = 48  # features of a head that is better served alone, in products of two matrices than in batches of them
 _FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
 
 
@@ -93,12 +95,18 @@ def _turned(x: Array, most: int, xp: Namespace) -> Array:
     return xp.matrix_transpose(windows)
 
 
+def _unobserved(x: Array) -> bool:
+    """True where no mode, no tracer and no forward derivative of torch looks on."""
+    return not is_torch(x) or (eager(x) and not modes() and not _forward_mode())
+
+
+def _tracked(*arrays: Array) -> bool:
+    return is_torch(arrays[0]) and sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
+
+
 def _room(*arrays: Array) -> list[Array] | None:
-    """Room to work in, where no derivative and no tracer looks on."""
-    if not is_torch(arrays[0]) or not eager(arrays[0]) or modes() or _forward_mode():
-        return None
-    tracked = sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
-    return None if tracked else []
+    """Room to work in, where nobody looks on."""
+    return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not _tracked(*arrays) else None
 
 
 def _forward_mode() -> bool:
@@ -129,7 +137,7 @@ class LinearState(NamedTuple):
         xp = namespace(k)
         k, values = _keys(k, v, lengths, xp)
         memory = _nothing(k, values, xp)
-        scale = (1.0 / math.sqrt(k.shape[-1]) if k.shape[-1] else 1.0) if scale is None else number(scale)
+        scale = _scale(k) if scale is None else like(number(scale), k, xp)
         return cls(_remember(memory, k, values, xp), scale)
 
     def extend(self, k: Array, v: Array) -> LinearState:
@@ -189,29 +197,64 @@ def linear_attention(
         lengths = xp.reshape(real, real.shape[:-3])
     if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
         raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
-    if lengths is None and q.ndim > 2 and all(math.prod(a.shape[:-2]) == 1 for a in (q, k, v)):
-        one = (
-            xp.reshape(a, a.shape[-2:]) for a in (q, k, v)
-        )  # a product of two matrices is faster than a batch of one
-        out = linear_attention(*one, is_causal=is_causal, scale=scale)
-        return xp.reshape(out, (*q.shape[:-1], v.shape[-1]))
-    heads = shape[:-2]
-    if lengths is None and groups == 1 and math.prod(heads) > 1 and _apart(q, k, v):
-        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
-        each = [xp.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (q, k, v)]
-        out = xp.stack([linear_attention(*(a[at] for a in each), **options) for at in np.ndindex(*heads)])
-        return xp.reshape(out, (*heads, *out.shape[-2:]))
-    if not is_causal:
+    scale = _scale(q) if scale is None else like(number(scale), upcast(q[..., :0], xp), xp)
+    out = _compiled(q, k, v, scale, is_causal, groups, shape, lengths, xp)
+    if out is not None:
+        return out
+    return _plain(q, k, v, scale, is_causal, lengths, xp)
+
+
+def _plain(q: Array, k: Array, v: Array, scale: Any, causal: bool, lengths: Array | None, xp: Namespace) -> Array:
+    """The output in plain operations."""
+    if not causal:
         return LinearState.of(k, v, scale, lengths).attend(q)
     keys, values = _keys(k, v, lengths, xp)
-    scale = (1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0) if scale is None else number(scale)
-    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp, fresh=True, kept=False)
+    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp)
     return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
 
 
-def _apart(q: Array, k: Array, v: Array) -> bool:
-    """Whether heads go one by one: where the features of one fill a cache."""
-    return q.shape[-1] >= _WIDE and is_torch(q) and q.device.type == "cpu" and _room(q, k, v) is not None
+def _scale(q: Array) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+
+
+def _compiled(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Any,
+    causal: bool,
+    groups: int,
+    shape: tuple[int, ...],
+    lengths: Array | None,
+    xp: Namespace,
+) -> Array | None:
+    """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
+    if kernels.asked() not in (None, native.name):
+        return None
+    if not _unobserved(q) or any(native.refuse_array(a) is not None for a in (q, k, v)):
+        return None
+    dtype, q, k, v = q.dtype, *(upcast(a, xp) for a in (q, k, v))
+    if is_array(scale):
+        scaled = q * scale
+        if scaled.shape != q.shape:
+            return None
+        q, scale = scaled, 1.0
+    heads = shape[:-2]
+    own = heads if groups == 1 else (*heads[:-1], heads[-1] // groups)
+    each = None
+    if lengths is not None:
+        counts = np.asarray(lengths)  # of each batch, its heads left out
+        each = np.broadcast_to(counts[..., None] if own else counts, own)
+    how = linear.How(groups, float(scale), causal, each)
+    q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
+    if _tracked(q, k, v):
+        from .autodiff import linear as bridge  # late: only where torch is loaded already
+
+        plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
+        out = bridge.attend(q, k, v, how, plain)
+    else:
+        out, _ = linear.attend(q, k, v, how)
+    return out if out.dtype == dtype else xp.astype(out, dtype)
 
 
 def refuse(mapping: Mapping) -> str | None:
@@ -285,70 +328,23 @@ def _divided(sums: Array, xp: Namespace) -> Array:
 
 def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
     room = _room(memory, k, values)
-    memory = _own(memory, room)
     body = lambda memory, k, values: (_added(memory, k, values, xp, room), None)  # noqa: E731
     return _fold(body, memory, (k, values), _chunk(memory), xp)[0]
 
 
-def _written(memory: Array, room: list[Array] | None) -> bool:
-    """Whether the memory of one head is added to in its place."""
-    return room is not None and memory.ndim == 2
-
-
-def _own(memory: Array, room: list[Array] | None) -> Array:
-    """A memory that may be written to: a state is never changed."""
-    return memory.clone() if _written(memory, room) else memory
-
-
 def _added(memory: Array, k: Array, values: Array, xp: Namespace, room: list[Array] | None) -> Array:
-    """The memory with these keys: the same array where there is room to work in."""
-    features = xp.matrix_transpose(_features(xp.matrix_transpose(k), xp, room))
-    if not _written(memory, room):
-        return memory + xp.matrix_transpose(values) @ features
-    memory[:-1].addmm_(values[:, :-1].T, features)  # apart from the last: 64 columns are a fifth faster than 65
-    memory[-1].addmv_(features.T, values[:, -1])
-    return memory
+    """The memory with these keys."""
+    features = _features(xp.matrix_transpose(k), xp, room)
+    return memory + xp.matrix_transpose(values) @ xp.matrix_transpose(features)
 
 
-def _recall(
-    memory: Array, q: Array, xp: Namespace, room: list[Array] | None = None, onto: Array | None = None
-) -> Array:
-    features = _features(xp.matrix_transpose(q), xp, room)
-    if not _written(memory, room) or features.ndim > 2:
-        out = xp.matrix_transpose(memory @ features)
-        return out if onto is None else onto + out
-    sums = q.new_zeros((q.shape[0], memory.shape[0])) if onto is None else onto
-    sums[:, :-1].addmm_(features.T, memory[:-1].T)
-    sums[:, -1].addmv_(features.T, memory[-1])
-    return sums
+def _recall(memory: Array, q: Array, xp: Namespace, room: list[Array] | None = None) -> Array:
+    return xp.matrix_transpose(memory @ _features(xp.matrix_transpose(q), xp, room))
 
 
-def _causal_alone(
-    memory: Array, q: Array, k: Array, values: Array, xp: Namespace, room: list[Array], fresh: bool, kept: bool
-) -> tuple[Array, Array]:
-    """One head with room to work in: no product with a memory of nothing, and none for a memory that nobody wants."""
-    torch, n, chunk = sys.modules["torch"], k.shape[0], _chunk(memory)
-    sums = native.room_beside(q, (n, values.shape[1]))
-    scores, near = (native.room_beside(q, (chunk, chunk)) for _ in range(2))
-    for start in range(0, n, chunk):
-        part = slice(start, start + chunk)
-        m = k[part].shape[0]
-        s = torch.mm(q[part], k[part].T, out=scores[:m, :m])
-        weights = torch.mul(s, 0.5, out=near[:m, :m]).add_(1.0).mul_(s).add_(1.0).tril_()
-        torch.mm(weights, values[part], out=sums[part])
-        if start or not fresh:
-            _recall(memory, q[part], xp, room, sums[part])
-        if kept or start + chunk < n:
-            _added(memory, k[part], values[part], xp, room)
-    return memory, sums
-
-
-def _causal(
-    memory: Array, q: Array, k: Array, values: Array, xp: Namespace, fresh: bool = False, kept: bool = True
-) -> tuple[Array, Array]:
-    """(output, memory): within a chunk the matrix, before it the memory. fresh: it is that of no key; kept: it is wanted after."""
+def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(output, memory): within a chunk the matrix, before it the memory."""
     room = _room(memory, q, k, values)
-    memory = memory if fresh else _own(memory, room)
     rows, count = q.shape[-2], k.shape[-2]
     both = min(rows, count)
     groups = 1
@@ -367,15 +363,12 @@ def _causal(
         if groups > 1:
             seen = xp.reshape(xp.broadcast_to(seen, (groups, n, n)), (groups * n, n))
         near = xp.where(seen, 1.0 + s * (1.0 + 0.5 * s), xp.zeros_like(s)) @ values
-        sums = _recall(memory, flat, xp, room, near)
+        sums = near + _recall(memory, flat, xp, room)
         memory = _added(memory, k, values, xp, room)
         return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
 
     inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
-    if room is not None and both and all(a.ndim == 2 for a in (memory, *inside)):
-        memory, sums = _causal_alone(memory, *inside, xp, room, fresh, kept or rows > both)
-    else:
-        memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
+    memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
     parts = [] if sums is None else [sums]
     if rows > both:  # queries after the last key see them all
         late = q[..., both:, :]

@@ -36,7 +36,7 @@ _OPS = {
     "index_loss": LOSS,
     "threshold": THRESHOLD,
 }
-_DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
+DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 _MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
 _MAPS = {
@@ -84,7 +84,7 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-ABI = 5
+ABI = 6
 
 
 class _Library(NamedTuple):
@@ -270,20 +270,26 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
         return f"it takes log p of {link.kind} from p"
     if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
         return f"{link.kind} has no such operation"
+    return refuse_array(x) or (refuse_tensor(link.params) if is_torch(x) and is_torch(link.params) else None)
+
+
+def refuse_array(x: Any) -> str | None:
+    """Why the library doesn't serve arrays like x; None where it does."""
+    lib = load()
+    if isinstance(lib, str):
+        return lib
     if is_jax(x):
         return "it serves NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
     if is_torch(x):
-        return refuse_tensor(x) or (
-            refuse_tensor(link.params) if link.params is not None and is_torch(link.params) else None
-        )
+        return refuse_tensor(x)
     if type(x) is not np.ndarray:
         return f"it serves arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
-    if x.dtype.name not in _DTYPES or not x.dtype.isnative:
+    if x.dtype.name not in DTYPES or not x.dtype.isnative:
         return f"it serves float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
     return None
 
 
-def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = _DTYPES) -> str | None:
+def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = DTYPES) -> str | None:
     """Why an engine for plain tensors on this kind of device doesn't serve x; None where it does."""
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
@@ -398,11 +404,11 @@ class _Torch:
         return torch.as_tensor(a, device=like.device).detach().to(getattr(torch, dtype))
 
 
-def _world(x: Array) -> Any:
+def world_of(x: Array) -> Any:
     return _Torch if is_torch(x) else _NumPy
 
 
-def _room(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
+def room_in(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
     """An array for numbers to come; a large one of memory that is kept."""
     size = math.prod(shape) * _SIZES[dtype]
     if size < SMALLEST:
@@ -410,7 +416,7 @@ def _room(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
     return world.adopt(kept.take(shape, _MEMORY.get(dtype, dtype), size), dtype)
 
 
-def _dtype(x: Array) -> str:
+def dtype_of(x: Array) -> str:
     return str(x.dtype)[6:] if is_torch(x) else x.dtype.name
 
 
@@ -433,10 +439,10 @@ def _run(
     """One call on operands of the shape of x: `views` by name; `out` is written to, but for zeros where it is fresh and has them."""
     lib = load()
     assert not isinstance(lib, str)
-    world, n = _world(x), x.shape[-1]
+    world, n = world_of(x), x.shape[-1]
     batch = tuple(x.shape[:-1])
     if link.kind != "perturb_max" and link.params is None and all(map(world.dense, views.values())):
-        _run_dense(lib, world, op, link, math.prod(batch), n, _DTYPES[_dtype(x)], views, fields or {}, saved, fresh)
+        _run_dense(lib, world, op, link, math.prod(batch), n, DTYPES[dtype_of(x)], views, fields or {}, saved, fresh)
         return
     out = views.get("out")
     result = out
@@ -452,7 +458,7 @@ def _run(
         for key, a in held.items():  # more than two strides: rows one after another
             if len(merged(batch, [strides[key][:-1]])) > (1 if attempt else 2):
                 if key == "out":
-                    held[key] = _room(world, tuple(a.shape), _dtype(a))
+                    held[key] = room_in(world, tuple(a.shape), dtype_of(a))
                 else:
                     held[key] = world.contiguous(a)
     axes = [(1, (0,) * len(held))] * (2 - len(axes)) + axes
@@ -464,8 +470,8 @@ def _run(
             outer, inner, outer_steps, inner_steps = 1, outer, (0,) * len(held), outer_steps
     call = _Call()
     call.op, call.map, call.noise, call.nodes = op, link.code, link.noise, link.nodes
-    dtype = _dtype(x)
-    call.dtype = _DTYPES[dtype]
+    dtype = dtype_of(x)
+    call.dtype = DTYPES[dtype]
     if link.kind == "perturb_max" and not link.nodes:
         call.nodes = 64 if dtype == "float64" else 32
     call.outer, call.inner, call.n = outer, inner, n
@@ -480,17 +486,19 @@ def _run(
     if saved is not None:
         call.support = _Support(*saved.support(world.pointer(saved.memory)))
     call.pool, call.fresh = pool(), fresh if held.get("out") is out else 0
-    _check((lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call)), lib, op, link, n)
+    code = (lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call))
+    if code:
+        raise failure(code, lib, f"op {op} of {link.kind}", f"rows of {n} classes")
     if result is not None and held["out"] is not result:
         result[...] = held["out"]
 
 
-def _check(code: int, lib: _Library, op: int, link: Link, n: int) -> None:
-    if code:
-        words = lib.free.anymax_error(code).decode()
-        if "memory" in words:
-            raise MemoryError(f"the native engine ran out of memory on rows of {n} classes")
-        raise RuntimeError(f"the native engine refused op {op} of {link.kind}: {words}")
+def failure(code: int, lib: _Library, what: str, on: str) -> Exception:
+    """The error for a code that is not 0."""
+    words = lib.free.anymax_error(code).decode()
+    if "memory" in words:
+        return MemoryError(f"the native engine ran out of memory on {on}")
+    return RuntimeError(f"the native engine refused {what}: {words}")
 
 
 _whole_call = struct.Struct("=iiiiqqqdQq" + 5 * "Qqqq" + "QQQqQQQQQii")  # anymax_call
@@ -520,7 +528,9 @@ def _run_dense(
     call = _whole_call.pack(
         op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), fresh
     )
-    _check((lib.held if rows * n <= SMALL else lib.free).anymax_run(call), lib, op, link, n)
+    code = (lib.held if rows * n <= SMALL else lib.free).anymax_run(call)
+    if code:
+        raise failure(code, lib, f"op {op} of {link.kind}", f"rows of {n} classes")
 
 
 # -- the engine's operations ------------------------------------------------------------------------------------------------------------
@@ -586,7 +596,7 @@ def _link(mapping: Mapping) -> Link:
 
 
 def _wide(x: Array) -> str:
-    return "float64" if _dtype(x) == "float64" else "float32"
+    return "float64" if dtype_of(x) == "float64" else "float32"
 
 
 def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
@@ -595,7 +605,7 @@ def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | 
 
 
 def _forward(op: int, mapping: Mapping, x: Array, mask: Array | None, out: Array | None, saved: Saved | None) -> Array:
-    world = _world(x)
+    world = world_of(x)
     p, fresh = _result(x, _link(mapping), op == FORWARD) if out is None else (out, 0)
     views = {"x": x, "out": p}
     if mask is not None:
@@ -612,7 +622,7 @@ def _result(like: Array, link: Link, zeros: bool = True) -> tuple[Array, int]:
     NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse map
     leaves as they are.
     """
-    world, dtype, shape = _world(like), _dtype(like), tuple(like.shape)
+    world, dtype, shape = world_of(like), dtype_of(like), tuple(like.shape)
     fresh = math.prod(shape) * _SIZES[dtype] > LARGE
     if fresh and zeros and sparse(link.code) and world.plain(like) and shape[-1] > 2048:
         return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), 2
@@ -621,14 +631,14 @@ def _result(like: Array, link: Link, zeros: bool = True) -> tuple[Array, int]:
 
 def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
     """Room for numbers of the kind of x, a tensor of torch."""
-    kept_ = x.device.type == "cpu" and _dtype(x) in _DTYPES
-    return _room(_Torch, shape, _dtype(x)) if kept_ else x.new_empty(shape)
+    kept_ = x.device.type == "cpu" and dtype_of(x) in DTYPES
+    return room_in(_Torch, shape, dtype_of(x)) if kept_ else x.new_empty(shape)
 
 
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
-    world = _world(x)
-    if world.plain(x) and x.nbytes >= SMALLEST and (dtype := _dtype(x)) in _DTYPES:
+    world = world_of(x)
+    if world.plain(x) and x.nbytes >= SMALLEST and (dtype := dtype_of(x)) in DTYPES:
         return world.adopt(kept.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
     return world.empty_like(x)
 
@@ -643,8 +653,8 @@ def forward_saving(
 
 
 def _saved(x: Array, rows: int, n: int) -> Saved:
-    world = _world(x)
-    return saving(rows, n, 2 if _wide(x) == "float64" else 1, lambda count: _room(world, (count,), "int32"))
+    world = world_of(x)
+    return saving(rows, n, 2 if _wide(x) == "float64" else 1, lambda count: room_in(world, (count,), "int32"))
 
 
 def log_forward(mapping: Mapping, x: Array) -> Array:
@@ -662,9 +672,9 @@ def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
 
 
 def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
-    link, world = _link(mapping), _world(p)
+    link, world = _link(mapping), world_of(p)
     out, fresh = _result(p, link, op == VJP)
-    views = {"p": p, "g": world.cast(g, _dtype(p), p) if _dtype(g) != _dtype(p) else g, "out": out}
+    views = {"p": p, "g": world.cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g, "out": out}
     if link.kind in _NEED_SCORES:
         views["x"] = x
     if math.prod(p.shape):
@@ -682,17 +692,17 @@ def few(mapping: Mapping, n: int) -> bool:
 
 def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, Saved | None, Array | None]:
     """The loss of each row for a class index (below 0: 0), float or double; with what `index_loss_grad` wants of it."""
-    link, world = _link(mapping), _world(x)
+    link, world = _link(mapping), world_of(x)
     batch, n = tuple(x.shape[:-1]), x.shape[-1]
     rows = math.prod(batch)
-    value = _room(world, batch, _wide(x))
+    value = room_in(world, batch, _wide(x))
     index = world.contiguous(index)
     fields, saved, tau = {"index": index, "value": value}, None, None
     save = save and not few(mapping, n)
     if save and sparse(link.code):
         saved = _saved(x, rows, n)
     elif save and link.code == 0:
-        tau = fields["tau"] = _room(world, batch, _wide(x))
+        tau = fields["tau"] = room_in(world, batch, _wide(x))
     if rows:
         _run(LOSS, link, x, {"x": x}, fields=fields, saved=saved)
     return value, saved, tau
@@ -702,7 +712,7 @@ def index_loss_grad(
     mapping: Mapping, x: Array, index: Array, scale: Array, saved: Saved | None, tau: Array | None
 ) -> Array:
     """`scale (p - y)`, scale one a row."""
-    link, world = _link(mapping), _world(x)
+    link, world = _link(mapping), world_of(x)
     out, fresh = _result(x, link)
     scale = world.contiguous(world.cast(scale, _wide(x), x))
     fields = {"index": world.contiguous(index), "scale": scale}
@@ -715,9 +725,9 @@ def index_loss_grad(
 
 def threshold(mapping: Mapping, x: Array) -> Array:
     """tau of each row, [..., 1], float or double; logsumexp for softmax."""
-    world = _world(x)
+    world = world_of(x)
     batch = tuple(x.shape[:-1])
-    tau = _room(world, (*batch, 1), _wide(x))
+    tau = room_in(world, (*batch, 1), _wide(x))
     if math.prod(batch):
         _run(THRESHOLD, _link(mapping), x, {"x": x}, fields={"tau": tau})
     return tau
@@ -725,22 +735,22 @@ def threshold(mapping: Mapping, x: Array) -> Array:
 
 def largest(x: Array, k: int) -> tuple[Array, Array]:
     """The k largest scores of each row, the largest first, and their indices; equal scores by position."""
-    world = _world(x)
+    world = world_of(x)
     batch, n = tuple(x.shape[:-1]), x.shape[-1]
     if not 1 <= k <= n:
         raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
     x = world.contiguous(x)
-    value = _room(world, (*batch, k), _dtype(x))
-    positions = _room(world, (*batch, k), "int64")
+    value = room_in(world, (*batch, k), dtype_of(x))
+    positions = room_in(world, (*batch, k), "int64")
     if math.prod(batch):
         lib = load()
         assert not isinstance(lib, str)
         call = _Call()
-        call.op, call.map, call.dtype, call.param = LARGEST, _MAPS["topk"], _DTYPES[_dtype(x)], float(k)
+        call.op, call.map, call.dtype, call.param = LARGEST, _MAPS["topk"], DTYPES[dtype_of(x)], float(k)
         call.outer, call.inner, call.n = math.prod(batch), 1, n
         call.x = _View(world.pointer(x), n, 0, 1)
         call.out = _View(world.pointer(value), k, 0, 1)
         call.positions, call.pool = world.pointer(positions), pool()
         if code := lib.free.anymax_run(ctypes.byref(call)):
-            raise RuntimeError(f"the native engine refused: {lib.free.anymax_error(code).decode()}")
+            raise failure(code, lib, "the largest scores", f"rows of {n} classes")
     return value, positions

@@ -1,0 +1,360 @@
+// Attention with Taylor softmax of order 2 in linear time. With u = <(scale q, 1), (k, 1)> the weight of a key is 1 + s + s^2/2 = (u^2 + 1)/2,
+// and u^2 is a sum over pairs (i, j) of entries: the sums over keys of k_i k_j v are taken first, once for each pair i <= j, whatever the length.
+#pragma once
+
+#include "rows.hpp"
+#include "unit.h"
+
+namespace ANYMAX_UNIT {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int TILE_VECTORS = 4;  // of 32 registers 24 hold sums
+#else
+constexpr int TILE_VECTORS = 2;
+#endif
+constexpr int TILE_ROWS = 6;
+
+// to[m, :] = or += sum over t < count of a[m am + t at] b[t, :]: one tile, whose sums stay in registers.
+template <class C, int M, int N>
+static void product_tile(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, C *to, int64_t ts, bool add) {
+    constexpr int64_t W = width<C>;
+    vec<C> sum[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) sum[m][n] = vec<C>{};
+    for (int64_t t = 0; t < count; t++) {
+        vec<C> v[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) v[n] = load(b + t * bs + n * W);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const vec<C> s = splat(a[m * am + t * at]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) sum[m][n] += s * v[n];
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+            C *place = to + m * ts + n * W;
+            store(place, add ? load(place) + sum[m][n] : sum[m][n]);
+        }
+}
+
+template <class C, int M>
+static void product_rows(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, int64_t vectors, C *to, int64_t ts, bool add) {
+    constexpr int64_t W = width<C>;
+    int64_t n = 0;
+    for (; n + TILE_VECTORS <= vectors; n += TILE_VECTORS) product_tile<C, M, TILE_VECTORS>(a, am, at, b + n * W, bs, count, to + n * W, ts, add);
+    if (TILE_VECTORS > 2 && n + 2 <= vectors) product_tile<C, M, 2>(a, am, at, b + n * W, bs, count, to + n * W, ts, add), n += 2;
+    if (n < vectors) product_tile<C, M, 1>(a, am, at, b + n * W, bs, count, to + n * W, ts, add);
+}
+
+// The same for any number of rows, and of vectors in a row of b.
+template <class C>
+static void product(const C *a, int64_t am, int64_t at, int64_t rows, const C *b, int64_t bs, int64_t count, int64_t vectors, C *to, int64_t ts, bool add) {
+    int64_t m = 0;
+    for (; m + TILE_ROWS <= rows; m += TILE_ROWS) product_rows<C, TILE_ROWS>(a + m * am, am, at, b, bs, count, vectors, to + m * ts, ts, add);
+    const C *rest = a + m * am;
+    C *last = to + m * ts;
+    switch (rows - m) {
+        case 5: return product_rows<C, 5>(rest, am, at, b, bs, count, vectors, last, ts, add);
+        case 4: return product_rows<C, 4>(rest, am, at, b, bs, count, vectors, last, ts, add);
+        case 3: return product_rows<C, 3>(rest, am, at, b, bs, count, vectors, last, ts, add);
+        case 2: return product_rows<C, 2>(rest, am, at, b, bs, count, vectors, last, ts, add);
+        case 1: return product_rows<C, 1>(rest, am, at, b, bs, count, vectors, last, ts, add);
+    }
+}
+
+// One head of keys and values, and the queries of all groups that see it: what forward and backward have in common. With (scale q, 1) and (k, 1)
+// queries and keys are alike: rows of D = d + 1 entries, padded with zeros to whole vectors.
+template <class C>
+class LinearHead {
+  protected:
+    static constexpr int64_t W = width<C>, CHUNK = 24 * TILE_ROWS, BLOCK = 8 * TILE_ROWS;  // of a step, and of a task at a time
+    static_assert(CHUNK % W == 0, "a chunk is of whole vectors");
+
+    const anymax_linear_call &call;
+    const int64_t d, dv, D, Dp, Vp, L;
+    const C *q, *k, *v;
+    int64_t keys;       // that are there
+    bool empty = true;  // nothing was added to the sums so far
+    int64_t from, to;   // the keys, or queries, of a step
+    int failed = 0;
+
+    LinearHead(const anymax_linear_call &call, int64_t head)
+        : call(call), d(call.d), dv(call.dv), D(d + 1), Dp(padded(D)), Vp(padded(dv)), L(call.queries), q((const C *)call.q + head * call.groups * L * d),
+          k((const C *)call.k + head * call.keys * d), v((const C *)call.v + head * call.keys * dv), keys(call.lengths ? call.lengths[head] : call.keys) {}
+
+    static int64_t padded(int64_t count) { return (count + W - 1) / W * W; }
+    static void row_in(const C *from, int64_t count, C factor, C *to, int64_t padded) {
+        int64_t i = 0;
+        for (; i < count; i++) to[i] = from[i] * factor;
+        for (; i < padded; i++) to[i] = C(0);
+    }
+    void key_in(int64_t l, C *to) const {
+        row_in(k + l * d, d, C(1), to, Dp);
+        to[d] = C(1);
+    }
+    void query_in(int64_t l, C *to) const {  // l: of all groups
+        row_in(q + l * d, d, (C)call.scale, to, Dp);
+        to[d] = C(1);
+    }
+    static void turn(const C *rows, int64_t count, int64_t entries, int64_t step, C *to) {  // [count, step] -> [entries, CHUNK]
+        for (int64_t l = 0; l < count; l++)
+            for (int64_t i = 0; i < entries; i++) to[i * CHUNK + l] = rows[l * step + i];
+    }
+
+    // Where the sums over rows a of a_i a_j b begin, [pairs, Vp], for each i <= j.
+    int64_t pairs_before(int64_t i) const { return i * D - i * (i - 1) / 2; }
+
+    // result = sum over pairs of the share of a row's weights that is (u^2 + 1) / 2: a_i a_j sums_ij, and the half of it where i = j.
+    void recall_values(const C *rows, int64_t count, const C *sums, C *pairs, C *result) const {
+        for (int64_t i = 0; i < D; i++) {
+            for (int64_t m = 0; m < count; m++) {
+                const C *row = rows + m * Dp;
+                C *to = pairs + m * Dp;
+                for (int64_t j = i / W * W; j < Dp; j += W) store(to + j, load(row + j) * splat(row[i]));
+                if (i < d) to[i] *= C(0.5);
+            }
+            product(pairs + i, Dp, 1, count, sums + pairs_before(i) * Vp, Vp, D - i, Vp / W, result, Vp, i > 0);
+        }
+    }
+
+    // The tasks are given units i that stand for two, i and as far from the other end of D: they all cost the same.
+    template <class F>
+    void each_of(int64_t begin, int64_t end, const F &each) const {
+        for (int64_t unit = begin; unit < end; unit++) {
+            each(unit);
+            if (D - 1 - unit != unit) each(D - 1 - unit);
+        }
+    }
+    int64_t units() const { return (D + 1) / 2; }
+
+    // Rows in units of tiles, group after group: each(group, first row of the group, count), in blocks.
+    template <class F>
+    static void each_block(int64_t begin, int64_t end, int64_t rows, const F &each) {
+        const int64_t tiles = tiles_of(rows);
+        while (begin < end) {
+            const int64_t group = begin / tiles, tile = begin - group * tiles, own = tile * TILE_ROWS;
+            int64_t take = end - begin < BLOCK / TILE_ROWS ? end - begin : BLOCK / TILE_ROWS;
+            if (take > tiles - tile) take = tiles - tile;
+            each(group, own, own + take * TILE_ROWS < rows ? take * TILE_ROWS : rows - own);
+            begin += take;
+        }
+    }
+    static int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+
+    static Room &task_room() {
+        static thread_local Room room;
+        return room;
+    }
+    template <class Head, class Task>
+    struct Shared {
+        Head *me;
+        const Task *task;
+        static void run(int64_t begin, int64_t end, void *context) {
+            const Shared *s = (const Shared *)context;
+            const typename Head::Work w(*s->me, task_room());
+            if (w.memory)
+                (*s->task)(begin, end, w);
+            else
+                __atomic_store_n(&s->me->failed, 1, __ATOMIC_RELAXED);
+            task_room().leave();
+        }
+    };
+    template <class Head, class Task>
+    static void share(Head *me, int64_t units, anymax_parallel team, const Task &task) {
+        Shared<Head, Task> s{me, &task};
+        const int64_t threads = me->call.threads, pieces = 4 * threads;
+        if (team && threads > 1)
+            team(0, units, (units + pieces - 1) / pieces, Shared<Head, Task>::run, &s);
+        else
+            Shared<Head, Task>::run(0, units, &s);
+    }
+};
+
+// Pieces of one room, one after another.
+template <class C>
+struct Pieces {
+    C *at;
+    C *next(int64_t count) {
+        C *mine = at;
+        if (at) at += count;
+        return mine;
+    }
+};
+
+template <class C>
+class Linear : LinearHead<C> {
+    friend LinearHead<C>;
+    typedef LinearHead<C> Base;
+    using Base::BLOCK, Base::CHUNK, Base::D, Base::Dp, Base::L, Base::Vp, Base::W, Base::call, Base::d, Base::dv, Base::empty, Base::failed, Base::from, Base::keys, Base::to, Base::v;
+
+    C *sums, *gram;  // over the keys so far: [pairs, Vp] of k_i k_j v, and [D, Dp] of k_i k_j
+    C *const out, *const below;
+
+    // What a task works in.
+    struct Work {
+        C *const memory;
+        C *keys, *values, *scaled, *turned, *queries, *pairs, *result, *weights, *below;
+        Work(const Linear &l, Room &room)
+            : memory(room.take<C>(CHUNK * (l.Dp + 2 * l.Vp + l.D + TILE_ROWS) + BLOCK * (2 * l.Dp + l.Vp + 1))) {
+            Pieces<C> p{memory};
+            keys = p.next(CHUNK * l.Dp), values = p.next(CHUNK * l.Vp), scaled = p.next(CHUNK * l.Vp), turned = p.next(l.D * CHUNK);
+            weights = p.next(TILE_ROWS * CHUNK), queries = p.next(BLOCK * l.Dp), pairs = p.next(BLOCK * l.Dp), result = p.next(BLOCK * l.Vp), below = p.next(BLOCK);
+        }
+    };
+
+    void keys_in(const Work &w, int64_t begin, int64_t count) const {
+        for (int64_t l = 0; l < count; l++) {
+            this->key_in(begin + l, w.keys + l * Dp);
+            this->row_in(v + (begin + l) * dv, dv, C(1), w.values + l * Vp, Vp);
+        }
+    }
+
+    // Adds the keys of the step to the sums.
+    void remember(int64_t begin, int64_t end, const Work &w) const {
+        for (int64_t at = from; at < to; at += CHUNK) {
+            const int64_t count = to - at < CHUNK ? to - at : CHUNK;
+            const bool add = !empty || at > from;
+            keys_in(w, at, count);
+            this->each_of(begin, end, [&](int64_t i) {
+                for (int64_t l = 0; l < count; l++)
+                    for (int64_t e = 0; e < Vp; e += W) store(w.scaled + l * Vp + e, load(w.values + l * Vp + e) * splat(w.keys[l * Dp + i]));
+                product(w.keys + i, 1, Dp, D - i, w.scaled, Vp, count, Vp / W, sums + this->pairs_before(i) * Vp, Vp, add);
+                product(w.keys + i, 1, Dp, 1, w.keys, Dp, count, Dp / W, gram + i * Dp, Dp, add);
+            });
+        }
+    }
+
+    // Numerators and denominators of the queries in w, for the keys so far.
+    void recall(int64_t count, const Work &w) const {
+        product(w.queries, Dp, 1, count, gram, Dp, D, Dp / W, w.pairs, Dp, false);
+        for (int64_t m = 0; m < count; m++) {
+            vec<C> squares{};
+            for (int64_t j = 0; j < Dp; j += W) squares += load(w.queries + m * Dp + j) * load(w.pairs + m * Dp + j);
+            w.below[m] = (sum(squares) + gram[d * Dp + d]) * C(0.5);
+        }
+        this->recall_values(w.queries, count, sums, w.pairs, w.result);
+    }
+
+    // Those of the keys of the step as well: queries see no later key than their own, the first of them the key `first` of the step.
+    void near(int64_t first, int64_t count, const Work &w) const {
+        const int64_t there = to - from;
+        for (int64_t m = 0; m < count; m += TILE_ROWS) {
+            const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS, all = first + m;  // see `all` keys, and some of their own
+            const int64_t seen = all + rows < there ? all + rows : there;
+            product(w.queries + m * Dp, Dp, 1, rows, w.turned, CHUNK, D, (seen + W - 1) / W, w.weights, CHUNK, false);
+            for (int64_t r = 0; r < rows; r++) {
+                C *weight = w.weights + r * CHUNK;
+                vec<C> total{};
+                for (int64_t l = 0; l < seen; l += W) {
+                    const vec<C> u = load(weight + l), p = (u * u + splat(C(1))) * splat(C(0.5));
+                    store(weight + l, p);
+                    total += l + W <= all ? p : vec<C>{};
+                }
+                C own = sum(total);
+                for (int64_t l = all / W * W; l <= all + r && l < seen; l++) own += weight[l];
+                w.below[m + r] += own;
+            }
+            product(w.weights, CHUNK, 1, rows, w.values, Vp, all, Vp / W, w.result + m * Vp, Vp, true);
+            for (int64_t r = 0; r < rows; r++)
+                product(w.weights + r * CHUNK + all, CHUNK, 1, 1, w.values + all * Vp, Vp, r + 1 < seen - all ? r + 1 : seen - all, Vp / W, w.result + (m + r) * Vp, Vp, true);
+        }
+    }
+
+    void results_out(int64_t row, int64_t count, const Work &w) const {
+        for (int64_t m = 0; m < count; m++) {
+            const C by = w.below[m] == C(0) ? C(1) : w.below[m];  // there was no key
+            for (int64_t e = 0; e < dv; e++) out[(row + m) * dv + e] = w.result[m * Vp + e] / by;
+            if (below) below[row + m] = by;
+        }
+    }
+
+    // The queries [first, first + rows) of each group: they see all keys so far, and those of the step up to their own where `causal`.
+    void look(int64_t begin, int64_t end, int64_t first, int64_t rows, bool causal, const Work &w) const {
+        if (causal) {
+            keys_in(w, from, to - from);
+            this->turn(w.keys, to - from, D, Dp, w.turned);
+        }
+        this->each_block(begin, end, rows, [&](int64_t group, int64_t own, int64_t count) {
+            const int64_t row = group * L + first + own;
+            for (int64_t m = 0; m < count; m++) this->query_in(row + m, w.queries + m * Dp);
+            if (empty) {
+                memset(w.result, 0, (size_t)(count * Vp) * sizeof(C));
+                memset(w.below, 0, (size_t)count * sizeof(C));
+            } else {
+                recall(count, w);
+            }
+            if (causal) near(own, count, w);
+            results_out(row, count, w);
+        });
+    }
+
+    void remember_all(anymax_parallel team) {
+        this->share(this, this->units(), team, [&](int64_t begin, int64_t end, const Work &w) { remember(begin, end, w); });
+        empty = false;
+    }
+    void look_all(int64_t first, int64_t rows, bool causal, anymax_parallel team) {
+        this->share(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { look(begin, end, first, rows, causal, w); });
+    }
+
+  public:
+    Linear(const anymax_linear_call &call, int64_t head)
+        : Base(call, head), out((C *)call.out + head * call.groups * L * dv), below(call.below ? (C *)call.below + head * call.groups * L : nullptr) {}
+
+    int run(Room &room, anymax_parallel team) {
+        const int64_t size = this->pairs_before(D) * Vp;
+        sums = room.take<C>(size + D * Dp);
+        if (!sums) return ANYMAX_NO_MEMORY;
+        gram = sums + size;
+        const int64_t both = !call.causal ? 0 : keys < L ? keys : L;
+        for (from = 0; from < both; from = to) {
+            to = both - from < CHUNK ? both : from + CHUNK;
+            look_all(from, to - from, true, team);
+            if (to < L) remember_all(team);
+        }
+        if (!call.causal && keys) {
+            from = 0, to = keys;
+            remember_all(team);
+        }
+        if (both < L) look_all(both, L - both, false, team);
+        return failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
+    }
+};
+
+struct Heads {
+    const anymax_linear_call *call;
+    anymax_parallel team;  // that shares each head; NULL: the heads are shared
+    int code;
+};
+
+template <class Head>
+static void some_heads(int64_t begin, int64_t end, void *context) {
+    static thread_local Room room;
+    Heads *h = (Heads *)context;
+    for (int64_t head = begin; head < end; head++) {
+        Head one(*h->call, head);
+        const int code = one.run(room, h->team);
+        if (code) __atomic_store_n(&h->code, code, __ATOMIC_RELAXED);
+    }
+    room.leave();
+}
+
+// Heads are shared where that leaves nobody idle, else the work of each. The order of every sum is the same.
+template <class Head>
+static int each_head(const anymax_linear_call *call, anymax_parallel team) {
+    const int64_t threads = call->threads < 1 ? 1 : call->threads;
+    const bool apart = call->heads % threads == 0 || call->heads >= 4 * threads;
+    Heads h{call, apart ? nullptr : team, ANYMAX_OK};
+    if (apart && team)
+        team(0, call->heads, 1, some_heads<Head>, &h);
+    else
+        some_heads<Head>(0, call->heads, &h);
+    return h.code;
+}
+
+}  // namespace ANYMAX_UNIT

@@ -1,0 +1,41 @@
+"""PyTorch: linear attention by the compiled engine, with its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..kernels import linear, native
+
+Tensor = torch.Tensor
+
+
+class _Linear(torch.autograd.Function):
+    """A backward that is itself differentiated is in plain operations."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
+        out, below = linear.attend(q, k, v, how, save=True)
+        ctx.how, ctx.plain = how, plain
+        ctx.save_for_backward(q, k, v, out, below)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, out, below = ctx.saved_tensors
+        (g,) = grads
+        wants = ctx.needs_input_grad
+        create_graph = torch.is_grad_enabled()
+        if create_graph or native.refuse_array(g) is not None:  # a batch of gradients, for one
+            leaves = [a if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v)]
+            with torch.enable_grad():
+                again = ctx.plain(*leaves)
+            return *torch.autograd.grad(again, leaves, g, create_graph=create_graph), None, None
+        return *linear.vjp(q, k, v, out, below, g, ctx.how, wants[0], wants[1] or wants[2]), None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
+    """`linear.attend` with a gradient; `plain(q, k, v)` is the same in plain operations."""
+    return _Linear.apply(q, k, v, how, plain)
