@@ -472,6 +472,15 @@ def test_second_derivatives_go_by_blocks():
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
+def test_a_batch_of_gradients_goes_by_blocks():
+    leaves = [a.requires_grad_() for a in heads(rows=5, keys=18)]
+    out = am.attention(*leaves, Entmax(1.5), sink=SINK, implementation="triton")
+    g = numbers(3, *out.shape, seed=8)
+    each = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in g]
+    found = torch.autograd.grad(out, leaves, g, is_grads_batched=True)
+    torch.testing.assert_close(found, tuple(torch.stack(rows) for rows in zip(*each)), atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_compile(dynamic):

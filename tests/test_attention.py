@@ -181,7 +181,11 @@ WRONG = {
     "features": (lambda: A.attention(Q[..., :4], K, V), ValueError, "q has 4 features and k has 5"),
     "length": (lambda: A.attention(Q, K, V[:, :5]), ValueError, "k has length 6 and v has 5"),
     "dtype": (lambda: A.attention(Q, K.astype(np.float32), V), TypeError, "must have one dtype"),
-    "framework": (lambda: A.attention(torch.tensor(Q), K, V), TypeError, "of one framework"),
+    "framework": (
+        lambda: A.attention(torch.tensor(Q), K, V),
+        TypeError,
+        "of one framework, got arrays of torch, NumPy and NumPy",
+    ),
     "mapping": (lambda: A.attention(Q, K, V, "softmax"), TypeError, "mapping must be a mapping such as"),
     "heads": (lambda: A.attention(np.zeros((3, 4, 5)), K, V, enable_gqa=True), ValueError, "must be a multiple"),
     "dropout": (lambda: A.attention(Q, K, V, dropout_p=1.0), ValueError, "at least 0 and below 1, got 1.0"),

@@ -129,6 +129,46 @@ def test_nan_stays_in_its_row(name):
         torch.testing.assert_close(g[others], wanted[others])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_in_floats_is_not_rounded_to_half_precision(dtype):
+    """Numbers some thousands from 0, as biases of positions may be, are units apart there."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 9, 8, generator=g).to(dtype).requires_grad_() for _ in range(3))
+    bias = (-3.3 * torch.arange(9.0) - 2000.7 + torch.zeros(9, 1)).requires_grad_()
+    want = A.attention(q.double(), k.double(), v.double(), bias=bias.double(), implementation="reference")
+    for options in ({"bias": bias}, {"mask": bias}, {"bias": bias, "is_causal": True, "offset": 8}):
+        out = A.attention(q, k, v, **options)
+        assert A.explain_attention(q, k, v, **options).rows[0][1] == "sdpa"
+        torch.testing.assert_close(out.double(), want, atol=0.02, rtol=0)
+        (found,) = torch.autograd.grad(out.float().square().sum(), bias)
+        torch.testing.assert_close(
+            found, torch.autograd.grad(want.square().sum(), bias, retain_graph=True)[0], atol=0.05, rtol=0.05
+        )
+
+
+@pytest.mark.parametrize("lengths", [(3, 5), (5, 3), (4, 4)], ids=str)
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")  # of torch, for more queries than keys
+def test_torchs_causal_biases(lengths):
+    """Tensors that hold nothing: what they mean is in their sizes. Two heads, to which what they hold would broadcast."""
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    rows, keys = lengths
+    q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (rows, keys, keys))
+    for make, first in ((causal_lower_right, keys - rows), (causal_upper_left, 0)):
+        keep = torch.ones(rows, keys, dtype=torch.bool).tril(first)
+        for mapping in (Softmax(), Entmax(1.5)):
+            for implementation in servers(q, k, v, mapping=mapping, mask=make(rows, keys)):
+                out = A.attention(q, k, v, mapping, make(rows, keys), implementation=implementation)
+                torch.testing.assert_close(out, A.attention(q, k, v, mapping, keep, implementation="reference"))
+            for options in ({"window": 1, "offset": 1}, {"alibi": True}, {"is_causal": True, "offset": -1}):
+                out = A.attention(q, k, v, mapping, make(rows, keys), **options)
+                torch.testing.assert_close(out, A.attention(q, k, v, mapping, keep, **options))
+    with pytest.raises(
+        ValueError, match=rf"a causal bias for 7 queries and {keys} keys, and there are {rows} and {keys}"
+    ):
+        A.attention(q, k, v, mask=causal_upper_left(7, keys))
+
+
 def test_a_learned_number_of_a_transform_is_shown_without_a_warning():
     beta = torch.tensor(0.5, requires_grad=True)
     q = torch.randn(5, 4, requires_grad=True)
@@ -165,6 +205,15 @@ def test_compile(options):
         torch.testing.assert_close(p, f(eye))
     else:
         assert set(p.unique().tolist()) == {0.0, float(torch.tensor(1 / 9) / 0.5)}
+
+
+def test_compile_with_any_size():
+    torch._dynamo.reset()
+    f = lambda q, n: A.attention(q, q, q, Entmax(1.5), lengths=n, window=3, alibi=True, sink=torch.zeros(2))  # noqa: E731
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
+    for keys in (5, 9):
+        q, n = torch.randn(2, 2, keys, 4), torch.tensor([keys - 2, keys])
+        torch.testing.assert_close(compiled(q, n), f(q, n))
 
 
 # -- what a caller may write ------------------------------------------------------------------------------------------------------------

@@ -307,6 +307,37 @@ def test_second_derivatives_of_blocks(blocks):
     assert torch.autograd.gradgradcheck(f, leaves)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "linear", "blockwise", "reference"])
+@pytest.mark.parametrize("vmap", [False, True])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.vmap, for linear attention
+def test_a_batch_of_gradients(implementation, vmap, blocks):
+    """Rows of a Jacobian in one backward pass, by `is_grads_batched` and by torch.vmap around it."""
+    q, k, v = tensors(Q, K, V)
+    alpha, sink = (
+        torch.linspace(1.2, 1.9, H).double().reshape(H, 1, 1).requires_grad_(),
+        torch.ones(H).double().requires_grad_(),
+    )
+    leaves, mapping, options = (
+        [q, k, v],
+        {"sdpa": Softmax(), "linear": Taylor(2)}.get(implementation, Entmax(alpha)),
+        {},
+    )
+    if isinstance(mapping, Entmax):
+        leaves, options = [*leaves, alpha, sink], {"sink": sink, "softcap": 3.0}
+    out = A.attention(q, k, v, mapping, is_causal=True, implementation=implementation, **options)
+    g = torch.randn(3, *out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(0))
+    each = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in g]
+    if vmap:
+        found = torch.vmap(lambda one: torch.autograd.grad(out, leaves, one, retain_graph=True))(g)
+    else:
+        found = torch.autograd.grad(out, leaves, g, is_grads_batched=True)
+    torch.testing.assert_close(found, tuple(torch.stack(rows) for rows in zip(*each)))
+    if implementation == "blockwise":
+        out = A.attention(q, k, v, mapping, dropout_p=0.5, generator=1, implementation=implementation)
+        with pytest.raises(RuntimeError, match="no batch of gradients through dropout; ask for 'reference'"):
+            torch.autograd.grad(out, leaves[:3], torch.stack([out, out]), is_grads_batched=True)
+
+
 def test_half_precision_blocks():
     q, k, v = (torch.tensor(a).bfloat16().requires_grad_() for a in (Q, K, V))
     a, b = (A.attention(q, k, v, Sparsemax(), implementation=i) for i in ("blockwise", "reference"))
@@ -462,7 +493,7 @@ WRONG = {
     "softcap": (lambda: A.attention(Q, K, V, softcap=-1.0), ValueError, "softcap must be a finite number above 0"),
     "scale": (lambda: A.attention(Q, K, V, scale="big"), TypeError, "scale must be a number"),
     "transform": (lambda: A.attention(Q, K, V, transform=3), TypeError, "transform must be a function"),
-    "mix": (lambda: A.attention(Q, K, V, mix=PRIOR), TypeError, r"mix must be a pair \(prior, weight\)"),
+    "mix": (lambda: A.attention(Q, K, V, mix=PRIOR), TypeError, r"mix must be a pair \(prior, weight\), got ndarray$"),
     "mix shape": (lambda: A.attention(Q, K, V, mix=(PRIOR.T, 0.5)), ValueError, "the prior of mix of shape"),
     "integers": (lambda: A.attention(*(a.astype(int) for a in (Q, K, V))), TypeError, "must be real floating-point"),
     "device": (lambda: A.attention(t(Q), t(K), t(V).to("meta")), ValueError, "on one device, got cpu, cpu and meta"),

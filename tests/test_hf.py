@@ -360,6 +360,84 @@ def test_a_mask_of_the_users_own():
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
 
 
+def same_as_eager(make, run):
+    """anymax_softmax and the model's own eager code, by the same weights."""
+    found = []
+    for implementation in ("eager", "anymax_softmax"):
+        torch.manual_seed(0)
+        kind, config = make()
+        model = kind._from_config(config, attn_implementation=implementation).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "q_" in name or "k_" in name or "kv_" in name:
+                    parameter.mul_(8.0)
+            found.append(run(model))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="a model of later transformers")
+def test_a_model_that_chooses_its_keys():
+    """DeepSeek-V3.2 tells other implementations than its own which keys each query may see, beside the mask."""
+
+    def make():
+        heads = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+        experts = {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+        }
+        index = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 8}
+        config = transformers.DeepseekV32Config(
+            **SMALL, **heads, **experts, **index, num_key_value_heads=4, first_k_dense_replace=1
+        )
+        return transformers.DeepseekV32ForCausalLM, config
+
+    same_as_eager(make, lambda model: model(tokens()).logits)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"), reason="a model of later transformers")
+def test_a_model_that_leaves_out_queries_late():
+    """Gemma 4 keeps the last queries alone in the layers that share keys, after the masks are made."""
+
+    def make():
+        sizes = {"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8}
+        more = {
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 4,
+        }
+        options = (
+            SMALL | sizes | more | {"num_hidden_layers": 4, "vocab_size_per_layer_input": 50, "eos_token_id": None}
+        )
+        return transformers.Gemma4ForCausalLM, transformers.Gemma4TextConfig(**options)
+
+    def run(model):
+        static = {
+            "cache_implementation": "static",
+            "disable_compile": True,
+            "output_logits": True,
+            "return_dict_in_generate": True,
+        }
+        found = model.generate(tokens(), max_new_tokens=4, do_sample=False, **static)
+        return [model(tokens(), logits_to_keep=3).logits, torch.stack(found.logits)]
+
+    same_as_eager(make, run)
+
+
+def test_a_model_that_does_not_say_which_layers_are_causal():
+    """NLLB-MoE supports no attention but its own by its flags: its layers' `is_causal` is never set, so that it needs every mask."""
+    sizes = {
+        f"{side}_{what}": n
+        for side in ("encoder", "decoder")
+        for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))
+    }
+    config = transformers.NllbMoeConfig(vocab_size=50, d_model=32, num_experts=2, **sizes)
+    make = lambda: (transformers.NllbMoeForConditionalGeneration, config)  # noqa: E731
+    same_as_eager(make, lambda model: model(tokens(), decoder_input_ids=tokens(n=6, seed=2)).logits)
+
+
 def test_names_and_errors():
     assert {"anymax_sparsemax", "anymax_entmax15", "anymax_entmax", "anymax_taylor", "anymax_normmax"} <= set(
         hf.register()
@@ -385,3 +463,29 @@ def test_names_and_errors():
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="paged cache"):
         hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, cache=object())
+    for option, words in (("sinks", "Module has sinks for each query"), ("block_indices", "Module has blocks of keys")):
+        with pytest.raises(ValueError, match=f"anymax_sparsemax: {words}, which are not served; use 'eager'"):
+            hf.attend("anymax_sparsemax", torch.nn.Module(), q, q, q, None, **{option: q})
+
+
+@pytest.mark.parametrize("own", ["Bloom", "Deberta", "GPTJ"])
+def test_models_with_attention_code_of_their_own_are_an_error(own):
+    """They would go on with softmax (DeBERTa), or add a boolean mask to its scores (Bloom)."""
+    kind = getattr(transformers, f"{own}Model")
+    small = {
+        "Bloom": {"n_layer": 1},
+        "Deberta": {"num_hidden_layers": 1, "intermediate_size": 48},
+        "GPTJ": {"rotary_dim": 4, "n_layer": 1},
+    }
+    config = getattr(transformers, f"{own}Config")(vocab_size=50, hidden_size=32, num_attention_heads=4, **small[own])
+    hf.register()
+    for name in ("anymax_sparsemax", "anymax_softmax"):
+        with pytest.raises(
+            ValueError, match=rf"{name}: {own}Model has attention code of its own; the models that are served"
+        ):
+            kind._from_config(config, attn_implementation=name)
+    assert kind._from_config(config, attn_implementation="eager")(tokens())[0].shape == (2, 9, 32)
+    with pytest.raises(ValueError, match="LongT5Model has attention code of its own"):  # its encoder's local attention
+        transformers.LongT5Model._from_config(
+            transformers.LongT5Config(d_model=32, num_layers=1), attn_implementation="anymax_softmax"
+        )

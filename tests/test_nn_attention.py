@@ -152,6 +152,15 @@ def test_self_attention_causal_and_unbatched():
     torch.testing.assert_close(got, wanted)
 
 
+def test_torchs_causal_biases():
+    from torch.nn.attention.bias import causal_upper_left
+
+    module, x = nn.Attention(E, H, Sparsemax(), batch_first=True), torch.randn(N, L, E)
+    for more in ({}, {"key_padding_mask": torch.arange(L).expand(N, L) > 3}):
+        want = module(x, x, x, attn_mask=torch.ones(L, L, dtype=torch.bool).triu(1), **more)
+        torch.testing.assert_close(module(x, x, x, attn_mask=causal_upper_left(L, L), **more), want)
+
+
 def test_the_start_is_torchs():
     torch.manual_seed(3)
     theirs = torch.nn.MultiheadAttention(E, H)
@@ -160,6 +169,15 @@ def test_the_start_is_torchs():
     bound = (6 / (3 * E + E)) ** 0.5
     assert 0.9 * bound < float(ours.in_proj_weight.detach().abs().max()) <= bound
     assert not ours.in_proj_bias.any()
+
+
+@pytest.mark.parametrize("kdim", [None, 4])
+def test_the_weights_that_are_not_there_are_none(kdim):
+    """Code that fills in torch's module asks which of its weights are None."""
+    ours, theirs = (kind(E, H, kdim=kdim) for kind in (nn.Attention, torch.nn.MultiheadAttention))
+    for name in theirs._parameters:
+        assert (getattr(ours, name) is None) == (getattr(theirs, name) is None)
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
 
 
 def test_options_are_those_of_attention():
@@ -248,6 +266,12 @@ def test_state_survives_a_round_trip():
         (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E + 1)] * 3), ValueError, "query must have 12 features, got the shape"),
         (lambda: nn.Attention(E, H, kdim=4)(*[torch.zeros(L, N, E)] * 3), ValueError, "key must have 4 features"),
         (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E).double()] * 3), TypeError, "query must have the dtype of the weights"),
+        (
+            lambda: nn.Attention(E, H)(*[torch.nested.nested_tensor([torch.zeros(L, E)], layout=torch.jagged)] * 3),
+            TypeError,
+            "query must be a dense tensor, got a nested one; pad it and say key_padding_mask=",
+        ),
+        (lambda: nn.Attention(E, H)(torch.zeros(L, E).to_sparse(), *[torch.zeros(L, E)] * 2), TypeError, "got a sparse one"),
         (lambda: nn.Attention(E, H)(torch.zeros(L, N, E), None, None), TypeError, "key must be a tensor, got NoneType"),
         (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=[[True]]), TypeError, "attn_mask must be a tensor, got list"),
         (lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, is_causal="yes"), TypeError, "is_causal must be True or False, got 'yes'"),

@@ -13,7 +13,10 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
     for name, a in (("q", q), ("k", k), ("v", v)):
         _alone(who, name, a)
     if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
-        raise TypeError(f"{who}: q, k and v must be of one framework")
+        kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
+        raise TypeError(
+            f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
+        )
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not is_floating(q) or dtype_name(q).startswith(("float4", "float8")):
@@ -44,13 +47,18 @@ def flag(who: str, name: str, value: Any) -> bool:
 def _alone(who: str, name: str, a: Any) -> None:
     if not is_array(a):
         raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}")
+    dense(who, name, a, "pad it and say lengths=")
+    if a.ndim < 2:
+        raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
+
+
+def dense(who: str, name: str, a: Array, padding: str) -> None:
+    """An error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
     if is_torch(a) and (a.layout is not sys.modules["torch"].strided or a.is_nested):
         raise TypeError(
             f"{who}: {name} must be a dense tensor, got a {'nested' if a.is_nested else 'sparse'} one; "
-            + ("pad it and say lengths=" if a.is_nested else "call its to_dense()")
+            + (padding if a.is_nested else "call its to_dense()")
         )
-    if a.ndim < 2:
-        raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
 
 
 def _groups(who: str, q: Array, k: Array, v: Array) -> int:

@@ -16,7 +16,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _operands, _scores, kernels
-from ._array import Array, Namespace, beside, eager, is_array, is_torch, like, namespace, number, torch_loaded, upcast
+from ._array import (
+    Array,
+    Namespace,
+    beside,
+    eager,
+    is_array,
+    is_jax,
+    is_torch,
+    like,
+    namespace,
+    number,
+    quiet,
+    torch_loaded,
+    upcast,
+)
 from ._mapping import Mapping
 from ._random import torch_source, uniform
 from .functional import apply
@@ -166,6 +180,8 @@ def _checked(
         raise ValueError(f"attention: dropout_p must be a number of at least 0 and below 1, got {dropout_p!r}")
     q, k, v, plain = _autocast(q, k, v)
     groups, shape = _operands.check("attention", q, k, v, enable_gqa)
+    if is_causal_bias(options["mask"]):
+        options |= _of_causal_bias(options, q, shape)
     scores = _scores.prepare(q, shape, mapping, xp=namespace(q), **options)
     if shape[-1]:
         mapping.check(shape[-1] + (options["sink"] is not None))
@@ -175,7 +191,7 @@ def _checked(
 def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
     """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
-        raise TypeError(f"attention: mix must be a pair (prior, weight), got {mix!r}")
+        raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
     prior = beside(mix[0], call.q, "mix", xp)
     _scores.same_device(prior, call.q, "the prior of mix")
     prior = _scores.lie(prior, call.scores.shape, "the prior of mix")
@@ -299,7 +315,8 @@ def _sdpa(call: Call) -> tuple[Array, Any]:
         mask = added[0] if len(added) == 1 else added[0] + added[1]
         if keep is not None:
             mask = torch.where(keep, mask, _scores.MASKED)
-        mask = mask.to(q.dtype)
+        if q.device.type != "cpu":  # elsewhere torch's kernels want it in the dtype of q
+            mask = mask.to(q.dtype)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, call.k, call.v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=s.scale,
         enable_gqa=call.groups > 1,
@@ -470,11 +487,42 @@ def _transformed(q: Array) -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
+def is_causal_bias(mask: Any) -> bool:
+    """True for torch's `causal_lower_right` and its like: only their sizes say anything, what they hold is not a mask."""
+    bias = sys.modules.get("torch.nn.attention.bias")
+    return bias is not None and isinstance(mask, bias.CausalBias)
+
+
+def offset_of(mask: Any) -> int:
+    """Where the first query of a causal bias stands among its keys."""
+    return mask.seq_len_kv - mask.seq_len_q if mask.variant.name == "LOWER_RIGHT" else 0
+
+
+def kept_by(mask: Any, device: Any) -> Array:
+    """A causal bias as a mask, True = keep."""
+    torch = sys.modules["torch"]
+    seen = torch.ones(mask.seq_len_q, mask.seq_len_kv, dtype=torch.bool, device=device)
+    return seen.tril(offset_of(mask))
+
+
+def _of_causal_bias(options: dict[str, Any], q: Array, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A causal bias as options."""
+    mask = options["mask"]
+    rows, keys = mask.seq_len_q, mask.seq_len_kv
+    if (rows, keys) != shape[-2:]:
+        raise ValueError(
+            f"attention: the mask is a causal bias for {rows} queries and {keys} keys, and there are {shape[-2]} and {shape[-1]}"
+        )
+    if not options["is_causal"] and options["window"] is None and options["alibi"] in (None, False):
+        return {"mask": None, "is_causal": True, "offset": offset_of(mask)}
+    return {"mask": kept_by(mask, q.device)}  # positions are counted from another offset: that of the caller
+
+
 def _autocast(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
-    """torch's autocast as its own attention has it: q, k and v in the lower dtype, and none of it inside."""
+    """torch's autocast as its own attention has it: q, k and v in the lower dtype, and none of it inside. For JAX see `quiet`."""
     torch = torch_loaded()
     if torch is None or not all(is_torch(a) for a in (q, k, v)):
-        return q, k, v, contextlib.nullcontext()
+        return q, k, v, quiet(q) if is_jax(q) else contextlib.nullcontext()
     kind = q.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return q, k, v, contextlib.nullcontext()

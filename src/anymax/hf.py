@@ -13,6 +13,8 @@ of that, learned.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -36,6 +38,14 @@ _PREFIX = "anymax_"
 _TRANSFORMS = ("temperature", "scalable")
 _KINDS: dict[str, Any] = {kind.name: kind for kind in CATALOGUE if kind.name != "ratio"}
 _KINDS["entmax15"] = functools.partial(Entmax, alpha=1.5)
+_PARTLY_OWN = (
+    "bigbird_pegasus",
+    "git",
+    "informer",
+    "longt5",
+    "pegasus_x",
+)  # models some of whose attention asks nobody
+_ALWAYS_MASKED: set[type] = set()  # configs of models that don't vouch for `is_causal` of their layers
 NAMES = tuple(_PREFIX + name for name in sorted(_KINDS))  # what `attn_implementation` may be
 
 
@@ -44,12 +54,57 @@ def __dir__() -> list[str]:
 
 
 def register() -> tuple[str, ...]:
-    """Make the names in `NAMES` known to transformers, as attention and as masks; the names. Doing it twice does no harm."""
+    """Make the names in `NAMES` known to transformers, as attention and as masks; the names. Doing it twice does no harm.
+
+    A model whose attention is code of its own, which asks nobody (Bloom, DeBERTa), is an error from then on where it gets one of them.
+    """
     for name in NAMES:
         transformers.AttentionInterface.register(name, functools.partial(attend, name))
         # without a mask function of the same name, transformers would pass no mask at all
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, _mask)
+    _refuse_own_code()
     return NAMES
+
+
+def _mask(*args: Any, config: Any = None, allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
+    """torch's mask, True = keep, or None where `is_causal` of a layer says as much.
+
+    Where layers share keys (Gemma 4), queries are left out later, and only a mask tells which.
+    """
+    skip = (
+        allow_is_causal_skip and type(config) not in _ALWAYS_MASKED and not getattr(config, "num_kv_shared_layers", 0)
+    )
+    return sdpa_mask(*args, config=config, allow_is_causal_skip=skip, **options)
+
+
+def _refuse_own_code() -> None:
+    """transformers takes any name that is registered: such models would go on with softmax, and add the masks up as numbers."""
+    kind = transformers.PreTrainedModel
+    inner = kind.get_correct_attn_implementation
+    if getattr(inner, "refuses_own_code", False):
+        return
+
+    @functools.wraps(inner)
+    def checked(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> str:
+        if requested_attention in NAMES and (_own_code(type(self)) or self.config.model_type in _PARTLY_OWN):
+            raise ValueError(
+                f"{requested_attention}: {type(self).__name__} has attention code of its own; the models that are served are those "
+                "whose attention goes through transformers' attention interface, such as Llama, BERT and T5"
+            )
+        if not (self._supports_sdpa or self._supports_attention_backend):
+            _ALWAYS_MASKED.add(type(self.config))
+        return inner(self, requested_attention, *args, **options)
+
+    checked.refuses_own_code = True  # type: ignore[attr-defined]
+    kind.get_correct_attn_implementation = checked
+
+
+def _own_code(kind: type) -> bool:
+    try:
+        inspect.getsource(sys.modules[kind.__module__])
+    except (KeyError, OSError, TypeError):  # of a notebook: nobody can tell, and its author knows
+        return False
+    return not kind._can_set_attn_implementation()  # type: ignore[attr-defined]
 
 
 def attend(
@@ -65,21 +120,32 @@ def attend(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
+    sinks: Tensor | None = None,
+    block_indices: Tensor | None = None,
     cache: Any = None,
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers: query [B, H, L, D], key and value [B, heads of keys, S, D] to [B, L, H, D] and weights.
 
-    The mask comes from transformers and holds a sliding window, if any; `others` is what other models need, positions for one.
+    The mask comes from transformers and holds a sliding window, if any; indices: the keys that a query may see, [B, L, count], where
+    a model has chosen them (DeepSeek-V3.2). `others` is what other implementations need, positions for one.
     """
     if cache is not None:
         raise ValueError(f"{name}: the paged cache of continuous batching is not served; use generate() or 'sdpa'")
+    for what, given in (("sinks for each query", sinks), ("blocks of keys", block_indices)):
+        if given is not None:
+            raise ValueError(f"{name}: {type(module).__name__} has {what}, which are not served; use 'eager'")
     config = getattr(module, "config", None)
     mapping, transform = _of(name, module, config, query)
     length = query.shape[-2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     keep, bias = _masks(attention_mask, position_bias)
+    if indices is not None:
+        chosen = torch.zeros(*indices.shape[:-1], key.shape[-2], dtype=torch.bool, device=key.device)
+        chosen = chosen.scatter(-1, indices.long(), True)[:, None]
+        keep = chosen if keep is None else keep & chosen
     weights = bool(getattr(config, "output_attentions", False) if output_attentions is None else output_attentions)
     found = attention(
         query, key, value, mapping, mask=keep, bias=bias, is_causal=bool(causal) and attention_mask is None and length > 1,

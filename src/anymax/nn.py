@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from . import _operands, _scores, functional, losses, margins, transforms
+from ._axes import Axes
 from ._mapping import Mapping
-from .attention import attention
+from .attention import attention, is_causal_bias, kept_by
 from .mappings import Softmax as _Softmax
 
 __all__ = ["Activation", "Attention", "Loss", "MarginHead"]
@@ -88,7 +89,7 @@ class Activation(_OfMapping):
     """
 
     def __init__(
-        self, mapping: Mapping, dim: int = -1, *, learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0)
+        self, mapping: Mapping, dim: Axes = -1, *, learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0)
     ) -> None:
         super().__init__(mapping, learn, bounds)
         self.dim = dim
@@ -117,7 +118,7 @@ class Loss(_OfMapping):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
-        dim: int | None = None,
+        dim: Axes = None,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
@@ -217,12 +218,13 @@ class Attention(_OfMapping):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         inner = shared * self.head_dim
         self._packed = self.kdim == self.vdim == embed_dim
-        if self._packed:
-            self.in_proj_weight = nn.Parameter(torch.empty(embed_dim + 2 * inner, embed_dim, **made))
-        else:
-            self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim, **made))
-            self.k_proj_weight = nn.Parameter(torch.empty(inner, self.kdim, **made))
-            self.v_proj_weight = nn.Parameter(torch.empty(inner, self.vdim, **made))
+        shapes = {
+            "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
+            "k_proj_weight": (inner, self.kdim), "v_proj_weight": (inner, self.vdim),
+        }  # fmt: skip
+        for name, shape in shapes.items():  # the others are None, as torch's
+            there = self._packed == (name == "in_proj_weight")
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **made)) if there else None)
         self.register_parameter(
             "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
         )
@@ -280,6 +282,7 @@ class Attention(_OfMapping):
         for name, a, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
             if not isinstance(a, Tensor):
                 raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
+            _operands.dense("Attention", name, a, "pad it and say key_padding_mask=")
             if a.ndim and a.shape[-1] != size:
                 raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
             if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):
@@ -336,6 +339,8 @@ class Attention(_OfMapping):
                 continue
             if not isinstance(mask, Tensor):
                 raise TypeError(f"Attention: {name} must be a tensor, got {type(mask).__name__}")
+            if is_causal_bias(mask):
+                mask = ~kept_by(mask, q.device)
             batches = q.shape[0] if q.ndim == 4 else 1
             each = (batches * self.num_heads, *shape) if name == "attn_mask" else shape
             if tuple(mask.shape) not in (shape, each):

@@ -287,7 +287,11 @@ class _Attend(torch.autograd.Function):
         q, k, v, *rest = ctx.saved_tensors
         arrays, kept = rest[: len(job.names)], iter(rest[len(job.names) :])
         wants = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # to be differentiated again: all blocks at once, in plain operations
+        if job.dropout_p and batched(g):
+            raise RuntimeError(
+                "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
+            )
+        if torch.is_grad_enabled() or batched(g):
             return None, *_again(job, q, k, v, arrays, g, wants)
         tensors = (q, k, v, *arrays)
         out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
@@ -337,18 +341,29 @@ def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, par
 def _again(
     job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], g: Tensor, wants: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated."""
-    result = torch.empty_like(g)
-    for block in job.blocks():
-        parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
-        o = _block_output(
-            job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
-        )
-        result = result.clone()
-        result[block.heads, :, block.rows] = o
+    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
     inputs = [t for t, w in zip((q, k, v, *arrays), wants) if w]
-    found = iter(torch.autograd.grad(result, inputs, g, create_graph=True, allow_unused=True))
-    return [next(found) if w else None for w in wants]
+    create_graph = torch.is_grad_enabled()
+    total: list[Tensor | None] = [None] * len(inputs)
+    for block in job.blocks():
+        with torch.enable_grad():
+            parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
+            o = _block_output(
+                job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
+            )
+        own = g.narrow(0, block.heads.start, o.shape[0]).narrow(
+            2, block.rows.start, o.shape[2]
+        )  # a batch has no g[...]
+        found = torch.autograd.grad(o, inputs, own, create_graph=create_graph, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
+    gradients = iter(total)
+    return [next(gradients) if w else None for w in wants]
+
+
+def batched(g: Tensor) -> bool:
+    """True for a batch of gradients in one backward pass: of `is_grads_batched`, or of torch.vmap around it."""
+    c: Any = torch._C
+    return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
 
 
 def _sparse_backward(

@@ -17,6 +17,8 @@ from .._array import beside, modes
 from .._scores import Scores, lie
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
+from . import blockwise
+from .blockwise import batched
 
 Tensor = torch.Tensor
 
@@ -89,7 +91,7 @@ class _Flash(torch.autograd.Function):
         arrays, (out, *saved) = rest[:-5], rest[-5:]
         names = ("q", "k", "v", *ctx.names.split())
         wants = [n for n, needed in zip(names, ctx.needs_input_grad[3:]) if needed]
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled() or batched(grads[0]):
             found = _again(ctx.job, ctx.mapping, dict(zip(names, (q, k, v, *arrays))), grads[0], wants)
         else:
             found = kernels.backward(
@@ -125,12 +127,11 @@ class _Compiled(torch.autograd.Function):
 
 
 def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: list[str]) -> dict[str, Tensor]:
-    """Gradients that can be differentiated."""
-    from . import blockwise
-
+    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
     if job.dropout_p:
         raise RuntimeError(
-            "attention: there is no second derivative through the dropout of implementation 'triton'; ask for 'blockwise' or 'reference'"
+            "attention: there is no second derivative through the dropout of implementation 'triton', and no batch of gradients; "
+            "ask for 'reference'"
         )
     q, k, v = (inputs[n] for n in "qkv")
     arrays = {n: inputs[n] for n in ("bias", "additive", "keep") if n in inputs}
@@ -147,8 +148,10 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
     shape = (*q.shape[:-1], k.shape[-2])
     scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)
     call = types.SimpleNamespace(q=q, k=k, v=v, scores=scores, groups=q.shape[1] // k.shape[1], dropout_p=0.0)
-    leaves = [inputs[n] for n in wants]
-    gradients = torch.autograd.grad(blockwise.attend(call, None), leaves, g, create_graph=True, allow_unused=True)
+    leaves, create_graph = [inputs[n] for n in wants], torch.is_grad_enabled()
+    with torch.enable_grad():
+        out = blockwise.attend(call, None)
+    gradients = torch.autograd.grad(out, leaves, g, create_graph=create_graph, allow_unused=True)
     return {n: torch.zeros_like(a) if d is None else d for n, a, d in zip(wants, leaves, gradients)}
 
 
