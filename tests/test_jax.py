@@ -181,6 +181,52 @@ def test_a_loss_with_a_mask_and_options_under_jit():
     assert not grad[1].any()
 
 
+@pytest.mark.parametrize("switch", ["jax_numpy_rank_promotion", "jax_numpy_dtype_promotion"])
+def test_nothing_is_promoted_where_jax_forbids_it(switch):
+    t, key, m = jnp.asarray([0, -100, 4]), jax.random.key(0), MAPS["perturb_max"]
+    lengths, alpha = jnp.asarray([2]), jnp.asarray([[1.2], [2.0], [2.5]])
+    before = getattr(jax.config, switch)
+    jax.config.update(switch, "raise" if switch == "jax_numpy_rank_promotion" else "strict")
+    try:
+        for f in (
+            lambda x: A.smoothed_nll(Taylor(2), x, t, jnp.ones(5)),
+            lambda x: A.entmax_loss(x, t, jnp.ones(5), alpha=alpha, label_smoothing=0.1),
+            lambda x: (A.log_apply(m, x), m.monte_carlo(x, 8, key)),
+            lambda x: A.gumbel_softmax(x, hard=True, generator=key),
+            lambda x: A.margin_loss(Softmax(), x / 9, t, margin=A.margins.ArcFace(0.5)),
+            lambda x: A.attention(*[x[None, None]] * 3, Sparsemax(), is_causal=True, window=(2, 0), lengths=lengths),
+        ):
+            jax.make_jaxpr(f)(jnp.asarray(X))
+    finally:
+        jax.config.update(switch, before)
+
+
+def test_debug_nans_stops_at_nothing_that_is_sound():
+    x, t = jnp.asarray(X).at[1, 3].set(-jnp.inf), jnp.asarray([0, -100, 4])
+    with jax.debug_nans(True):
+        assert A.log_apply(Taylor(2), x)[1, 3] == -jnp.inf
+        assert jnp.isfinite(A.smoothed_nll(Sparsemax(), x, t))
+        assert jnp.isfinite(A.threshold(Entmax(1.5), x).tau).all()
+        assert jnp.isfinite(A.entmax15_loss(x, t))
+
+
+def test_a_nan_is_found_by_debug_nans():
+    x = jnp.asarray(X).at[0, 0].set(jnp.inf)
+    with jax.debug_nans(True):
+        for f in (A.sparsemax, lambda x: A.entmax15_loss(x, jnp.asarray([0, 2, 4])), lambda x: A.apply(Taylor(2), x)):
+            with pytest.raises(FloatingPointError, match="nan"):
+                f(x)
+
+
+def test_without_jit():
+    x, t = jnp.asarray(X), jnp.asarray([0, 2, 4])
+    f = jax.value_and_grad(lambda x: A.sparsemax_loss(x, t) + (A.entmax15(x) ** 2).sum())
+    with jax.disable_jit():
+        got = f(x)
+    for a, b in zip(got, f(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
 def test_equal_mappings_are_compiled_once():
     from anymax.autodiff import jax as leaf
 

@@ -462,6 +462,30 @@ def test_axis_overrides_the_class_axis(name, kind):
         )
 
 
+@on_kinds(["softmax", "entmax1.25", "taylor"], ["entmax1.25"])
+def test_classes_along_several_axes(name, kind):
+    make, mapping = KINDS[kind], MAPS[name]
+    x, y = rng(15).normal(size=(2, 3, 4, 5)), rng(17).dirichlet(np.ones(15), (2, 4)).reshape(2, 4, 5, 3)
+    t, w = rng(16).integers(0, 15, (2, 4)), rng(18).uniform(0.5, 2, 15)
+    keep = np.moveaxis((np.arange(15) != t[0, 0]).reshape(5, 3, 1, 1), (0, 1), (3, 1))
+    flat = np.moveaxis(x, 1, -1).reshape(2, 4, 15)  # classes counted along axis 3, then axis 1
+    for loss in [A.nll if name == "taylor" else A.fenchel_young, A.accuracy_loss, A.smoothed_nll]:
+        want = back(loss(mapping, make(flat), make(t), make(w), axis=-1, reduction="none", label_smoothing=0.1))
+        for name_of_axis in ("axis", "dim"):
+            options = {name_of_axis: (-1, 1), "reduction": "none", "label_smoothing": 0.1}
+            got = back(loss(mapping, make(x), make(t), make(w), **options))
+            np.testing.assert_allclose(got, want, rtol=tolerance(kind))
+        want = back(loss(mapping, make(flat), make(y.reshape(2, 4, 15)), axis=-1))
+        got = back(loss(mapping, make(x), make(np.moveaxis(y, -1, 1)), axis=(3, 1)))
+        np.testing.assert_allclose(got, want, rtol=tolerance(kind))
+    seen = np.moveaxis(np.broadcast_to(keep, x.shape), 1, -1).reshape(2, 4, 15)
+    want = back(A.cross_entropy(make(flat), make(t), axis=-1, mask=make(seen), reduction="none"))
+    got = back(A.cross_entropy(make(x), make(t), axis=(3, 1), mask=make(keep), reduction="none"))
+    np.testing.assert_allclose(got, want, rtol=tolerance(kind))
+    assert np.isinf(want).any()
+    assert np.isfinite(want).any()
+
+
 def test_empty_batches():
     for reduction, want in (("mean", 0.0), ("sum", 0.0)):
         assert A.fenchel_young(Sparsemax(), np.zeros((0, 3)), np.zeros(0, int), reduction=reduction) == want
@@ -777,13 +801,18 @@ WRONG = {
     "weight": (lambda: A.fenchel_young(Sparsemax(), X, T, np.ones(3)), ValueError, "each of the 4 classes"),
     "weight shape": (lambda: A.fenchel_young(Sparsemax(), X, T, np.ones((3, 4))), ValueError, "each of the 4 classes"),
     "axis": (lambda: A.fenchel_young(Sparsemax(), X, T, axis=2), ValueError, "axis 2 is out of range"),
+    "axes": (lambda: A.nll(Softmax(), X, 0, axis=(0, 1), dim=(1, 0)), TypeError, "two names of one argument"),
+    "axes index": (lambda: A.nll(Softmax(), X, T, axis=(0, 1)), ValueError, r"axes \(0, 1\), expected class indices .* shape \(\),"),
+    "axes soft": (lambda: A.nll(Softmax(), X, X[0], axis=(0, 1)), ValueError, r"floating point\) of shape \(3, 4\)"),
     "axis and dim": (lambda: A.fenchel_young(Sparsemax(), X, T, axis=1, dim=0), TypeError, "two names of one argument"),
     "mapping": (lambda: A.fenchel_young("sparsemax", X, T), TypeError, "expected a mapping"),
     "mapping of nll": (lambda: A.nll(Sparsemax, X, T), TypeError, "expected a mapping"),
+    "0-d axes": (lambda: A.logsumexp(np.float64(1.0), (0,)), ValueError, "at least one dimension"),
     "0-d": (lambda: A.fenchel_young(Sparsemax(), np.float64(1.0), 0), ValueError, "at least one dimension|out of range"),
     "epsilon": (lambda: A.smoothed_nll(Sparsemax(), X, T, epsilon=0), ValueError, "positive"),
     "multilabel shape": (lambda: A.multilabel_softmax_loss(X, T), ValueError, r"expected one number for each score, shape \(3, 4\)"),
     "multilabel range": (lambda: A.multilabel_softmax_loss(X, X + 2), ValueError, "between 0 and 1"),
+    "old reduction": (lambda: A.nll(Softmax(), X, T, reduction="elementwise_mean"), ValueError, "it is called 'mean' here"),
     "multilabel reduction": (lambda: A.multilabel_softmax_loss(X, X, reduction="avg"), ValueError, "'mean', 'sum' or 'none'"),
     "mask dtype": (lambda: A.fenchel_young(Sparsemax(), X, T, mask=X), TypeError, "boolean array, True = keep"),
     "foreign target": (lambda: A.fenchel_young(Sparsemax(), X, torch.zeros(3, dtype=torch.int64)), TypeError, "torch tensor"),

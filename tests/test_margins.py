@@ -242,6 +242,8 @@ def test_data():
         (lambda: AM(math.nan), ValueError),
         (lambda: ArcFace("0.5"), TypeError),
         (lambda: ArcFace(True), TypeError),
+        (lambda: ArcFace(28.6), ValueError),
+        (lambda: Combined(m2=-30.0), ValueError),
     ]:
         with pytest.raises(error, match="must be"):
             make()

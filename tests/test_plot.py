@@ -230,6 +230,9 @@ def test_wrong_arguments():
         plot.jacobian(Softmax(), np.zeros((2, 3)))
     with pytest.raises(ValueError, match="got shape"):
         plot.attention(np.zeros(3))
+    for shape in ((0, 4), (0, 4, 3)):
+        with pytest.raises(ValueError, match="no weights to draw, got shape"):
+            plot.attention(np.zeros(shape))
     with pytest.raises(ValueError, match="heads need as many Axes"):
         plot.attention(np.zeros((3, 2, 2)), ax=plt.subplots(1, 2)[1])
     with pytest.raises(ValueError, match="got shapes"):

@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 
 from scipy import optimize, sparse
 from sklearn.base import clone
-from sklearn.datasets import load_digits, make_classification, make_multilabel_classification
+from sklearn.datasets import load_digits, load_iris, make_classification, make_multilabel_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
@@ -125,6 +125,20 @@ def test_first_order_conditions(mapping):
     residual = np.eye(3)[y] - model.predict_proba(x)
     np.testing.assert_allclose(0.01 * model.coef_, residual.T @ x / 200, atol=2e-9)
     np.testing.assert_allclose(residual.mean(axis=0), 0, atol=2e-9)
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_what_all_classes_have_in_common_is_0(mapping, intercept):
+    """Where the penalty is weak, its gradient in that direction is below any tolerance: the descent alone leaves it anywhere."""
+    x, y = load_iris(return_X_y=True)
+    for model in (
+        MappingClassifier(mapping, C=100.0, fit_intercept=intercept).fit(x, y),
+        MultiLabelMappingClassifier(mapping, C=100.0, fit_intercept=intercept).fit(x, np.eye(3, dtype=int)[y]),
+    ):
+        np.testing.assert_allclose(model.coef_.sum(axis=0), 0, atol=1e-11)
+        np.testing.assert_allclose(model.intercept_.sum(), 0, atol=1e-11)
+        assert abs(model.coef_).max() > 1
 
 
 def test_sparsemax_by_another_way():

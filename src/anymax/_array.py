@@ -176,6 +176,8 @@ def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis: expected an integer, got {axis!r}")
+    if not ndim:
+        raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis {axis} is out of range for scores with {ndim} dimension(s); use {-ndim} to {ndim - 1}")
     return int(axis) % ndim
@@ -191,8 +193,11 @@ def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
 
 
 def quiet(x: Array) -> contextlib.AbstractContextManager:
-    """NumPy's floating-point warnings off: infinities are part of our contract. Other frameworks have none."""
-    return contextlib.nullcontext() if is_torch(x) or is_jax(x) else np.errstate(all="ignore")
+    """For formulas of ours: NumPy's floating-point warnings off, since infinities are part of our contract, and arrays of
+    fewer axes allowed where JAX has been told to forbid them (jax_numpy_rank_promotion)."""
+    if is_torch(x):
+        return contextlib.nullcontext()
+    return sys.modules["jax"].numpy_rank_promotion("allow") if is_jax(x) else np.errstate(all="ignore")
 
 
 def exporting(x: Array) -> bool:
@@ -331,7 +336,12 @@ def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
     """The policy of the house at the end of every map: masked entries get `masked`, poisoned rows are NaN."""
     p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
-    return xp.where(poisoned, math.nan * xp.ones_like(p), p)
+    return poison(p, poisoned, xp)
+
+
+def poison(out: Array, where: Array, xp: Namespace) -> Array:
+    """NaN where a row is poisoned. JAX gets the bare number: an array of NaNs trips its debug_nans in sound rows too."""
+    return xp.where(where, math.nan if is_jax(out) else math.nan * xp.ones_like(out), out)
 
 
 def to_last(x: Array, axis: int, xp: Namespace) -> Array:
@@ -359,6 +369,13 @@ def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
     """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning."""
     dtype = x.dtype if dtype is None else dtype
     return x.cumsum(-1, dtype=dtype) if is_torch(x) else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
+
+
+def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
+    """0, 1, ... along the last axis, [1, ..., n]: of the rank of `x`, since JAX can be told to add no axes by itself."""
+    n = x.shape[-1]
+    place = {"device": x.device} if is_torch(x) else {}
+    return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
 
 
 def take(x: Array, index: Array, xp: Namespace) -> Array:

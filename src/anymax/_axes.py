@@ -21,7 +21,7 @@ class Joined(NamedTuple):
     @classmethod
     def of(cls, x: Any, axes: tuple[int, ...] | list[int]) -> Joined:
         x = asarray(x)
-        joined = sorted(check_axis(a, x.ndim) for a in axes)
+        joined = tuple(check_axis(a, x.ndim) for a in axes)
         if not joined or len(set(joined)) < len(joined):
             raise ValueError(f"axis={tuple(axes)}: expected one axis or more, each of them once")
         order = (*(i for i in range(x.ndim) if i not in joined), *joined)

@@ -20,6 +20,7 @@ from ._array import (
     finite_scores,
     is_array,
     like,
+    poison,
     safe,
     stop_gradient,
     take,
@@ -243,7 +244,7 @@ class Separable(Mapping):
         y, keep, poisoned = finite_scores(x, xp)
         anchor, level = self.solve(y, keep, xp)
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), anchor - level, -math.inf * xp.ones_like(level))
-        return xp.where(poisoned, math.nan * xp.ones_like(tau), tau)
+        return poison(tau, poisoned, xp)
 
     # -- the contract -----------------------------------------------------------------------------------------------------
 

@@ -264,7 +264,7 @@ def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace
 def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
     """One number a head, as [heads, 1, 1]."""
     value = beside(value, q, name, xp)
-    if tuple(value.shape) not in ((), (1,), (_heads(shape),)):
+    if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != _heads(shape)):
         raise ValueError(
             f"attention: {name} must have one number for each head, shape ({_heads(shape)},), got {tuple(value.shape)}"
         )

@@ -28,6 +28,7 @@ from ._array import (
 )
 from ._axes import Axes, Joined
 from ._mapping import Mapping
+from ._options import allowed, names
 from .autodiff import bridge, plain
 from .kernels import reference, short
 from .mappings import (
@@ -74,7 +75,7 @@ def apply(
         and (axis is dim or _is_last(x, dim if axis is None else axis, None))
         and (link := _short(mapping)) is not None
     ):
-        quick = _QUICK.get(type(x))
+        quick = _QUICK.get(type(x)) or _learned(x)
         p = None if quick is None else quick(link, x, out)
         if p is not None:
             return p
@@ -84,8 +85,6 @@ def apply(
         return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
     x, rows, mapping, axis, keep = _split(mapping, x, axis, mask, dtype)
     leaf = bridge(rows)
-    if type(x) not in _QUICK and hasattr(leaf, "quick") and not _compiling():
-        _learn(leaf)
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
     engine = None if out is None else _writer(out, rows, axis, mapping)
@@ -115,11 +114,15 @@ def _is_last(x: Any, axis: Any, options: Any) -> bool:
     return type(axis) is int and (axis == -1 or axis == getattr(x, "ndim", 0) - 1)
 
 
-def _learn(leaf: Any) -> None:
-    """The short way of a framework whose first array has come."""
+def _learned(x: Any) -> Any:
+    """The short way of a framework whose first array has come; None where x is of no kind that has one."""
     global _compiling
+    leaf = bridge(x)
+    if type(x) not in leaf.KINDS:
+        return None
     _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
     _compiling = getattr(leaf, "compiling", _compiling)
+    return leaf.quick
 
 
 def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
@@ -276,12 +279,15 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     finite = (high < xp.inf) & (high > -xp.inf)
     anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
     keep = s > -xp.inf
-    e = xp.exp(xp.where(keep, s - anchor, xp.zeros_like(s)) / t)
-    z = _array.total(xp.where(keep, e, xp.zeros_like(s)), xp)
-    smooth = anchor + t * xp.log(xp.where(z > 0, z, xp.ones_like(z)))
+    below = xp.where(keep, s - anchor, xp.zeros_like(s)) / t
+    first = xp.argmax(s, axis=-1, keepdims=True)
+    alone = _array.positions(s, first.dtype, xp) == first
+    rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
+    smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
     return xp.where(finite, smooth, high)
 
 
+_APPLY, _LOG_APPLY = names(apply), names(log_apply)
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = (short.link(m) for m in (Softmax(), Sparsemax(), Entmax(1.5)))
 
 
@@ -313,12 +319,12 @@ def softmax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Ar
         p = quick(_SOFTMAX, x, out)
         if p is not None:
             return p
-    return apply(Softmax(), x, axis, out=out, **options)
+    return apply(Softmax(), x, axis, out=out, **allowed("softmax", _APPLY, options))
 
 
 def log_softmax(x: Any, axis: Axes = None, **options: Any) -> Array:
     """`x_i - logsumexp(x)`."""
-    return log_apply(Softmax(), x, axis, **options)
+    return log_apply(Softmax(), x, axis, **allowed("log_softmax", _LOG_APPLY, options))
 
 
 def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
@@ -331,7 +337,7 @@ def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> 
         p = quick(_SPARSEMAX, x, out)
         if p is not None:
             return p
-    return apply(Sparsemax(), x, axis, out=out, **options)
+    return apply(Sparsemax(), x, axis, out=out, **allowed("sparsemax", _APPLY, options))
 
 
 def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
@@ -345,7 +351,7 @@ def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **op
         p = quick(_entmax(alpha), x, out)
         if p is not None:
             return p
-    return apply(Entmax(alpha), x, axis, out=out, **options)
+    return apply(Entmax(alpha), x, axis, out=out, **allowed("entmax", _APPLY, options))
 
 
 def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
@@ -358,12 +364,12 @@ def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> A
         p = quick(_ENTMAX15, x, out)
         if p is not None:
             return p
-    return apply(Entmax(1.5), x, axis, out=out, **options)
+    return apply(Entmax(1.5), x, axis, out=out, **allowed("entmax15", _APPLY, options))
 
 
 def taylor_softmax(x: Any, order: int = 2, axis: Axes = None, **options: Any) -> Array:
     """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
-    return apply(Taylor(order), x, axis, **options)
+    return apply(Taylor(order), x, axis, **allowed("taylor_softmax", _APPLY, options))
 
 
 def sparse_softmax(
@@ -380,12 +386,13 @@ def sparse_softmax(
         q = quick(_TOPK.get(k) or _topk(k), x, out)
         if q is not None:
             return q
+    options = allowed("sparse_softmax", _APPLY, options)
     return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
 
 
 def sigsoftmax(x: Any, axis: Axes = None, **options: Any) -> Array:
     """`exp(x_i) sigmoid(x_i)`, normalised; see `Sigsoftmax` and, for the options, `apply`."""
-    return apply(Sigsoftmax(), x, axis, **options)
+    return apply(Sigsoftmax(), x, axis, **allowed("sigsoftmax", _APPLY, options))
 
 
 def perturb_max(
@@ -398,17 +405,17 @@ def perturb_max(
     **options: Any,
 ) -> Array:
     """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
-    return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **options)
+    return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **allowed("perturb_max", _APPLY, options))
 
 
 def normmax(x: Any, alpha: Any = 2.0, axis: Axes = None, **options: Any) -> Array:
     """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
-    return apply(NormMax(alpha), x, axis, **options)
+    return apply(NormMax(alpha), x, axis, **allowed("normmax", _APPLY, options))
 
 
 def budget(x: Any, k: Any, axis: Axes = None, **options: Any) -> Array:
     """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
-    return apply(Budget(k), x, axis, **options)
+    return apply(Budget(k), x, axis, **allowed("budget", _APPLY, options))
 
 
 # -- axes, masks and dtypes, once for every verb ---------------------------------------------------------------------------------

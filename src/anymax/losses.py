@@ -2,8 +2,9 @@
 
 Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
 `ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
-classes; `reduction` is "mean", "sum" or "none"; the classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise. A masked class
-(-inf) that is not the target changes nothing; a masked target gives +inf. A mean over nothing is 0.
+classes; `reduction` is "mean", "sum" or "none"; the classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple
+of axes they are counted as a reshape of these would, in the order given. A masked class (-inf) that is not the target changes nothing; a
+masked target gives +inf. A mean over nothing is 0.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from ._array import (
     total,
     upcast,
 )
+from ._axes import Joined
 from ._mapping import Mapping
 from .autodiff import bridge
-from .functional import log_rows, prepare
+from .functional import _join, log_rows, prepare
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .margins import as_margin
 
@@ -48,6 +50,7 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 
 def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
+    mapping, scores, target = _one_axis(mapping, scores, target, options)
     if isinstance(mapping, Softmax):  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
@@ -248,6 +251,7 @@ def _fenchel_young(
         raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
+    mapping, scores, target = _one_axis(mapping, scores, target, options)
     out = _by_index(mapping, scores, target, weight, options)
     if out is not None:
         return out
@@ -267,6 +271,25 @@ def _fenchel_young(
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)
+
+
+def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
+    """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
+    axes = options.get("axis")
+    axes = options.get("dim") if axes is None else axes
+    if not isinstance(axes, (tuple, list)):
+        return mapping, scores, target
+    _array.pick_axis(options.get("axis"), options.pop("dim", None))
+    joined, mapping, options["mask"] = _join(mapping, scores, axes, options.get("mask"))
+    options["axis"] = -1
+    target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
+    full, rest = tuple(asarray(scores).shape), tuple(joined.scores.shape[:-1])
+    if tuple(target.shape) != (rest if is_integer(target) else full):
+        raise ValueError(
+            f"target of shape {tuple(target.shape)}: for scores of shape {full} with the classes along axes {tuple(axes)}, expected class "
+            f"indices (integers) of shape {rest}, or a distribution (floating point) of shape {full}"
+        )
+    return mapping, joined.scores, target if is_integer(target) else Joined.of(target, axes).scores
 
 
 def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> Array | None:
@@ -366,6 +389,7 @@ class _Batch:
 
     @classmethod
     def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> _Batch:
+        mapping, scores, target = _one_axis(mapping, scores, target, options)
         axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
         ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
         smoothing = _array.number(options.pop("label_smoothing", 0.0))
@@ -392,7 +416,8 @@ class _Batch:
             poisoned = poisoned | stray
         else:
             y, counted = _distribution(t, x, rows, axis, xp), one
-        sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
+        with quiet(rows):
+            sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
         if smoothing:
             free = xp.astype(keep, rows.dtype)
             count = total(free, xp)
@@ -425,7 +450,7 @@ class _Batch:
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
         xp = self.xp
-        value = xp.where(self.poisoned, math.nan * xp.ones_like(value), value)
+        value = _array.poison(value, self.poisoned, xp)
         ignored = self.counted == 0
         value = xp.where(ignored, xp.zeros_like(value), value)
         value = value if weighted or self.class_weight is None else value * self.sample_weight
@@ -453,7 +478,8 @@ def _cast(value: Array, dtype: Any, xp: Any) -> Array:
 
 def _check_reduction(reduction: Any) -> None:
     if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+        hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
 
 
 def _class_axis(x: Array, axis: int | None, dim: int | None) -> int:
@@ -496,8 +522,7 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
             f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
         )
     t = xp.where(ignored, xp.zeros_like(t), t)
-    classes = xp.arange(n, dtype=t.dtype, device=t.device) if is_torch(t) else xp.arange(n, dtype=t.dtype)
-    y = xp.astype(t[..., None] == classes, rows.dtype)
+    y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
     return y, xp.astype(~ignored[..., None], rows.dtype), stray[..., None]
 
 

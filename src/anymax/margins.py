@@ -27,9 +27,9 @@ from ._array import (
     floating,
     from_last,
     is_integer,
-    is_torch,
     namespace,
     number,
+    positions,
     quiet,
     safe,
     stop_gradient,
@@ -61,6 +61,11 @@ class Margin(ABC):
                 raise ValueError(f"{self!r}: {f.name} must be finite")
         if self.parts[0] < 1:
             raise ValueError(f"{self!r}: the factor of the angle must be at least 1")
+        angle = self.parts[1]
+        if abs(angle) > 2 * math.pi:
+            raise ValueError(
+                f"{self!r}: the angle is in radians and must be at most 2 pi; {angle:g} degrees are {math.radians(angle):.4g}"
+            )
 
     def __call__(self, cosines: Array, target: Array, axis: int = -1) -> Array:
         x = asarray(cosines, "cosines")
@@ -76,8 +81,7 @@ class Margin(ABC):
         with quiet(x):
             moved = _psi(chosen, *self.parts, xp)
         moved = moved if moved.dtype == x.dtype else xp.astype(moved, x.dtype)
-        classes = _arange(rows, index, xp)
-        return from_last(xp.where(classes == index, moved, rows), axis, xp)
+        return from_last(xp.where(positions(rows, index.dtype, xp) == index, moved, rows), axis, xp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,11 +206,6 @@ def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
     if namespace(target) is not xp:
         target = adopt(target, rows, xp)
     return xp.expand_dims(xp.astype(target, xp.asarray(0).dtype), axis=-1)
-
-
-def _arange(rows: Array, index: Array, xp: Namespace) -> Array:
-    n = rows.shape[-1]
-    return xp.arange(n, dtype=index.dtype, device=rows.device) if is_torch(rows) else xp.arange(n, dtype=index.dtype)
 
 
 def _check(chosen: Array, index: Array, valid: Array, n: int, xp: Namespace) -> None:

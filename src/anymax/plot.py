@@ -197,6 +197,8 @@ def attention(
 ) -> Axes:
     """Attention weights [queries, keys], or one picture a head for [heads, queries, keys]. Exact zeros are hatched."""
     w = _numpy(weights).astype(float)
+    if not w.size:
+        raise ValueError(f"plot.attention: there are no weights to draw, got shape {w.shape}")
     if w.ndim == 3:
         axes = np.asarray(_grid(len(w)) if ax is None else ax, dtype=object)
         if axes.size < len(w):

@@ -25,6 +25,7 @@ from ._array import (
     namespace,
     number,
     pick_axis,
+    positions,
     quiet,
     running_sum,
     stop_gradient,
@@ -111,7 +112,7 @@ def gumbel_softmax(
         axis = check_axis(axis, x.ndim)
         rows = to_last(p, axis, xp)
         first = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
-        one = xp.astype((_positions(rows, first.dtype, xp) == first) & ~(rows <= 0), p.dtype)
+        one = xp.astype((positions(rows, first.dtype, xp) == first) & ~(rows <= 0), p.dtype)
         p = from_last(one, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
     return p if p.dtype == x.dtype else xp.astype(p, x.dtype)
 
@@ -186,11 +187,6 @@ def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
             f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
         )
     return to_last(x, axis, xp), xp
-
-
-def _positions(rows: Array, dtype: Any, xp: Namespace) -> Array:
-    n = rows.shape[-1]
-    return xp.arange(n, dtype=dtype, device=rows.device) if is_torch(rows) else xp.arange(n, dtype=dtype)
 
 
 def _count(num_samples: Any) -> int:

@@ -202,7 +202,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         mapping, index = self.mapping_, index.astype(np.int64)
         one = k == 2 and mapping.facts.shift_invariant
         loss = (_linear.BinaryLoss if one else _linear.IndexLoss)(mapping, index, share)
-        self._descend(X, loss, l2, 1 if one else k, _linear.bend(mapping, k), share)
+        self._descend(X, loss, l2, 1 if one else k, _linear.bend(mapping, k), share, mapping.facts.shift_invariant)
 
     def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
         total = weights.sum()
@@ -211,7 +211,9 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         l2 = float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * total)
         return (weights / total).astype(dtype), l2
 
-    def _descend(self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray) -> None:
+    def _descend(
+        self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, shift_invariant: bool
+    ) -> None:
         d, intercept = X.shape[1], bool(self.fit_intercept)
         start = np.zeros((d + intercept, k), X.dtype)
         if self.warm_start and hasattr(self, "coef_"):
@@ -232,6 +234,8 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         if not converged:
             warnings.warn(_complaint(iterations, exhausted, worst, self.tol, X.dtype), ConvergenceWarning, stacklevel=4)
         w = model.w
+        if shift_invariant and k > 1:  # what all classes have in common moves no loss and only adds to the penalty
+            w = w - w.mean(axis=1, keepdims=True)
         self.coef_ = np.ascontiguousarray(w[:d].T)
         self.intercept_ = w[d].copy() if intercept else np.zeros(k, X.dtype)
         self.n_iter_ = np.array([iterations], np.int32)
@@ -418,7 +422,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
             loss, curvature = _linear.ZlprLoss(labels, share), 1.0 / (k + 1)
         else:
             loss, curvature = _linear.LabelLoss(self.mapping_, labels, share), _linear.bend(self.mapping_, k)
-        self._descend(X, loss, l2, k, curvature, share)
+        shift_invariant = self.mapping_ not in _NO_MAP and self.mapping_.facts.shift_invariant
+        self._descend(X, loss, l2, k, curvature, share, shift_invariant)
         return share
 
     def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> None:

@@ -23,7 +23,7 @@ from .. import kernels
 from .._array import Array, upcast
 from .._mapping import Mapping
 from ..kernels import reference, xla
-from ..kernels.xla import Static, alike, to_front
+from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from ..mappings import Softmax, SparseSoftmax
 
 
@@ -62,11 +62,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
 
 
 def _operation(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
-    @functools.cache
-    def compiled(**facts: Any) -> Any:
-        return jax.jit(functools.partial(primitive.bind, **facts))
-
-    primitive.def_impl(lambda *operands, **facts: compiled(**facts)(*operands))
+    primitive.def_impl(outside_of_jit(primitive))
     primitive.def_abstract_eval(shape)
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose

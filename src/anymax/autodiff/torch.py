@@ -490,17 +490,17 @@ class _Quick(torch.autograd.Function):
         p = call(code, param, x, None, None, None, memory, capacity)
         if p is None:
             p, saved = reference.forward(mapping, x), None
-        ctx.link, ctx.call, ctx.sizes = link, call, saved and saved[1:]
+        capacity = saved.capacity if saved else 0
+        ctx.call = mapping, call, code | native.VJP, param, capacity, saved and saved[1:]
         ctx.save_for_backward(p, x if mapping.needs_scores else saved and saved.memory)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, other), (mapping, code, param) = grads, ctx.saved_tensors, ctx.link
+        (g,), (p, other), (mapping, call, code, param, capacity, sizes) = grads, ctx.saved_tensors, ctx.call
         x, memory = (other, None) if mapping.needs_scores else (p, other)
-        saved = None if memory is None else native.Saved(memory, *ctx.sizes)
         if not (_grad() or _asked() is not None or g.is_neg()):
-            out = ctx.call(code | native.VJP, param, x, None, p, g, memory, saved.capacity if saved else 0)
+            out = call(code, param, x, None, p, g, memory, capacity)
             if out is not None:
                 return out, None, None
-        return _vjp(mapping, x, p, g, saved), None, None
+        return _vjp(mapping, x, p, g, native.Saved(memory, *sizes) if sizes else None), None, None

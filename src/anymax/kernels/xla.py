@@ -66,7 +66,7 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
         return link
     if op.startswith("index_loss") and link.kind in native._WITHOUT_LOSS:
         return f"{link.kind} has no such operation"
-    if dtype_name(x) not in native._DTYPES:
+    if dtype_name(x) not in native.DTYPES:
         return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
     if eager(x) and any(device.platform != "cpu" for device in x.devices()):
         return "it serves arrays on the CPU, these are on another device"
@@ -204,6 +204,29 @@ def _by_rows(ctx: Any) -> dict[str, Any] | None:
     return {**out, "sdy.sharding_rule": rule}
 
 
+def outside_of_jit(primitive: Any) -> Any:
+    """Runs a primitive of ours where nothing is traced, as a compiled program of its own.
+
+    That program is compiled under `jax.disable_jit` too, and `debug_nans` is obeyed here, since either would else ask for the
+    primitive again, for ever.
+    """
+    import jax
+
+    @functools.cache
+    def compiled(**facts: Any) -> Any:
+        return jax.jit(functools.partial(primitive.bind, **facts))
+
+    def run(*operands: Array, **facts: Any) -> Any:
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            out = compiled(**facts)(*operands)
+        debugged = jax.config.jax_debug_nans  # type: ignore[attr-defined]
+        if debugged and any(bool(jax.numpy.isnan(a).any()) for a in jax.tree.leaves(out)):
+            raise FloatingPointError(f"invalid value (nan) encountered in {primitive.name}")
+        return out
+
+    return run
+
+
 @functools.cache
 def _primitive() -> Any:
     import jax
@@ -213,13 +236,6 @@ def _primitive() -> Any:
 
     primitive = Primitive("anymax")
     primitive.multiple_results = True
-
-    @functools.cache
-    def compiled(**facts: Any) -> Any:
-        return jax.jit(functools.partial(primitive.bind, **facts))
-
-    def outside_of_jit(*operands: Array, **facts: Any) -> list[Array]:
-        return compiled(**facts)(*operands)
 
     def shapes(x: Any, *others: Any, op: str, **facts: Any) -> Any:
         if op != "index_loss":
@@ -241,7 +257,7 @@ def _primitive() -> Any:
         rule = jax.ffi.ffi_lowering(_TARGET, extra_attributes=_by_rows(ctx))
         return rule(ctx, *operands, param=np.float64(link.param), **attributes)
 
-    primitive.def_impl(outside_of_jit)
+    primitive.def_impl(outside_of_jit(primitive))
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, formula)

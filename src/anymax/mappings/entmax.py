@@ -17,6 +17,7 @@ from .._array import (
     known,
     like,
     log1p_over,
+    poison,
     power,
     safe,
     total,
@@ -117,7 +118,7 @@ class Entmax(Separable):
         if not (look and not bool(xp.any(steep))):
             low, q = pivot(x, keep, xp.where(steep, c, xp.ones_like(c)), xp)
             anchor, level = xp.where(steep, low, anchor), xp.where(steep, q, level)
-        return anchor, xp.where(c > -1.0, level, xp.nan * level)
+        return anchor, poison(level, ~(c > -1.0), xp)
 
     def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
         c = self._c(y, xp)
@@ -159,7 +160,7 @@ class Entmax(Separable):
         one, half = xp.ones_like(c), 0.5 * xp.ones_like(level)
         flat = _link_from(x - anchor, xp.where(steep, xp.zeros_like(level), level), xp.where(steep, one, c), xp)
         sharp = self._above(x, anchor, xp.where(steep, level, half), xp.where(steep, c, one), xp)
-        return xp.where(c > -1.0, xp.where(steep, sharp, flat), xp.nan * xp.ones_like(flat))
+        return poison(xp.where(steep, sharp, flat), ~(c > -1.0), xp)
 
     def _above(self, x: Array, anchor: Array, q: Array, c: Any, xp: Namespace) -> Array:
         gap = x - anchor

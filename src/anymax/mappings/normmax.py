@@ -14,6 +14,7 @@ from .._array import (
     finite_scores,
     is_array,
     like,
+    poison,
     power,
     safe,
     stop_gradient,
@@ -94,7 +95,7 @@ class NormMax(Mapping):
         near = xp.exp(r * xp.log1p(xp.where(inside, y, xp.zeros_like(y)) / level))
         if is_array(alpha):
             q = xp.where(inside, xp.where(alpha <= 2.0, near, power(base, r, xp)), xp.zeros_like(y))
-            q = xp.where(alpha > 1.0, q, xp.nan * xp.ones_like(q))
+            q = poison(q, ~(alpha > 1.0), xp)
         else:
             q = xp.where(inside, near, xp.zeros_like(y)) if alpha <= 2.0 else power(base, r, xp)
         z = total(q, xp)
@@ -106,7 +107,7 @@ class NormMax(Mapping):
         held = self.hold(x, xp)
         tau = held[..., :1] - held[..., 1:]
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -xp.inf * xp.ones_like(tau))
-        return xp.where(poisoned, xp.nan * xp.ones_like(tau), tau)
+        return poison(tau, poisoned, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         """The Hessian of tau: `J = diag(w) - w p^T - p w^T + <w, 1> p p^T`, `w_i = p_i^(2-alpha) ||p||^(alpha-1) / (alpha-1)`."""

@@ -27,10 +27,11 @@ from .._array import (
     floating,
     is_array,
     is_jax,
-    is_torch,
     like,
     log,
     namespace,
+    poison,
+    positions,
     safe,
     stop_gradient,
     total,
@@ -159,7 +160,7 @@ class PerturbMax(Mapping):
         z, keep, poisoned, high, scale = self._rows(x, xp)
         out = high + scale * (self._mean(z, xp) + self._excess(z, xp))
         out = xp.where(xp.any(keep, axis=-1, keepdims=True), out, -math.inf * xp.ones_like(out))
-        return xp.where(poisoned, math.nan * xp.ones_like(out), out)
+        return poison(out, poisoned, xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """`E max(x + eps) - E eps - <y, x>`, [..., 1], with gradient p - y: for y one-hot the Fenchel-Young loss, else the
@@ -176,7 +177,7 @@ class PerturbMax(Mapping):
         gap = -dot(y, xp.where(keep, z, xp.zeros_like(z)), xp)
         out = scale * (gap + self._excess(z, xp))
         out = xp.where(lost, math.inf * xp.ones_like(out), out)
-        return xp.where(poisoned, math.nan * xp.ones_like(out), out)
+        return poison(out, poisoned, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
         """0: the loss of a distribution y is the y-weighted mean of its classes' losses, not less their best value."""
@@ -214,7 +215,6 @@ class PerturbMax(Mapping):
         x = floating(given, xp)
         z, keep, poisoned, _, _ = self._rows(stop_gradient(upcast(x, xp)), xp)
         step = max(1, _CHUNK // max(1, math.prod(z.shape)))
-        index = xp.arange(z.shape[-1], device=z.device) if is_torch(z) else xp.arange(z.shape[-1])
         hits = xp.zeros_like(z)
         for i in range(0, samples, step):
             count = min(step, samples - i)
@@ -224,7 +224,7 @@ class PerturbMax(Mapping):
                 now = generator
             noisy = z[None, ...] + self.sample_noise((count, *z.shape), z, now)
             best = xp.argmax(noisy, axis=-1, keepdims=True)
-            hits = hits + xp.sum(xp.astype(best == index, z.dtype), axis=0)
+            hits = hits + xp.sum(xp.astype(best == positions(noisy, best.dtype, xp), z.dtype), axis=0)
         return xp.astype(finish(hits / samples, keep, poisoned, xp), x.dtype)
 
     def sample_noise(self, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -274,7 +274,7 @@ class PerturbMax(Mapping):
         way = counts(sign, xp)
         k = counts(xp.zeros_like(z[None, ..., :1]), xp) + xp.where(way > 0, 0 * way, 65 + 0 * way)
         for step in (16, 8, 4, 2, 1):
-            log_g = total(self.law.core(_pick(tables, k + step * way, xp) - z, xp)[0], xp)
+            log_g = total(self.law.core(_pick(tables, k + step * way, xp) - z[None, ...], xp)[0], xp)
             k = xp.where(sign * (log_g + goal) <= 0, k + step * way, k)
         ends = _pick(tables, k, xp)
         return ends[0, ...], ends[1, ...]

@@ -16,6 +16,7 @@ from .._array import (
     finish,
     finite_scores,
     is_array,
+    poison,
     stop_gradient,
     total,
     xlogx,
@@ -98,7 +99,7 @@ class SparseSoftmax(Mapping):
         first, _, _ = finite_scores(x, xp)
         tau = row_top(first, keep, xp) + xp.log(z)
         tau = xp.where(xp.any(keep, axis=-1, keepdims=True), tau, -math.inf * xp.ones_like(tau))
-        return xp.where(poisoned, math.nan * xp.ones_like(tau), tau)
+        return poison(tau, poisoned, xp)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         return p * (g - dot(p, g, xp))
