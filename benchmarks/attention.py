@@ -138,8 +138,9 @@ def attention_cases() -> Iterator[Case]:
     yield Case("attention", "entmax15", (1, 1, 16384, 64), memory, (Bar(SDPA),), note=f"peak below {MEGABYTES} MB")
     for length in (4096, 16384):
         for note in ("linear", "linear causal"):
-            limit = 1.0 if note == "linear" or length > 4096 else None
-            yield Case("attention", "taylor", (1, 1, length, 64), forward, (Bar(SDPA, at_most=limit),), note=note)
+            yield Case("attention", "taylor", (1, 1, length, 64), forward, (Bar(SDPA, at_most=1.0),), note=note)
+            both_ways = f"{note}, forward and backward"
+            yield Case("attention", "taylor", (1, 1, length, 64), both, (Bar(SDPA),), note=both_ways)
     yield Case(
         "attention", "taylor", (1, 1, 65536, 64), lengths, (Bar(WIDEST, at_most=1.25),), note="linear in the length"
     )
