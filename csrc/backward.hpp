@@ -451,7 +451,7 @@ inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_s
     bool dense = may && (s.map == ANYMAX_SOFTMAX || n <= 16);
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
-        const int64_t many = n / 8 + 8;
+        const int64_t many = n / 32 + 8;  // more: all of it
         c = nonzeros(p, n, C(0), may ? many : n, scratch);
         if (scratch.failed) return;
         dense = may && c.count > many;

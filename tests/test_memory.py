@@ -267,7 +267,7 @@ def run(value):
 def test_the_environment_says_how_much():
     assert run("0").stdout.split() == ["0", "0"]
     assert run("1.5").stdout.split() == [str(3 << 19), "1"]
-    assert run("").stdout.split() == [str(64 << 20), "1"]
+    assert run("").stdout.split() == [str(96 << 20), "1"]
     for wrong in ("much", "-1", "nan", "inf"):
         assert f"ANYMAX_KEPT_MB must be a number of megabytes (0: keep none), got '{wrong}'" in run(wrong).stderr
 

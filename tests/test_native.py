@@ -163,7 +163,8 @@ def test_backward_is_the_references(case, dtype, n):
 
 @each(SPARSE)
 @pytest.mark.parametrize("n", [256, 2000, 9000])
-def test_backward_from_the_saved_support(case, n):
+def test_backward_from_the_saved_support(case, n, monkeypatch):
+    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: min(n, max(128, n // 32)))
     x, g = rows(case, n, "float32", batch=(70,)), rows(case, n, "float32", batch=(70,), seed=3)
     p, saved = native.forward_saving(mapped(case), x)
     assert saved is not None
@@ -177,6 +178,24 @@ def test_backward_from_the_saved_support(case, n):
             assert torch.equal(p[r, index], saved.value[r, : int(count[r])])
     got, want = native.vjp(mapped(case), x, p, g, saved), native.vjp(mapped(case), x, p, g)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("n", [256, 512, 1000, 2048, 4096, 32000])
+def test_what_is_saved_of_normal_scores_has_room(n):
+    """Where there is none the forward has saved in vain: so a map with wider supports saves nothing."""
+    x, some = torch.randn(100, n), 0
+    for mapping in (
+        *(am.Sparsemax(), am.Entmax(1.5), am.Entmax(4 / 3), am.Entmax(1.25), am.NormMax()),
+        *(am.Budget(k) for k in (2, 10, 50)),
+        *(am.SparseSoftmax(k=k) for k in (10, 50, 200)),
+    ):
+        link = native.link_of(mapping)
+        size = native.capacity(link.code, link.param, 10_000, n)
+        some += size > 0
+        if size:
+            assert float(((native.forward(mapping, x) > 0).sum(-1) > size).float().mean()) < 0.2, mapping
+        assert native.capacity(link.code, link.param, 1, 1000) == 0
+    assert some >= 3
 
 
 LOSSES = tuple(c for c in SERVED if c.mapping.facts.has_potential and c.mass == 1.0)
@@ -734,7 +753,8 @@ def test_results_written_past_the_caches_are_those_of_their_pieces(n):
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(300, "float32"), (1003, "float32"), (5000, "float64"), (70001, "float32")])
-def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype):
+def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, monkeypatch):
+    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: min(n, max(128, n // 32)))
     rows = (30 << 20) // (n * (8 if dtype == "float64" else 4))
     x, g = (torch.randn(rows * n + 3, dtype=getattr(torch, dtype))[3:].view(rows, n) for _ in range(2))
     some = torch.randperm(rows)[:40]
@@ -1197,7 +1217,10 @@ def test_the_builtin_of_losses_in_its_long_form():
         pytest.skip("a torch without the exchange API")
     x, index, sparsemax = torch.randn(6, 300), torch.arange(6), am.Sparsemax()
     each, one, g, out = torch.full((6,), 7.0), torch.tensor(7.0), torch.tensor(0.5), torch.full((6, 300), 7.0)
-    saved, tau = native.saving(6, 300, 1, lambda count: torch.empty(count, dtype=torch.int32)), torch.empty(6)
+    saved, tau = (
+        native.saving(6, native.loss_capacity(300), 1, lambda count: torch.empty(count, dtype=torch.int32)),
+        torch.empty(6),
+    )
 
     def loss(kind=sparsemax, value=one, memory=saved.memory, capacity=saved.capacity, factor=0.5):
         _, code, param = short.link(kind)

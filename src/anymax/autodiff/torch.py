@@ -442,7 +442,7 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
         saved = memory = None
         if wants and not native.few(mapping, n):
             if native.sparse(code >> 8):
-                saved = native.saving(rows, n, 2 if x.dtype is torch.float64 else 1, _int32)
+                saved = native.saving(rows, native.loss_capacity(n), 2 if x.dtype is torch.float64 else 1, _int32)
                 memory = saved.memory
             elif code == 0:  # softmax
                 memory = torch.empty(rows, dtype=x.dtype, device="cpu")
@@ -485,7 +485,8 @@ class _Quick(torch.autograd.Function):
         n = x.shape[-1]
         rows = x.numel() // n
         words = 2 if x.dtype is torch.float64 else 1
-        saved = native.saving(rows, n, words, _int32) if native.pays(code >> 8, rows, n) else None
+        size = native.capacity(code >> 8, param, rows, n)
+        saved = native.saving(rows, size, words, _int32) if size else None
         memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
         p = call(code, param, x, None, None, None, memory, capacity)
         if p is None:

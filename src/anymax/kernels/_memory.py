@@ -22,8 +22,8 @@ HUGE = 2 << 20  # a huge page, which NumPy asks for in arrays of twice as much
 
 
 def _limit() -> int:
-    """The bytes that are kept: ANYMAX_KEPT_MB, or as many as malloc keeps at most."""
-    text = os.environ.get("ANYMAX_KEPT_MB") or "64"
+    """The bytes that are kept: ANYMAX_KEPT_MB, or what a result of LARGE bytes, its gradient and what is saved between them take."""
+    text = os.environ.get("ANYMAX_KEPT_MB") or "96"
     try:
         limit = int(float(text) * 2**20)
     except (ValueError, OverflowError):
