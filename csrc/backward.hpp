@@ -417,10 +417,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 const vf q = load_or(p, i, n, 0.0f);
                 weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
             }
-            for (i = 0; ahead && i < n; i += 16) {
-                __builtin_prefetch(p + W * n + i, 0, 2);
-                __builtin_prefetch(g + W * n + i, 0, 2);
-            }
+            for (i = 0; ahead && !past && i < n; i += 16) __builtin_prefetch(row(call.out, first + r) + i, 1);
         }
         const vf weighted = sums(dot);
         if (NORM) {
@@ -435,6 +432,10 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             const vf m = splat(mean[r]);
+            for (int64_t i = 0; ahead && i < n; i += 16) {
+                __builtin_prefetch(p + W * n + i);
+                __builtin_prefetch(g + W * n + i);
+            }
             write(row(call.out, first + r), 0, n, past, [&](int64_t i) {
                 const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
                 return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, n, 0.0f) * total[r] : v;

@@ -20,6 +20,7 @@ struct Batch {
     const float *x[W];
     float *out[W];
     const float *ahead;     // the scores of as many rows that come next, one after another; NULL where that is not known
+    bool through;           // where it is: results are written through the caches
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
@@ -80,6 +81,15 @@ ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
 }
 
 // -- what the kernels share --------------------------------------------------------------------------------------------------------
+
+// Asks for the scores of a row that comes next, and for the place of a row's results: a few at a time beside work, since no more than a dozen lines
+// are under way at once.
+ANYMAX_INLINE void ask_ahead(const Batch &b, int64_t r, int64_t n) {
+    for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
+}
+ANYMAX_INLINE void ask_result(const Batch &b, int64_t r, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(b.out[r] + i, 1);
+}
 
 // True where all are below infinity, and numbers.
 template <int G>
@@ -190,7 +200,10 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t room, uint32_t apa
     for (int64_t r = 0; r < W; r++) {
         float *to = b.side + r * b.step;
         int64_t at = 0;
-        for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
+        if (b.through)
+            ask_result(b, r, n);
+        else
+            ask_ahead(b, r, n);
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
@@ -321,6 +334,7 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool past) {
     store(less, s.lost);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
+        if (b.through) ask_ahead(b, r, n);
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const float *x = b.x[r];
@@ -485,7 +499,6 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
             s1 += d, s2 += d * d;
         }
         part[0][r] = most, part[1][r] = s1, part[2][r] = s2;
-        for (int64_t i = 0; b.ahead && i < n; i += 16) __builtin_prefetch(b.ahead + r * n + i, 0, 2);
     }
     const vf top_ = across(part[0], [](vf u, vf v) { return larger(u, v); });
     const vf mean = sums(part[1]) * each, deviation = root2(larger(sums(part[2]) * each - mean * mean, vf{})), center = load(at);
@@ -498,10 +511,11 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     uint32_t left = bits(deviation < inf32) & bits(deviation > 0.0f) & (uint32_t)((1ull << rows) - 1);  // neither is true of NaN
     for (int turn = 0; turn < 24 && left; turn++) {
         const vf between = low + (high - low) * (turn % 4 == 3 ? splat(0.5f) : (at_low - want + 0.5f) / (at_low - at_high + 0.25f));
-        middle = (middle > low) & (middle < high) ? middle : between;
+        middle = ((middle > low) & (middle < high)) ? middle : between;
         store(at, middle);
         for (uint32_t go = left; go; go &= go - 1) {
             const int64_t r = __builtin_ctz(go);
+            if (turn == 0 && b.through) ask_result(b, r, n);
             above[r] = (float)count_from(b.x[r], n, splat(at[r]));
         }
         const vf count = load(above);
@@ -521,6 +535,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         const float *x = b.x[r];
         const vf level = splat(at[r]), m = splat(b.top[r]);
         vf z{};
+        ask_ahead(b, r, n);
         for (int64_t i = 0; i < vectors; i += 4) {
             vf v[4], p[4];
             for (int64_t l = 0; l < 4; l++) v[l] = load_or(x, (i + l) * W, n, -inf32), p[l] = v[l] - m;
@@ -563,6 +578,7 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     scatter_lanes((const float *)b.turned, b.side, width<float>, b.most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
+        if (b.through) ask_ahead(b, r, n);
         if (b.count[r] < 0 || !(exact >> r & 1)) continue;
         done |= 1u << r;
         write_candidates<SCORES_FROM, SAVE>(b, r, n, past, b.side + r * b.step);
@@ -623,6 +639,7 @@ ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool past)
     scatter_lanes((const float *)b.other, b.side, width<float>, b.most, b.step);
     uint32_t done = 0;
     for (int64_t r = 0; r < rows; r++) {
+        if (b.through) ask_ahead(b, r, n);
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const float *from = b.side + r * b.step;

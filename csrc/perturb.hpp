@@ -1563,7 +1563,7 @@ inline int64_t perturb_work(int64_t n, int64_t nodes) {
 // p(x); x is finite but for -inf (masked classes: probability 0), one class at least is finite. tau, unless it is NULL, becomes E max(x + noise).
 template <class C>
 void perturb_forward(int noise, double scale, int64_t nodes, const C *x, int64_t n, C *p, double *tau, double *work) {
-    const perturb::Flush flush;
+    [[maybe_unused]] const perturb::Flush flush;
     const perturb::Row<C> row = perturb::read_row(x, n, scale);
     perturb::with_solver(noise, row, nodes, work, [&](auto &solver) {
         solver.forward(p);
@@ -1574,7 +1574,7 @@ void perturb_forward(int noise, double scale, int64_t nodes, const C *x, int64_t
 // J^T g, with p = p(x); p may be NULL.
 template <class C>
 void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p, const C *g, int64_t n, C *out, double *work) {
-    const perturb::Flush flush;
+    [[maybe_unused]] const perturb::Flush flush;
     perturb::Row<C> row = perturb::read_row(x, n, scale);
     row.g = g;
     row.mid = (double)g[row.top];
@@ -1596,7 +1596,7 @@ void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p,
 // E max(x + noise) - E noise - x[target], for a masked target infinite; p, unless it is NULL, becomes p(x).
 template <class C>
 double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, C *p, double *work) {
-    const perturb::Flush flush;
+    [[maybe_unused]] const perturb::Flush flush;
     const perturb::Row<C> row = perturb::read_row(x, n, scale);
     double value = 0.0;
     perturb::with_solver(noise, row, nodes, work, [&](auto &solver) {

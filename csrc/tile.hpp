@@ -483,7 +483,7 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scala
         high = excess < V{} ? tau : high;
         const V half = low + (high - low) * scalar<V>(0.5);
         V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
-        next = (next > low) & (next < high) ? next : half;
+        next = ((next > low) & (next < high)) ? next : half;
         const auto go = (absolute(excess) > k * fine) & (next != tau);
         if (!bits(go)) break;
         tau = go ? next : tau;
@@ -495,7 +495,7 @@ ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scala
 // the edge and the largest score.
 constexpr float FAR = 1e4f;  // scores so far apart are for another way: floats say too little of them
 ANYMAX_INLINE vd share(vd t, vd lost) {
-    return (t > vd{}) & (t < 1.0) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
+    return ((t > vd{}) & (t < 1.0)) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
 }
 ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
 inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, double k) {

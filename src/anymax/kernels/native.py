@@ -588,7 +588,7 @@ def capacity(kind: int, param: float, rows: int, n: int) -> int:
     if n < (4096 if wide else 768 if kind == 2 and param < 1.45 else 256):
         return 0
     size = max(n // 24, min(n // 8, 1024)) if wide else max(n // 32, min(n // 8, 256))
-    return 0 if (kind == 5 and param * 16 > n) or (kind == 3 and param * 3 > size) else size
+    return 0 if (kind == 5 and param * 16 > n) or (kind == 3 and param * 2.4 > size) else size
 
 
 def saving(rows: int, size: int, words: int, room: Callable[[int], Array]) -> Saved:
