@@ -185,7 +185,15 @@ def test_what_is_saved_of_normal_scores_has_room(n):
     """Where there is none the forward has saved in vain: so a map with wider supports saves nothing."""
     x, some = torch.randn(100, n), 0
     for mapping in (
-        *(am.Sparsemax(), am.Entmax(1.5), am.Entmax(4 / 3), am.Entmax(1.25), am.NormMax()),
+        *(
+            am.Sparsemax(),
+            am.Entmax(1.5),
+            am.Entmax(4 / 3),
+            am.Entmax(1.25),
+            am.Entmax(1.2),
+            am.Entmax(1.0),
+            am.NormMax(),
+        ),
         *(am.Budget(k) for k in (2, 10, 50)),
         *(am.SparseSoftmax(k=k) for k in (10, 50, 200)),
     ):

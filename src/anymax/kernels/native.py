@@ -580,14 +580,13 @@ def sparse(kind: int) -> bool:
 
 def capacity(kind: int, param: float, rows: int, n: int) -> int:
     """How many non-zeros of each row are saved for the backward; 0 where that doesn't pay: not sparse enough, or too small a call."""
-    if not sparse(kind) or rows * n < 16384:
+    if not sparse(kind) or rows * n < 16384 or (kind == 2 and param < 1.22):
         return 0
-    wide = (
-        kind == 2 and param < 1.3
-    )  # of 1,000 normal scores 230 have a probability at alpha = 1.25, 75 at 4/3, 18 at 3/2
-    if n < (4096 if wide else 768 if kind == 2 and param < 1.45 else 256):
+    # of 1,000 normal scores entmax 1.25 leaves 230, 4/3 75 and 3/2 18
+    wide, wider = kind == 2 and param < 1.45, kind == 2 and param < 1.3
+    if n < (4096 if wider else 768 if wide else 256):
         return 0
-    size = max(n // 24, min(n // 8, 1024)) if wide else max(n // 32, min(n // 8, 256))
+    size = max(n // 24, min(n // 8, 1024)) if wider else max(n // 32, min(n // 8, 256))
     return 0 if (kind == 5 and param * 16 > n) or (kind == 3 and param * 2.4 > size) else size
 
 
