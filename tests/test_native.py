@@ -164,7 +164,7 @@ def test_backward_is_the_references(case, dtype, n):
 @each(SPARSE)
 @pytest.mark.parametrize("n", [256, 2000, 9000])
 def test_backward_from_the_saved_support(case, n, monkeypatch):
-    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: min(n, max(128, n // 32)))
+    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: native.loss_capacity(n))
     x, g = rows(case, n, "float32", batch=(70,)), rows(case, n, "float32", batch=(70,), seed=3)
     p, saved = native.forward_saving(mapped(case), x)
     assert saved is not None
@@ -762,7 +762,7 @@ def test_results_written_past_the_caches_are_those_of_their_pieces(n):
 
 @pytest.mark.parametrize(("n", "dtype"), [(300, "float32"), (1003, "float32"), (5000, "float64"), (70001, "float32")])
 def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, monkeypatch):
-    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: min(n, max(128, n // 32)))
+    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: native.loss_capacity(n))
     rows = (30 << 20) // (n * (8 if dtype == "float64" else 4))
     x, g = (torch.randn(rows * n + 3, dtype=getattr(torch, dtype))[3:].view(rows, n) for _ in range(2))
     some = torch.randperm(rows)[:40]

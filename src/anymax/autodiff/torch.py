@@ -487,12 +487,10 @@ class _Quick(torch.autograd.Function):
         words = 2 if x.dtype is torch.float64 else 1
         size = native.capacity(code >> 8, param, rows, n)
         saved = native.saving(rows, size, words, _int32) if size else None
-        memory, capacity = (saved.memory, saved.capacity) if saved else (None, 0)
-        p = call(code, param, x, None, None, None, memory, capacity)
+        p = call(code, param, x, None, None, None, saved and saved.memory, size)
         if p is None:
-            p, saved = reference.forward(mapping, x), None
-        capacity = saved.capacity if saved else 0
-        ctx.call = mapping, call, code | native.VJP, param, capacity, saved and saved[1:]
+            p, saved, size = reference.forward(mapping, x), None, 0
+        ctx.call = mapping, call, code | native.VJP, param, size, saved and saved[1:]
         ctx.save_for_backward(p, x if mapping.needs_scores else saved and saved.memory)
         return p
 

@@ -590,14 +590,14 @@ def capacity(kind: int, param: float, rows: int, n: int) -> int:
     return 0 if (kind == 5 and param * 16 > n) or (kind == 3 and param * 2.4 > size) else size
 
 
-def saving(rows: int, size: int, words: int, room: Callable[[int], Array]) -> Saved:
-    """`room` of so many int32 for `size` non-zeros of each row, each of so many words."""
-    return Saved(room(rows * (size * (words + 1) + 1)), rows, size, words)
-
-
 def loss_capacity(n: int) -> int:
     """The same for the gradient of a loss, which would have to solve the row anew."""
     return min(n, max(128, n // 32))
+
+
+def saving(rows: int, size: int, words: int, room: Callable[[int], Array]) -> Saved:
+    """`room` of so many int32 for `size` non-zeros of each row, each of so many words."""
+    return Saved(room(rows * (size * (words + 1) + 1)), rows, size, words)
 
 
 def _link(mapping: Mapping) -> Link:
@@ -660,7 +660,8 @@ def forward_saving(
     """p(x), and its non-zeros where the map is sparse and the call large enough for them to pay."""
     rows, n = math.prod(x.shape[:-1]), x.shape[-1]
     link = _link(mapping)
-    size = capacity(link.code, link.param if link.params is None else 1.5, rows, n)
+    param = link.param if link.params is None else 1.5  # rows with a parameter each: as those of entmax 3/2
+    size = capacity(link.code, param, rows, n)
     saved = _saved(x, rows, size) if size else None
     return _forward(FORWARD, mapping, x, mask, out, saved), saved
 
