@@ -261,7 +261,7 @@ ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64
     if (n <= 24 * width<float>) return 0;
     vi above{};
     for (int64_t j = 0; j < cells; j++) above -= cell[j] > edge;
-    return bits(above < (int32_t)(cells - cells / 8));
+    return bits(above < (int32_t)(cells / 2));
 }
 
 // Zeros but for the candidates, whose results lie at `from` in their order.
@@ -563,8 +563,11 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, uint32_t left,
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
     batch_collect<SCORES_FROM>(b, n, LEAST, 0);
-    low = b.turned[0];  // the lowest candidate; the lanes end in -inf, which are none
-    for (int64_t j = 1; j < b.most; j++) low = smaller(low, b.turned[j] > -inf32 ? b.turned[j] : low);
+    if (bits(low == splat(-lanes_max(0.0f)))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
+        vf least = high;
+        for (int64_t j = 0; j < b.most; j++) least = smaller(least, b.turned[j] > -inf32 ? b.turned[j] : least);
+        low = larger(low, least);
+    }
     float counts[W];
     for (int64_t r = 0; r < W; r++) counts[r] = (float)b.count[r];
     return lanes_count<float>(b.turned, b.most, want, low, load(counts), high, 40);
@@ -716,7 +719,11 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     int64_t groups = n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4;
     while (groups < 16 && groups * W < 2 * rank && groups * 2 * W <= n) groups *= 2;
     const int64_t cells = batch_cells(b, rows, n, groups);
-    const vf low_ = below_largest(b, cells, rank, 8), edge = low_ - 1.0f - (absolute(low_) + 1.0f) * 1e-6f;
+    const vf low_ = below_largest(b, cells, rank, 8);
+    vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
+    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) { return b.turned[i] - low_; });
+    const vf slack = absolute(low_) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
+    const vf edge = low_ - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
     const vf high_ = load(b.top);
     store(b.edge, edge);
     const uint32_t apart = few_vectors(b.turned, cells, edge, n), far = bits(~(high_ - low_ < FAR));

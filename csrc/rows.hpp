@@ -263,6 +263,7 @@ struct Scan {
     bool sound;  // no NaN and no +inf
     C *cells;    // vectors of maxima of disjoint sets of entries
     int64_t count, block;
+    double level;  // where to begin on the row, by them; 0 where that is not known
 };
 
 template <class C>
@@ -495,18 +496,24 @@ inline Candidates<C> collect_from(const C *x, int64_t n, const Scan<C> &s, C bou
 
 // -- the threshold ------------------------------------------------------------------------------------------------------------------------
 
+// Maxima of a few disjoint sets of entries, in up to four vectors: how many.
+constexpr int FEW = 4;
+template <class C>
+inline int few_cells(const Scan<C> &s, vec<C> *a) {
+    constexpr int64_t W = width<C>;
+    for (int j = 0; j < FEW; j++) a[j] = splat(-infinity<C>);
+    int64_t k = 0;
+    for (; k + FEW <= s.count; k += FEW)
+        for (int j = 0; j < FEW; j++) a[j] = larger(a[j], load(s.cells + (k + j) * W));
+    for (; k < s.count; k++) a[k % FEW] = larger(a[k % FEW], load(s.cells + k * W));
+    return s.count < FEW ? (int)s.count : FEW;
+}
+
 // A level that is surely not below the row's: three Newton steps on the maxima of disjoint sets of entries, which the whole row only adds to.
 template <class C, class L>
 inline C level_of_cells(const L &link, const Scan<C> &s) {
-    constexpr int64_t W = width<C>;
-    constexpr int K = 4;
-    vec<C> a[K];
-    for (auto &v : a) v = splat(-infinity<C>);
-    int64_t k = 0;
-    for (; k + K <= s.count; k += K)
-        for (int j = 0; j < K; j++) a[j] = larger(a[j], load(s.cells + (k + j) * W));
-    for (; k < s.count; k++) a[k % K] = larger(a[k % K], load(s.cells + k * W));
-    int used = s.count < K ? (int)s.count : K;
+    vec<C> a[FEW];
+    const int used = few_cells(s, a);
     const vec<C> high = splat(s.top);
     C level = (C)link.start;
     for (int step = 0; step < 3; step++) {
@@ -730,82 +737,106 @@ inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n
     });
 }
 
-// True where so many of the cells reach above the bound that the candidates would be most of the row.
+// The cells that reach above the bound.
 template <class C>
-inline bool crowded(const Scan<C> &s, C bound) {
+inline int64_t cells_above(const Scan<C> &s, C bound) {
     constexpr int64_t W = width<C>;
     const vec<C> high = splat(s.top), limit = splat(bound);
     int64_t above = 0;
     for (int64_t k = 0; k < s.count; k++) above += __builtin_popcount(bits((load(s.cells + k * W) - high) > limit));
-    return above * 5 > s.count * W * 4;
+    return above;
+}
+// True where they are so many that the candidates would be most of the row.
+template <class C>
+inline bool crowded(const Scan<C> &s, C bound) {
+    return cells_above(s, bound) * 5 > s.count * width<C> * 4;
 }
 
 // -- above alpha = 2: the link is infinitely steep at the edge of the support, so the row is anchored at its smallest supported score ---------
 
-inline void sort_down(double *v, int64_t n) {  // heap sort: no recursion, no worst case
-    auto sift = [&](int64_t i, int64_t size) {
-        double w = v[i];
-        for (int64_t child; (child = 2 * i + 1) < size; i = child) {
-            if (child + 1 < size && v[child + 1] < v[child]) child++;
-            if (!(v[child] < w)) break;
-            v[i] = v[child];
-        }
-        v[i] = w;
-    };
-    for (int64_t i = n / 2 - 1; i >= 0; i--) sift(i, n);
-    for (int64_t size = n - 1; size > 0; size--) {
-        double w = v[0];
-        v[0] = v[size];
-        v[size] = w;
-        sift(0, size);
-    }
-}
-
-// sum over y > anchor of (c (y - anchor))^r, and with q: sum over y >= anchor of (q^c + c (y - anchor))^r and its slope in q.
+// sum over y > anchor of (q^c + c (y - anchor))^r, and its slope in q but for the anchor's own.
 inline double steep_sum(const double *y, int64_t count, double anchor, double c, double q, double *slope) {
     constexpr int64_t W = width<double>;
     const double r = 1.0 / c, base = q > 0.0 ? ::exp(c * ::log(q)) : 0.0, log_q = q > 0.0 ? ::log(q) : 0.0;
     vd s0{}, s1{};
     for (int64_t i = 0; i < count; i += W) {
-        vd gap = load(y + i) - anchor;
-        vd u = gap * c + base;
-        vl in = (gap >= vd{}) & (u > vd{});
-        vd l = log(in ? u : all<vd>(1.0)) * r;
-        vl tiny = (gap == vd{}) & (u < 1e-300);  // q^c underflows: the anchor itself has q
-        if (q > 0.0) {
-            in |= tiny;
-            l = tiny ? all<vd>(log_q) : l;
-        }
+        const vd gap = load(y + i) - anchor;
+        const vl in = gap > vd{};
+        if (!bits(in)) continue;
+        const vd l = log(in ? gap * c + base : all<vd>(1.0)) * r;
         s0 += in ? exp(l) : vd{};
-        if (slope) s1 += in ? exp((log_q - l) * (c - 1.0)) : vd{};
+        if (slope && q > 0.0) s1 += in ? exp((log_q - l) * (c - 1.0)) : vd{};
     }
     if (slope) *slope = sum(s1);
     return sum(s0);
 }
 
-// Replaces y by p; returns tau - top.
-inline double steep(double c, double *y, int64_t count, double *sorted) {
-    memcpy(sorted, y, (size_t)count * sizeof(double));
-    sort_down(sorted, count);
-    int64_t inside = 0, outside = count;
-    while (outside - inside > 1) {
-        int64_t middle = inside + (outside - inside) / 2;
-        if (steep_sum(y, count, sorted[middle], c, 0.0, nullptr) < 1.0)
-            inside = middle;
+// The smallest y of the support: that for which the ones above it sum to less than 1. y ends in -1e300 up to a whole vector.
+inline double steep_anchor(const double *y, int64_t count, double c) {
+    constexpr int64_t W = width<double>;
+    auto least_from = [&](double from, bool itself) {  // the smallest y above it
+        vd least = all<vd>(inf64);
+        for (int64_t i = 0; i < count; i += W) {
+            const vd v = load(y + i);
+            const vl in = itself ? v >= from : v > from;
+            least = in ? (v < least ? v : least) : least;
+        }
+        return -top(-least);
+    };
+    vd most = all<vd>(-1e300);
+    for (int64_t i = 0; i < count; i += W) most = larger(most, load(y + i));
+    double inside = top(most), least = least_from(-1e299, true), empty = inside;  // none lies in [empty, inside)
+    for (double next = least; least < inside;) {
+        if (steep_sum(y, count, next, c, 0.0, nullptr) < 1.0)
+            inside = empty = next;
         else
-            outside = middle;
+            least = least_from(next, false);
+        do {
+            const double middle = 0.5 * (least + empty);
+            next = middle > least && middle < empty ? least_from(middle, true) : least;
+            if (next == inside) empty = middle;
+        } while (next == inside && least < inside);
     }
-    const double anchor = sorted[inside];
-    int64_t size = inside + 1;
-    while (size < count && sorted[size] == anchor) size++;
+    return inside;
+}
+
+// tau - top of a few cells, which is no larger than the row's, by bisection of its logarithm.
+template <class C>
+inline double steep_bound(double c, const Scan<C> &s) {
+    vec<C> a[FEW];
+    const int used = few_cells(s, a);
+    const vec<C> high = splat(s.top);
+    double near = ::exp(-c * ::log((double)(used * width<C>))) / c, far = 1.0 / c;  // the cells alike, or all but one far below
+    for (int turn = 0; turn < 12; turn++) {
+        const double middle = sqrt(near * far);
+        vec<C> total{};
+        for (int j = 0; j < used; j++) {
+            const vec<C> u = (a[j] - high) * (C)c + (C)(c * middle);
+            total += u > vec<C>{} ? exp(log(u) * (C)(1.0 / c)) : vec<C>{};
+        }
+        (sum(total) >= C(1) ? far : near) = middle;
+    }
+    return -far * (1.0 + 1e-4);
+}
+
+// Replaces y by p; returns tau - top. `above` has room for as many.
+inline double steep(double c, double *y, int64_t count, double *above) {
+    constexpr int64_t W = width<double>;
+    const double anchor = steep_anchor(y, count, c);
+    int64_t size = 0, more = 0;  // at the anchor and above it
+    for (int64_t i = 0; i < count; i++) {
+        above[more] = y[i];
+        more += y[i] > anchor, size += y[i] == anchor;
+    }
+    for (int64_t i = more; i < more + W; i++) above[i] = -1e300;
     double low = 0.0, high = 1.0 / (double)size, q = high;
     for (int turn = 0; turn < 200; turn++) {
-        double slope, excess = steep_sum(y, count, anchor, c, q, &slope) - 1.0;
+        double slope, excess = steep_sum(above, more, anchor, c, q, &slope) + (double)size * q - 1.0;
         if (excess > 0.0)
             high = q;
         else
             low = q;
-        double next = q - excess / slope;
+        double next = q - excess / (slope + (double)size);
         if (!(next > low && next < high)) next = fabs(excess) < 1e-15 ? q : 0.5 * (low + high);
         if (fabs(next - q) <= 2e-16 * q || next == q) {
             q = next;
@@ -813,13 +844,13 @@ inline double steep(double c, double *y, int64_t count, double *sorted) {
         }
         q = next;
     }
-    constexpr int64_t W = width<double>;
     const double base = q > 0.0 ? ::exp(c * ::log(q)) : 0.0, r = 1.0 / c;
     for (int64_t i = 0; i < count; i += W) {
-        vd gap = load(y + i) - anchor;
-        vd u = gap * c + base;
-        vd p = u > 1e-300 ? exp(log(u) * r) : all<vd>(q);
-        store(y + i, gap >= vd{} ? p : vd{});
+        const vd gap = load(y + i) - anchor;
+        const vl in = gap > vd{};
+        vd p = gap == vd{} ? all<vd>(q) : vd{};
+        if (bits(in)) p = in ? exp(log(in ? gap * c + base : all<vd>(1.0)) * r) : p;
+        store(y + i, p);
     }
     return anchor - base / c;
 }

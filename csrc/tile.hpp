@@ -96,28 +96,34 @@ ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
 #endif
 
 // The level t of each lane for which `want` of v (n, in eights) are >= t; where there is none within `turns` turns (ties), `low` is the best that has
-// more. Levels are guessed until at most three entries are missing; those are taken one by one, each as the largest below the last.
+// more. Levels are guessed until at most three entries are missing; those are taken one by one, each as the largest below the last. The guess is where
+// the logarithm of the count would be that of `want` on a straight line (log(a / b) as 2 (a - b) / (a + b)), for counts fall off like that in a tail;
+// an end of the bracket that stays while the other one moves twice counts half.
 template <class C>
 ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C> &low, vec<C> at_low, vec<C> high, int turns) {
-    vec<C> at_high = splat(C(1)), below = high;
+    vec<C> at_high = splat(C(1)), below = high, less_low = splat(C(1)), less_high = less_low;
     const ints<C> never = ~(low < high);
-    ints<C> found = at_low == want, known{};
+    ints<C> found = at_low == want, known{}, raised{};
     for (int turn = 0; turn < turns && !every<C>(found | never); turn++) {
-        vec<C> part = turn % 4 == 3 ? splat(C(0.5)) : (at_low - want + C(0.75)) / (at_low - at_high + C(0.5));
+        const vec<C> from = at_low + C(0.75), to = at_high - C(0.25);
+        const vec<C> a = (from - want) * (want + to) * less_low, b = (want - to) * (from + want) * less_high;
+        const vec<C> part = turn > 4 && turn % 4 == 3 ? splat(C(0.5)) : a / (a + b);
         vec<C> middle = larger(low + (high - low) * part, low);
         middle = (known & (at_high >= want - C(3))) ? below : middle;
-        vec<C> a{}, b{}, under_a = low, under_b = low;
+        vec<C> s{}, t{}, under_s = low, under_t = low;
         for (int64_t i = 0; i < n; i += 8)
             for (int64_t j = 0; j < 8; j += 2) {
-                count_step(v[i + j], middle, a, under_a);
-                count_step(v[i + j + 1], middle, b, under_b);
+                count_step(v[i + j], middle, s, under_s);
+                count_step(v[i + j + 1], middle, t, under_t);
             }
-        const vec<C> count = a + b;
-        const ints<C> go = ~(found | never), many = count >= want;
-        low = (go & many) ? middle : low, at_low = (go & many) ? count : at_low;
-        high = (go & ~many) ? middle : high, at_high = (go & ~many) ? count : at_high;
-        below = (go & ~many) ? larger(under_a, under_b) : below;
-        known |= go & ~many;
+        const vec<C> count = s + t;
+        const ints<C> go = ~(found | never), up = go & (count >= want), down = go & ~up;
+        less_high = (up & raised) ? less_high * C(0.5) : down ? splat(C(1)) : less_high;
+        less_low = (down & known & ~raised) ? less_low * C(0.5) : up ? splat(C(1)) : less_low;
+        low = up ? middle : low, at_low = up ? count : at_low;
+        high = down ? middle : high, at_high = down ? count : at_high;
+        below = down ? larger(under_s, under_t) : below;
+        known |= down, raised = (raised | up) & ~down;
         found |= go & (count == want);
     }
     return found;
@@ -453,20 +459,37 @@ template <class V>
 struct ClipSums {
     V part, inside, full;
 };
+template <class V>
+ANYMAX_INLINE void clip_step(V v, ClipSums<V> &s) {
+    const V one = all<V>(scalar<V>(1));
+    const auto full = v >= one, some = v > V{};
+    s.part += some ? (full ? V{} : v) : V{};
+    s.inside += some ? one : V{};
+    s.full += full ? one : V{};
+}
+#if defined(__AVX512F__)
+ANYMAX_INLINE void clip_step(vf v, ClipSums<vf> &s) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ), full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
+    s.part = (vf)_mm512_mask_add_ps((__m512)s.part, _mm512_kandn(full, some), (__m512)s.part, (__m512)v);
+    s.inside = (vf)_mm512_mask_add_ps((__m512)s.inside, some, (__m512)s.inside, one);
+    s.full = (vf)_mm512_mask_add_ps((__m512)s.full, full, (__m512)s.full, one);
+}
+ANYMAX_INLINE void clip_step(vd v, ClipSums<vd> &s) {
+    const __m512d one = _mm512_set1_pd(1.0);
+    const __mmask8 some = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ), full = _mm512_cmp_pd_mask((__m512d)v, one, _CMP_GE_OQ);
+    s.part = (vd)_mm512_mask_add_pd((__m512d)s.part, (__mmask8)(some & ~full), (__m512d)s.part, (__m512d)v);
+    s.inside = (vd)_mm512_mask_add_pd((__m512d)s.inside, some, (__m512d)s.inside, one);
+    s.full = (vd)_mm512_mask_add_pd((__m512d)s.full, full, (__m512d)s.full, one);
+}
+#endif
 template <class V, class F>
 ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
-    typedef scalar<V> C;
     ClipSums<V> s{};
     for (int64_t i = 0; i < n; i += 8) {  // sums of eight: the rounding of one long sum would show
-        ClipSums<V> t{};
-        for (int64_t j = i; j < i + 8; j++) {
-            const V v = x(j) - tau;
-            const auto full = v >= all<V>(C(1)), some = v > V{};
-            t.part += some ? (full ? V{} : v) : V{};
-            t.inside += some ? all<V>(C(1)) : V{};
-            t.full += full ? all<V>(C(1)) : V{};
-        }
-        s.part += t.part, s.inside += t.inside, s.full += t.full;
+        ClipSums<V> t{}, u{};
+        for (int64_t j = i; j < i + 8; j += 2) clip_step(x(j) - tau, t), clip_step(x(j + 1) - tau, u);
+        s.part += t.part + u.part, s.inside += t.inside + u.inside, s.full += t.full + u.full;
     }
     s.inside = s.inside - s.full;
     return s;

@@ -57,14 +57,54 @@ static Support<C> threshold_row(const L &link, const C *x, int64_t n, Finish fin
     return Support<C>{c.index, y, c.count, tau, true, true};
 }
 
-// Where to begin on a row: a level that is surely not too low, and the bound that all of the support lies above.
+// The sums of all the cells at a level; none where they would take too long beside what they save.
+template <class C, int R>
+static Sums2 sums_of_cells(const Power<R> &link, const Scan<C> &s, double level) {
+    if (s.block < 16) return Sums2{0.0, 0.0};
+    return sweep<C, R>(s.cells, s.count * width<C>, Ground<C, R>(s.top, link.tau(level)));
+}
+static Sums2 sums_of_cells(const Curve &curve, const Scan<float> &s, double level) {
+    return curve_sums(curve, s.cells, s.count * width<float>, s.top, (float)level);
+}
+template <class C>
+static Sums2 sums_of_cells(const AnyPower &link, const Scan<C> &s, double level) {
+    const auto at = link.at(level);
+    const vec<C> high = splat(s.top);
+    vd wide0{}, wide1{};
+    for (int64_t k = 0; k < s.count; k++) {
+        vec<C> value, rate;
+        at.terms(load(s.cells + k * width<C>) - high, value, rate);
+        wide0 = widen_add(wide0, value), wide1 = widen_add(wide1, rate);
+    }
+    return Sums2{sum(wide0), sum(wide1)};
+}
+
+// Where to begin on a row: a level that is surely not too low, and the bound that all of the support lies above. A few of the cells tell enough where the
+// support is small; of a long row of much alike scores they all do.
 template <class C, class L>
 static C bound_of(const L &link, const Scan<C> &s, double &level) {
-    double guess = (double)level_of_cells(link, s);
-    double margin = sizeof(C) == 4 ? 2e-5 : 1e-12;
-    double loose = link.near_one() ? guess + margin * (1.0 + fabs(guess)) : guess + margin;
-    level = loose < link.start ? loose : link.start;
-    return (C)(link.reach(level) - margin / link.slope * 0.5);
+    const double margin = sizeof(C) == 4 ? 2e-5 : 1e-12;
+    auto above = [&] { return (C)(link.reach(level) - margin / link.slope * 0.5); };
+    if (s.level > 0.0) {
+        level = s.level;
+        return above();
+    }
+    auto loosened = [&](double guess) {
+        const double loose = link.near_one() ? guess + margin * (1.0 + fabs(guess)) : guess + margin;
+        return loose < link.start ? loose : link.start;
+    };
+    level = loosened((double)level_of_cells(link, s));
+    if (link.near_one() || cells_above(s, above()) * 4 < s.count * width<C>) return above();
+    double guess = level;
+    for (int turn = 0; turn < 8; turn++) {
+        const Sums2 sums = sums_of_cells(link, s, guess);
+        const double fall = link.step(sums.s0, sums.s1);
+        if (!(fall > 0.0) || !(fall < guess)) break;
+        guess -= fall;
+        if (fall <= 0.01 * sums.s0 / sums.s1) break;
+    }
+    level = loosened(guess);
+    return above();
 }
 
 template <class C>
@@ -91,40 +131,22 @@ static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, c
     Scan<C> s = scan(x, n, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
     C bound = (C)(-1.0 / c * (1.0 + 1e-6));
+    if (cells_above(s, bound) > 12) bound = larger(bound, (C)steep_bound(c, s));
     if (!(bound < 0)) bound = C(-1e-37);  // the largest score itself is above any
     Candidates<C> k = collect(x, n, s, bound, scratch);
     double *y = widen(k, s.top, scratch);
-    double *sorted = scratch.take<double>(SORTED, k.count + 8);
+    double *above = scratch.take<double>(SORTED, k.count + width<double>);
     if (scratch.failed) return poisoned<C>(true, false);
-    double tau = steep(c, y, k.count, sorted);
+    double tau = steep(c, y, k.count, above);
     return Support<C>{k.index, y, k.count, (double)s.top + tau, true, true};
 }
 
-// clip(y + level, 0, 1) that sums to k: the anchor is the ceil(k)-th largest score, where the level lies in [0, 1].
-template <class C>
-static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
-    Scan<C> s = scan(x, n, scratch, team);
-    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
-    int64_t rank_ = k < (double)n ? (int64_t)::ceil(k) : n;
-    if (rank_ < 1) rank_ = 1;
-    C bound = reached_by(s, rank_);
-    if (bound != -infinity<C>) bound = bound - C(1) - C(1e-6) * (C(1) + (bound < 0 ? -bound : bound));
-    Candidates<C> c = collect_from(x, n, s, bound, scratch);
-    if (scratch.failed) return poisoned<C>(true, false);
-    const int64_t count = c.count;
-    if (count < rank_) rank_ = count;
-    const C edge = select(c.value, count, rank_, 0, lowest_of(c.value, count), count, s.top);
-    C anchor = s.top;
-    for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
-    double *y = widen(c, anchor, scratch);
-    if (scratch.failed) return poisoned<C>(true, false);
-    if (k >= (double)count) {
-        for (int64_t i = 0; i < count; i++) y[i] = 1.0;
-        return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
-    }
-    double low = 0.0, high = 1.0, level = 0.5;
-    const double mass = k;
-    double excess = 0.0;
+// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie between.
+struct Filled {
+    double level, lost;
+};
+static Filled budget_level(const double *y, int64_t count, double k) {
+    double low = 0.0, high = 1.0, level = 0.5, excess = 0.0;
     int64_t inside = 0;
     for (int turn = 0; turn < 200; turn++) {
         vd s0{};
@@ -143,7 +165,7 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         }
         inside = 0;
         for (int64_t j = 0; j < width<double>; j++) inside -= s1[j];
-        excess = (sum(s0) - mass) + (double)full;
+        excess = (sum(s0) - k) + (double)full;
         if (excess > 0.0)
             high = level;
         else
@@ -154,7 +176,43 @@ static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, 
         if (!(next > low && next < high)) break;
         level = next;
     }
-    const double lost = inside ? excess / (double)inside : 0.0;
+    return Filled{level, inside ? excess / (double)inside : 0.0};
+}
+
+// clip(y + level, 0, 1) that sums to k: the anchor is the ceil(k)-th largest score, where the level lies in [0, 1].
+template <class C>
+static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
+    int64_t rank_ = k < (double)n ? (int64_t)::ceil(k) : n;
+    if (rank_ < 1) rank_ = 1;
+    const C reached = reached_by(s, rank_);
+    C bound = reached;
+    if (reached != -infinity<C>) {
+        const C slack = C(1e-6) * (C(1) + (reached < 0 ? -reached : reached));
+        bound = reached - C(1) - slack;
+        if (s.block == 16 && cells_above(s, bound - s.top) * 2 > s.count * width<C>) {  // of a long row of much alike scores: by all its cells
+            const int64_t cells = s.count * width<C>;
+            double *y = scratch.take<double>(WIDE, cells);
+            if (!y) return poisoned<C>(true, false);
+            for (int64_t i = 0; i < cells; i += width<double>) store(y + i, load_wide(s.cells + i) - (double)reached);
+            bound = larger(bound, reached - (C)(budget_level(y, cells, k).level * (1.0 + 1e-6)) - slack);
+        }
+    }
+    Candidates<C> c = collect_from(x, n, s, bound, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    const int64_t count = c.count;
+    if (count < rank_) rank_ = count;
+    const C edge = select(c.value, count, rank_, 0, lowest_of(c.value, count), count, s.top);
+    C anchor = s.top;
+    for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
+    double *y = widen(c, anchor, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    if (k >= (double)count) {
+        for (int64_t i = 0; i < count; i++) y[i] = 1.0;
+        return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
+    }
+    const auto [level, lost] = budget_level(y, count, k);
     for (int64_t i = 0; i < count; i++) {
         double t = y[i] + level;
         if (t > 0.0 && t < 1.0) {
@@ -286,6 +344,7 @@ static bool swept_row(const anymax_call &call, int64_t row, const C *x, Scan<C> 
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
     double level;
     C bound = bound_of(Power<R>(), s, level);
+    known.level = level;
     if ((n > SHORT || (R > 2 && sizeof(C) == 4)) && !crowded(s, bound)) return false;
     const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);

@@ -89,6 +89,33 @@ def test_forward_of_flat_and_of_peaked_rows(case, dtype, sigma):
     assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
 
 
+ALIKE = {
+    "flat": lambda z: z * 0.02,
+    "nearly flat": lambda z: z * 1e-4,
+    "the same": lambda z: z * 0.0,
+    "two kinds": lambda z: (z > 0).astype(float) * 0.1,
+    "a ramp": lambda z: np.linspace(0.0, 0.1, z.size).reshape(z.shape),
+    "one above a shelf": lambda z: z * 0.01 + (np.arange(z.shape[-1]) == 7),
+}
+
+
+@each(SPARSE)
+@pytest.mark.parametrize("scores", ALIKE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [100, 1500, 20_000])
+def test_many_classes_that_are_much_alike(case, dtype, scores, n):
+    """What the maxima of parts of a row say of its threshold leaves nothing out."""
+    if case.mass > n:
+        pytest.skip("fewer classes than the budget")
+    x = tensor(ALIKE[scores](np.random.default_rng(n).normal(size=(2, n))), dtype)
+    got = native.forward(mapped(case, dtype), x)
+    want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
+    allowed = bound(case, want, dtype) if dtype == "float32" else 1e-14  # the reference is no more exact than that here
+    assert float((got.double() - want).abs().max()) <= allowed
+    if case.row in ("Entmax", "NormMax", "Sparsemax"):
+        torch.testing.assert_close(got.double().sum(-1), torch.ones(2, dtype=torch.float64), atol=2e-6, rtol=0)
+
+
 LAYOUTS = {
     "contiguous": lambda x: x,
     "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
