@@ -816,7 +816,7 @@ inline double steep_bound(double c, const Scan<C> &s) {
         }
         (sum(total) >= C(1) ? far : near) = middle;
     }
-    return -far * (1.0 + 1e-4);
+    return -far * (1.0 + 1e-5 * (10.0 + c));
 }
 
 // Replaces y by p; returns tau - top. `above` has room for as many.
