@@ -16,6 +16,7 @@ extern "C" void anymax_set_num_threads(int) {}
 #include <stdlib.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -50,6 +51,8 @@ int initial() {
     return cores();
 }
 
+constexpr int AWAKE = 100;  // microseconds
+
 struct Job {
     anymax_task task = nullptr;
     void *context = nullptr;
@@ -65,27 +68,39 @@ struct Job {
     }
 };
 
+// Waits awake for a short while, for who makes calls makes more of them, and to be woken takes longer than a small one. Others may have the core.
+template <class F> void look_out(F ready) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(AWAKE);
+    while (!ready() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
 thread_local bool inside = false;
 
 struct Pool {
     std::mutex one_call, state;
     std::condition_variable wake, done;
     Job job;
-    uint64_t turn = 0;
-    int wanted = 0, running = 0, made = 0;
+    std::atomic<uint64_t> turn{0};
+    std::atomic<int> active{0};
+    int wanted = 0, made = 0;
+    bool open = false;  // there may be work left: a thread that wakes too late does not keep the caller waiting
 
     void loop(int me) {
         inside = true;
         uint64_t seen = 0;
         std::unique_lock<std::mutex> lock(state);
         for (;;) {
+            lock.unlock();
+            look_out([&] { return turn.load(std::memory_order_relaxed) != seen; });
+            lock.lock();
             wake.wait(lock, [&] { return turn != seen; });
             seen = turn;
-            if (me >= wanted) continue;
+            if (!open || me >= wanted) continue;
+            active++;
             lock.unlock();
             job.work();
             lock.lock();
-            if (--running == 0) done.notify_one();
+            if (--active == 0) done.notify_one();
         }
     }
 
@@ -101,15 +116,17 @@ struct Pool {
         job.next.store(begin, std::memory_order_relaxed);
         {
             std::lock_guard<std::mutex> lock(state);
-            wanted = running = helpers;
+            wanted = helpers, open = true;
             turn++;
         }
         wake.notify_all();
         inside = true;
         job.work();
         inside = false;
+        look_out([&] { return active.load(std::memory_order_relaxed) == 0; });
         std::unique_lock<std::mutex> lock(state);
-        done.wait(lock, [&] { return running == 0; });
+        open = false;
+        done.wait(lock, [&] { return active == 0; });
     }
 };
 
@@ -158,7 +175,7 @@ extern "C" int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax
     if (threads > 1 && !inside) {
         Pool *p = get();
         if (p->one_call.try_lock()) {
-            p->run(begin, end, grain, task, context, threads);
+            p->run(begin, end, anymax_piece(end - begin, grain, threads), task, context, threads);
             p->one_call.unlock();
             return 0;
         }

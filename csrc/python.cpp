@@ -54,6 +54,7 @@ bool apart(const Array &a, const Array &b) {  // or the very same
 }
 
 struct Tensors {
+    static constexpr bool lent = true;
     static int dtype(const Tensor &t) {
         if (t.lanes != 1) return -1;
         if (t.type == 2) return t.bits == 32 ? ANYMAX_F32 : t.bits == 64 ? ANYMAX_F64 : t.bits == 16 ? ANYMAX_F16 : -1;
@@ -100,6 +101,7 @@ struct Tensors {
 };
 
 struct Buffers {
+    static constexpr bool lent = false;
     Buffer held[5];
     int count = 0;
     ~Buffers() {
@@ -147,12 +149,13 @@ template <class Kind> class Place {
     }
 };
 
-// A call of so many elements: a longer one than it takes to let another thread have the interpreter does so.
-template <class F> bool run(int64_t count, F call) {
+// A call of so many elements: a longer one than it takes to let another thread have the interpreter does so. Only tensors go to the pool that
+// their framework lends, if it does.
+template <class Kind, class F> bool run(int64_t count, F call) {
     if (count <= py.small) return call(0) == 0;
     void *pool = py.ask(py.pool, nullptr);
     if (!pool) return false;
-    const int which = py.integer(pool) == 1;
+    const int which = Kind::lent && py.integer(pool) == 1;
     py.drop(pool);
     void *state = py.leave();
     const int code = call(which);
@@ -181,7 +184,7 @@ template <class Kind> void *served(void *const *args, anymax_packed_call &call, 
     if (backward && (!apart(p, out) || !apart(g, out))) return nullptr;
     if (call.capacity && g.data == out.data) return nullptr;  // g is read where out was cleared
     call.x = x.data, call.p = p.data, call.g = g.data, call.out = out.data, call.rows = rows, call.n = n, call.saved = memory.data;
-    const bool done = run(x.count, [&](int pool) {
+    const bool done = run<Kind>(x.count, [&](int pool) {
         call.code |= (int64_t)x.dtype << 16 | (int64_t)pool << 24;
         return anymax_packed(&call);
     });
@@ -254,7 +257,7 @@ template <class Kind> void *served_loss(void *const *args, int64_t code, double 
         call.out = anymax_view{out.data, n, 0, 1}, call.scale = each.data;
     else
         call.value = each.data;
-    const bool done = run(x.count, [&](int pool) {
+    const bool done = run<Kind>(x.count, [&](int pool) {
         call.pool = pool;
         return anymax_run(&call);
     });

@@ -88,7 +88,7 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     int64_t helpers = (call ? lent_threads(call) : 0) - 1;
     if (helpers > parts - 1) helpers = parts - 1;
     Share *share = nullptr;
-    if (helpers > 0) share = new (std::nothrow) Share{task, context, end, grain, {begin}, {end - begin}, {1}};
+    if (helpers > 0) share = new (std::nothrow) Share{task, context, end, anymax_piece(end - begin, grain, helpers + 1), {begin}, {end - begin}, {1}};
     if (!share) {
         if (end > begin) task(begin, end, context);
         return 0;

@@ -509,6 +509,45 @@ def test_omp_num_threads():
     assert in_a_child(code, OMP_NUM_THREADS="3") == "3"
 
 
+def test_only_tensors_go_to_the_pool_of_torch():
+    """Its threads wait awake, which a BLAS beside them pays for dearly."""
+    code = """
+    import ctypes
+    import numpy as np, torch
+    import anymax as am
+    from anymax.kernels import native
+    N, P = ctypes.c_int64, ctypes.c_void_p
+    calls = []
+
+    def lent(begin, end, grain, task, context):
+        calls.append(end - begin)
+        ctypes.CFUNCTYPE(None, N, N, P)(task)(begin, end, context)
+        return 0
+
+    lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
+    assert native.pool() == 1 and native.pool(False) == 0
+    native.load().free.anymax_set_parallel(ctypes.cast(lent, P))
+    x, y = np.random.default_rng(0).normal(size=(300, 400)).astype(np.float32), np.arange(300) % 400
+    g = x[::-1].copy()
+    for make, want in ((torch.from_numpy, True), (np.asarray, False)):
+        a, b = make(x), make(g)
+        for name, f in {
+            "plain": lambda: am.sparsemax(a),
+            "out": lambda: am.sparsemax(a, out=make(np.empty_like(x))),
+            "another axis": lambda: am.entmax15(a, axis=0),
+            "mask": lambda: am.sparsemax(a, mask=make(x > -1)),
+            "alpha by row": lambda: am.entmax(a, make(np.full((300, 1), 1.3))),
+            "backward": lambda: native.vjp(am.Sparsemax(), a, am.sparsemax(a), b),
+            "loss": lambda: am.sparsemax_loss(a, make(y)),
+            "largest": lambda: native.largest(a, 3),
+        }.items():
+            calls.clear()
+            f()
+            assert bool(calls) == want, (name, want, calls)
+    """
+    in_a_child(code)
+
+
 @pytest.mark.parametrize("name", [None, "Engine.so"])
 def test_threadpoolctl_limits_the_pool(name, tmp_path):
     """In a process of its own: threadpoolctl finds a library by its file, and can't where that was replaced meanwhile."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._array import Array
+from .._array import Array, is_torch
 from . import native
 
 
@@ -65,7 +65,7 @@ def _run(function: str, how: How, q: Array, k: Array, v: Array, others: dict[str
     if how.lengths is not None:
         lengths = np.ascontiguousarray(np.clip(how.lengths, 0, k.shape[-2]), np.int64)
         call.lengths = lengths.ctypes.data
-    call.dtype, call.causal, call.pool = native.DTYPES[native.dtype_of(q)], how.causal, native.pool()
+    call.dtype, call.causal, call.pool = native.DTYPES[native.dtype_of(q)], how.causal, native.pool(is_torch(q))
     call.threads = sys.modules["torch"].get_num_threads() if call.pool else native.get_num_threads()
     call.heads, call.groups, call.queries, call.keys = math.prod(k.shape[:-2]), how.groups, q.shape[-2], k.shape[-2]
     call.d, call.dv, call.scale = q.shape[-1], v.shape[-1], how.scale

@@ -132,7 +132,7 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """The threads of the library's own pool, which serves where torch is not loaded (OMP_NUM_THREADS sets it at the start)."""
+    """The threads of the library's own pool, which serves all but torch tensors (OMP_NUM_THREADS sets it at the start)."""
     lib = load()
     if not isinstance(lib, str):
         lib.free.anymax_set_num_threads(int(count))
@@ -165,7 +165,7 @@ def _be_seen_by_threadpoolctl(path: Path) -> None:
     threadpoolctl.register(Controller)
 
 
-# -- threads: torch's own pool where torch is loaded -------------------------------------------------------------------------
+# -- threads: torch's own pool for its tensors --------------------------------------------------------------------------------
 
 # 1: torch's pool was handed to the library; 0: it has none to lend; None: torch is not loaded yet.
 _lent: int | None = None
@@ -173,12 +173,18 @@ _forked = False
 _lending = threading.Lock()
 
 
-def pool() -> int:
-    """Which pool serves a call: torch's (1) or the library's own (0)."""
+def pool(tensors: bool = True) -> int:
+    """Which pool serves a call: torch's (1) or the library's own (0).
+
+    Arrays of NumPy are served by our own although torch is there: the threads of torch's pool wait awake for a while,
+    and beside them a product of matrices (BLAS has a pool of its own) can take twenty times as long.
+    """
     if _forked:  # torch's pool does not survive a fork, ours is made anew; a DataLoader's worker has one thread
         torch = torch_loaded()
         if torch is not None:
             set_num_threads(min(torch.get_num_threads(), get_num_threads()))
+        return 0
+    if not tensors:
         return 0
     if _lent is None and torch_loaded():
         _borrow()
@@ -485,7 +491,7 @@ def _run(
         setattr(call, key, world.pointer(value))
     if saved is not None:
         call.support = _Support(*saved.support(world.pointer(saved.memory)))
-    call.pool, call.fresh = pool(), fresh if held.get("out") is out else 0
+    call.pool, call.fresh = pool(world is _Torch), fresh if held.get("out") is out else 0
     code = (lib.held if outer * inner * n <= SMALL else lib.free).anymax_run(ctypes.byref(call))
     if code:
         raise failure(code, lib, f"op {op} of {link.kind}", f"rows of {n} classes")
@@ -526,7 +532,7 @@ def _run_dense(
     operands += (0, 0, 0, 0) if saved is None else saved.support(at(saved.memory))
     operands += [at(fields[key]) if key in fields else 0 for key in ("index", "scale", "value", "tau", "positions")]
     call = _whole_call.pack(
-        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(), fresh
+        op, link.code, dtype, link.noise, rows, 1, n, link.param, 0, link.nodes, *operands, pool(world is _Torch), fresh
     )
     code = (lib.held if rows * n <= SMALL else lib.free).anymax_run(call)
     if code:
@@ -764,7 +770,7 @@ def largest(x: Array, k: int) -> tuple[Array, Array]:
         call.outer, call.inner, call.n = math.prod(batch), 1, n
         call.x = _View(world.pointer(x), n, 0, 1)
         call.out = _View(world.pointer(value), k, 0, 1)
-        call.positions, call.pool = world.pointer(positions), pool()
+        call.positions, call.pool = world.pointer(positions), pool(world is _Torch)
         if code := lib.free.anymax_run(ctypes.byref(call)):
             raise failure(code, lib, "the largest scores", f"rows of {n} classes")
     return value, positions
