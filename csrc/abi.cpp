@@ -130,7 +130,7 @@ int execute(const anymax_call *call, anymax_parallel run) {
     }
     Work w{call, e->unit, past, {0}};
     int64_t grain = SMALL / 2 / n + 1;
-    if (call->inner > 1 || grain > 8) grain = (grain + 8) / 16 * 16;  // short rows are solved so many at once
+    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // turned, or solved, so many at once
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }
