@@ -1,8 +1,13 @@
-"""`python -m benchmarks --device cuda`: the GPU cases, their peers and their bars, timed with events of CUDA."""
+"""`python -m benchmarks --device cuda`: the GPU cases, their peers and their bars.
+
+A contender is captured in a CUDA graph where it can be, so that the time of short rows is the device's and not Python's; its scores go
+round a ring of buffers larger than the L2 cache, as a model's layers would.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,17 +18,31 @@ from .cases import OURS, Bar, Case, Workload, calls, check_forward, differs, eng
 from .gpu_attention import attention_cases, decoding_cases
 from .measure import Plan, Timing
 
-SHAPES = ((4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+SHAPES = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
 DTYPES = ("float32", "bfloat16")
 SPARSE = ("sparsemax", "entmax15", "sparse_softmax")
+RING = 192 * 2**20  # bytes of scores that go by before the same ones come again: several times any L2 cache
+BUFFERS = 24  # at most: more of them would take longer to make than to read
 
 
-@functools.lru_cache(maxsize=1)
-def scores(shape: tuple[int, ...], dtype: str) -> Any:
+def scores(shape: tuple[int, ...], dtype: str, count: int = 1) -> list[Any]:
     import torch
 
     generator = torch.Generator("cuda").manual_seed(shape[-1])
-    return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(kind) for _ in range(count)]
+
+
+def ring(case: Case) -> int:
+    """How many buffers of scores a case goes round."""
+    bytes_each = case.size * (4 if case.dtype == "float32" else 2)
+    return max(1, min(BUFFERS, -(-RING // bytes_each)))
+
+
+def around(call: Callable[..., Any], *buffers: list[Any]) -> Callable[[], Any]:
+    """A call that takes the next of the buffers each time."""
+    turns = itertools.cycle(list(zip(*buffers)))
+    return lambda: call(*next(turns))
 
 
 def _moved(x: Any) -> int:
@@ -33,95 +52,97 @@ def _moved(x: Any) -> int:
 def forward(case: Case) -> Workload:
     import torch
 
-    x = scores(case.shape, case.dtype)
+    xs = scores(case.shape, case.dtype, ring(case))
+    outs = [torch.empty_like(x) for x in xs]
     function, mapping = calls(case.map, case.n)
-    out = torch.empty_like(x)
     contenders: dict[str, Callable[[], Any]] = {
-        OURS: lambda: function(x, out=out),
-        "copy": lambda: out.copy_(x),
-        "torch.softmax": lambda: torch.softmax(x, -1, out=out),
+        OURS: around(lambda x, out: function(x, out=out), xs, outs),
+        "copy": around(lambda x, out: out.copy_(x), xs, outs),
+        "torch.softmax": around(lambda x, out: torch.softmax(x, -1, out=out), xs, outs),
     }
     if case.map == "softmax":
         compiled = torch.compile(functools.partial(torch.softmax, dim=-1), dynamic=False)
-        contenders["torch.compile(softmax)"] = lambda: compiled(x)
+        contenders["torch.compile(softmax)"] = around(compiled, xs)
     if case.map == "sparse_softmax":
-        contenders["torch.topk"] = lambda: torch.topk(x, 50, -1)
-    return Workload(
-        contenders, check_forward(case, function, x, contenders[OURS]), engine("forward", mapping, x), _moved(x)
-    )
+        contenders["torch.topk"] = around(lambda x: torch.topk(x, 50, -1), xs)
+    check = check_forward(case, function, xs[0], lambda: function(xs[0], out=outs[0]))
+    return Workload(contenders, check, engine("forward", mapping, xs[0]), _moved(xs[0]))
 
 
 def backward(case: Case) -> Workload:
     import torch
 
-    x = scores(case.shape, case.dtype).clone().requires_grad_()
-    g = torch.randn_like(x)
+    xs = [x.requires_grad_() for x in scores(case.shape, case.dtype, ring(case))]
+    gs = [torch.randn_like(x) for x in xs]
     function, mapping = calls(case.map, case.n)
-    p, q, frozen = function(x), torch.softmax(x, -1), x.detach()
-    out = torch.empty_like(frozen)
+    ps, qs, frozen = [function(x) for x in xs], [torch.softmax(x, -1) for x in xs], [x.detach() for x in xs]
+    outs = [torch.empty_like(x) for x in frozen]
+
+    def gradient(p: Any, x: Any, g: Any) -> Any:
+        return torch.autograd.grad(p, x, g, retain_graph=True)
+
     contenders = {
-        OURS: lambda: torch.autograd.grad(p, x, g, retain_graph=True),
-        "torch.softmax": lambda: torch.autograd.grad(q, x, g, retain_graph=True),
-        "copy": lambda: out.copy_(frozen),
+        OURS: around(gradient, ps, xs, gs),
+        "torch.softmax": around(gradient, qs, xs, gs),
+        "copy": around(lambda x, out: out.copy_(x), frozen, outs),
     }
 
     def check() -> str | None:
-        pick = few(len(x))
-        want = anymax.kernels.reference.vjp(mapping, frozen[pick], p.detach()[pick], g[pick])
-        return differs(contenders[OURS]()[0][pick], want, case.dtype)
+        pick = few(len(xs[0]))
+        want = anymax.kernels.reference.vjp(mapping, frozen[0][pick], ps[0].detach()[pick], gs[0][pick])
+        return differs(gradient(ps[0], xs[0], gs[0])[0][pick], want, case.dtype)
 
-    return Workload(contenders, check, engine("vjp", mapping, frozen), _moved(x))
+    return Workload(contenders, check, engine("vjp", mapping, frozen[0]), _moved(xs[0]))
 
 
 def loss(case: Case) -> Workload:
     import torch
 
-    x = scores(case.shape, case.dtype).clone().requires_grad_()
+    xs = [x.requires_grad_() for x in scores(case.shape, case.dtype, ring(case))]
     t = torch.randint(case.n, case.shape[:1], device="cuda")
     function, mapping = calls(case.map, case.n)
-    frozen = x.detach()
-    out = torch.empty_like(frozen)
+    frozen = [x.detach() for x in xs]
+    outs = [torch.empty_like(x) for x in frozen]
     contenders = {
-        OURS: lambda: torch.autograd.grad(function(x, t), x),
-        "F.cross_entropy": lambda: torch.autograd.grad(torch.nn.functional.cross_entropy(x, t), x),
-        "copy": lambda: out.copy_(frozen),
+        OURS: around(lambda x: torch.autograd.grad(function(x, t), x), xs),
+        "F.cross_entropy": around(lambda x: torch.autograd.grad(torch.nn.functional.cross_entropy(x, t), x), xs),
+        "copy": around(lambda x, out: out.copy_(x), frozen, outs),
     }
 
     def check() -> str | None:
-        pick = few(len(x))
-        part = frozen[pick].requires_grad_()
+        pick = few(len(xs[0]))
+        part = frozen[0][pick]
         with anymax.use("reference"):
-            want = function(part.detach(), t[pick], reduction="none")
-        return differs(function(frozen, t, reduction="none")[pick], want, case.dtype, rounding(part.detach()))
+            want = function(part, t[pick], reduction="none")
+        return differs(function(frozen[0], t, reduction="none")[pick], want, case.dtype, rounding(part))
 
-    return Workload(contenders, check, engine("index_loss", mapping, frozen), _moved(x))
+    return Workload(contenders, check, engine("index_loss", mapping, frozen[0]), _moved(xs[0]))
 
 
 def package(case: Case) -> Workload:
     """Against the one package that the case is noted with."""
-    x = scores(case.shape, case.dtype)
+    xs = scores(case.shape, case.dtype, ring(case))
     function, mapping = calls(case.map, case.n)
-    contenders = {OURS: lambda: function(x), case.bars[0].peer: _peer(case, x)}
-    return Workload(
-        contenders, check_forward(case, function, x, contenders[OURS]), engine("forward", mapping, x), _moved(x)
-    )
+    contenders = {OURS: around(function, xs), case.bars[0].peer: around(_peer(case), xs)}
+    check = check_forward(case, function, xs[0], lambda: function(xs[0]))
+    return Workload(contenders, check, engine("forward", mapping, xs[0]), _moved(xs[0]))
 
 
-def _peer(case: Case, x: Any) -> Callable[[], Any]:
+def _peer(case: Case) -> Callable[[Any], Any]:
     if case.note == "entmax":
         import entmax
 
         f = entmax.sparsemax if case.map == "sparsemax" else entmax.entmax15
-        return lambda: f(x, -1)
+        return lambda x: f(x, -1)
     if case.note == "adasplash":
         from adasplash import triton_entmax
 
         alpha = 2.0 if case.map == "sparsemax" else 1.5
-        return lambda: triton_entmax(x, alpha=alpha)
+        return lambda x: triton_entmax(x, alpha=alpha)
     from liger_kernel.transformers import functional
 
     f = functional.liger_sparsemax if case.map == "sparsemax" else functional.liger_softmax
-    return lambda: f(x)
+    return f
 
 
 def table() -> list[Case]:
@@ -153,30 +174,65 @@ def _cases() -> Iterator[Case]:
                 yield make("gpu package", name, shape, package, (bar,), note=needed, needs=("torch", "triton", needed))
 
 
-def measure(contenders: dict[str, Callable[[], Any]], plan: Plan, context: Any = None) -> Timing:
-    """As `measure.measure`, on the device's own clock: contenders take turns, one synchronisation a round."""
+def own_stream() -> Any:
+    """What a case is set up and measured in: a graph can't be captured on the default stream, nor a backward whose forward ran there."""
     import torch
 
-    inner = {}
-    for name, call in contenders.items():
-        for _ in range(3):
-            call()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        inner[name] = max(1, min(50, round(plan.sample / max(time.perf_counter() - start, 1e-6))))
-    rows: list[list[float]] = []
-    start = time.perf_counter()
-    while len(rows) < plan.least or (time.perf_counter() - start < plan.budget and len(rows) < 100):
-        marks = []
-        for name, call in contenders.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            for _ in range(inner[name]):
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+def captured(call: Callable[[], Any], times: int) -> Callable[[], Any]:
+    """So many calls as one CUDA graph; where they can't be captured, they are made one by one."""
+    import torch
+
+    side = torch.cuda.current_stream()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            for _ in range(times):
                 call()
-            end.record()
-            marks.append((begin, end, inner[name]))
+    except Exception:  # it waits for the device, or takes memory in a way that a graph can't
         torch.cuda.synchronize()
-        rows.append([max(begin.elapsed_time(end), 1e-6) * 1e-3 / count for begin, end, count in marks])
+
+        def one_by_one() -> None:
+            for _ in range(times):
+                call()
+
+        return one_by_one
+    return graph.replay
+
+
+def measure(contenders: dict[str, Callable[[], Any]], plan: Plan, context: Any = None) -> Timing:
+    """As `measure.measure`, on the device's own clock: contenders take turns, one synchronisation a round."""
+    import contextlib
+
+    import torch
+
+    inner, replays = {}, {}
+    with context or contextlib.nullcontext():
+        for name, call in contenders.items():
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+            cost = (time.perf_counter() - start) / 3
+            inner[name] = max(1, min(4 * BUFFERS, round(plan.sample / max(cost, 1e-6))))
+            replays[name] = captured(call, inner[name])
+            replays[name]()
+            torch.cuda.synchronize()
+        rows: list[list[float]] = []
+        start = time.perf_counter()
+        while len(rows) < plan.least or (time.perf_counter() - start < plan.budget and len(rows) < 100):
+            marks = []
+            for name, replay in replays.items():
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                replay()
+                end.record()
+                marks.append((begin, end, inner[name]))
+            torch.cuda.synchronize()
+            rows.append([max(begin.elapsed_time(end), 1e-6) * 1e-3 / count for begin, end, count in marks])
     return Timing(dict(zip(contenders, map(list, zip(*rows)))), 0, False, None)
