@@ -181,7 +181,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Ar
     launch, link = _prepared(mapping)
     torch = sys.modules["torch"]
     value = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float64, device=x.device) if save else None
+    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float32, device=x.device) if save else None
     if value.numel():
         launch.run("loss", link, x, index=index.long(), value=value, state=state)
     return value, None, state

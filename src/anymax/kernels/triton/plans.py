@@ -17,13 +17,11 @@ class Plan:
     parts: int = 0  # > 0: of a row, each to a program of its own
 
 
+TILE = 1024  # numbers that a warp holds: 32 a thread, four loads of 16 bytes in flight
+THREADS = 4  # of a row of few classes: its sums are then two shuffles
+MOST_WARPS = {"separable": 8, "truncated": 8, "dense": 16, "backward": 8}  # of a row that is one tile: from here on a warp holds more
 WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
-STEP = {
-    "separable": (4, 4096, 16),
-    "truncated": (4, 4096, 16),
-    "dense": (4, 4096, 16),
-    "backward": (2, 4096, 16),
-}  # K, L, warps
+STEP = (4, 16)  # K and warps of a longer row, which goes by in steps
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
 PART = (
     8,
@@ -32,17 +30,19 @@ PART = (
 )  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 128  # live lanes that are gathered to one tile
-SHORT = 2048  # classes of a tile of several short rows
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
-def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False) -> Plan:
+def plan(
+    kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False, size: int = 4
+) -> Plan:
     """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp;
-    `cut`: a row may be cut in parts."""
+    `cut`: a row may be cut in parts; `size`: bytes of a number."""
     if kernel in forced:
         return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
     most = 1024 // wave
     block = _power_of_two(n)
+    vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
@@ -51,17 +51,19 @@ def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: in
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
     if block > WHOLE[kernel]:
-        k, lanes, warps = STEP[kernel]
-        return Plan(1, k, lanes, False, min(warps, most))
+        k, warps = STEP
+        warps = min(warps, most)
+        return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
         side = max(1, min(32, 16384 // block, _power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
-    if block <= SHORT:
-        side = 1 if one_row else max(1, min(SHORT // block, _power_of_two(rows)))
-        return Plan(side, 1, block, True, max(1, min(4, side * block // 128)))
-    warps = min(max(4, block // 512), 32, most)
-    lanes = min(block, warps * wave * 4)
-    return Plan(1, block // lanes, lanes, True, warps)
+    if block <= TILE:  # one warp: no barrier
+        side = 1 if one_row else max(1, min(TILE // block, _power_of_two(rows)))
+        lanes = min(block, max(THREADS * 16 // size, vector // side))
+        return Plan(side, block // lanes, lanes, True, 1)
+    warps = min(block // (2 * TILE), MOST_WARPS[kernel], most)
+    lanes = min(block, max(1, warps) * vector)
+    return Plan(1, block // lanes, lanes, True, max(1, warps))
 
 
 def span(p: Plan, n: int) -> int:
