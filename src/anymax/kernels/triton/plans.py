@@ -17,7 +17,7 @@ class Plan:
     parts: int = 0  # > 0: of a row, each to a program of its own
 
 
-TILE = 1024  # numbers that a warp holds: 32 a thread, four loads of 16 bytes in flight
+HELD = 1024  # numbers that a warp holds: 32 a thread, four loads of 16 bytes in flight
 THREADS = 4  # of a row of few classes: its sums are then two shuffles
 MOST_WARPS = {"separable": 8, "truncated": 8, "dense": 16, "backward": 8}  # of a row that is one tile: from here on a warp holds more
 WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
@@ -57,11 +57,11 @@ def plan(
     if sideways and not one_row and rows > 1:
         side = max(1, min(32, 16384 // block, _power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
-    if block <= TILE:  # one warp: no barrier
-        side = 1 if one_row else max(1, min(TILE // block, _power_of_two(rows)))
+    if block <= HELD:  # one warp: no barrier
+        side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
-    warps = min(block // (2 * TILE), MOST_WARPS[kernel], most)
+    warps = min(block // (2 * HELD), MOST_WARPS[kernel], most)
     lanes = min(block, max(1, warps) * vector)
     return Plan(1, block // lanes, lanes, True, max(1, warps))
 

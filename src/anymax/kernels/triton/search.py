@@ -31,8 +31,14 @@ def unkey(k):
 
 @triton.jit
 def weigh(x, top):
-    """Its exponential below the maximum."""
-    return tl.where(x > float("-inf"), tl.exp(x - top), 0.0)
+    """Its exponential below the maximum, which is finite."""
+    return tl.exp(x - top)
+
+
+@triton.jit
+def chosen(x, cols, edge, last):
+    """The scores above the edge, and those at it up to the class `last`."""
+    return (x > edge) | ((x == edge) & (cols <= last))
 
 
 @triton.jit
@@ -143,7 +149,7 @@ def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.cons
           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(number, weight exp(x - top)) of the scores above the edge and of those at it up to the class `last`."""
     if WHOLE:
-        kept = (x > edge) | ((x == edge) & (cols <= last))
+        kept = chosen(x, cols, edge, last)
         return total(tl.where(kept, 1.0, 0.0)), wide(tl.where(kept, weigh(x, top), 0.0))
     else:
         live = tops >= edge
@@ -151,7 +157,7 @@ def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.cons
         weight_ = tl.zeros([R, 1, L], tl.float64)
         for begin in range(0, at[6], K * L):
             v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-            kept = (v > edge) | ((v == edge) & (lanes(begin, K, L) <= last))
+            kept = chosen(v, lanes(begin, K, L), edge, last)
             number_ += tl.sum(tl.where(kept, 1.0, 0.0), 1, keep_dims=True)
             weight_ += tl.sum(tl.where(kept, weigh(v, top), 0.0), 1, keep_dims=True).to(tl.float64)
         return total(number_), total(weight_)

@@ -19,7 +19,7 @@ import triton.language as tl
 from .links import bent, expm1, ground, log1p, share_of, steep
 from .policy import aimed, finish, lose, recall, remember, wanted
 from .search import kth
-from .tile import fetch, gather, largest, one, place, scatter, smallest, some, survey, surveyed, total, wide
+from .tile import apart, fetch, gather, largest, one, place, scatter, smallest, some, survey, surveyed, total, wide
 
 
 @triton.jit
@@ -431,9 +431,11 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
+                peak, sane, asked = apart(top), apart(live.to(tl.int32)) > 0, apart(par)
                 s0, s1, s2, s3 = solve(
-                    tile, best, top, top, live, par, at, LINK, P, SLOPE, NORM, EXACT, MASKED, FAR, R, DEPTH, FEW, True
+                    tile, best, peak, peak, sane, asked, at, LINK, P, SLOPE, NORM, EXACT, MASKED, FAR, R, DEPTH, FEW, True
                 )
+                s0, s1, s2, s3 = apart(s0), apart(s1), apart(s2), apart(s3)
             else:
                 s0, s1, s2, s3 = solve(
                     x, tops, a, top, live, par, at, LINK, P, SLOPE, NORM, EXACT, MASKED, FAR, R, K, L, WHOLE

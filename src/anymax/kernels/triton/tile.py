@@ -176,6 +176,12 @@ def one(v):
 
 
 @triton.jit
+def apart(v):
+    """The same as a tensor that may have any layout: of that of the gathered tile beside it."""
+    return tl.full([1, 1, 1], 0, v.dtype) + one(v)
+
+
+@triton.jit
 def listed(
     at,
     mine,

@@ -10,8 +10,8 @@ import triton.language as tl
 
 from .links import log1p
 from .policy import aimed, finish, lose, recall, remember, wanted
-from .search import LOWEST, cut, from_lanes, lowest_from, select, tally, weigh
-from .tile import fetch, gather, lanes, place, scatter, some, survey, surveyed, total
+from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
+from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total
 
 
 @triton.jit
@@ -31,11 +31,11 @@ def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.conste
 
 @triton.jit
 def emit(x, cols, top, edge, last, share, log_z, LOGS: tl.constexpr):
-    kept = (x > edge) | ((x == edge) & (cols <= last))
+    kept = chosen(x, cols, edge, last)
     if LOGS:
         return tl.where(kept, (x - top) - log_z, float("-inf"))
     else:
-        return tl.where(kept, tl.exp(tl.where(kept, x - top, 0.0)) * share, 0.0)
+        return tl.where(kept, weigh(x, top), 0.0) * share
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if MODE == "write":
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         top, edge, last, z, bad = recall(STATE, row, valid)
-        last = last.to(tl.int32, bitcast=True)
+        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last.to(tl.int32, bitcast=True))  # keeps none
         empty = bad
         small = False
         log_z = z
@@ -124,9 +124,11 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
+                peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
                 edge, last, z = find(
-                    tile, cols, best, top, live, bound, target, at, BY, MASKED, FAR, R, DEPTH, FEW, True
+                    tile, cols, best, peak, sane, low, goal, at, BY, MASKED, FAR, R, DEPTH, FEW, True
                 )
+                edge, last, z = apart(edge), apart(last), apart(z)
             else:
                 edge, last, z = find(x, x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
         else:
@@ -146,8 +148,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 nothing = tl.full([R, K, L], float("-inf") if LOGS else 0.0, tl.float32)
                 for begin in range(0, n, K * L):
                     finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
-                p = emit(tile, cols, top, edge, last, share, log_z, LOGS)
-                kept = (tile > edge) | ((tile == edge) & (cols <= last))
+                p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
+                kept = chosen(tile, cols, one(edge), one(last))
                 scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
             else:
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
