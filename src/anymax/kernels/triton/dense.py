@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .links import exponent, log1p, taylor
-from .policy import aimed, finish, lose, recall, remember, wanted
+from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .tile import fetch, higher, highest, largest, place, poisoned, total, wide
 
 
@@ -132,9 +132,9 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 
 @triton.jit
 def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
-               rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
+               rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; "logsumexp" is the threshold of softmax, but for poisoned rows.
     PARTS > 0: `dense_parts` has been over the row."""
@@ -155,7 +155,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
         share, log_z = 1.0 / z.to(tl.float32), log1p((z - 1.0).to(tl.float32))
     if MODE == "p" or MODE == "log" or MODE == "grad":
         oo = place(row, d1, d2, o0, o1, o2, UNIT)
-        t, scale = wanted(INDEX, SCALE, row, valid, bad, MODE)
+        t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
@@ -168,9 +168,9 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
                 p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
                 finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
     if MODE == "loss":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
+        t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
-        lose(VALUE, row, log_z + (top - aim), aim, t, bad, at)
+        lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
         if SAVE:
             remember(STATE, row, valid, bad, anchor, share, log_z, top)
     if MODE == "tau" or MODE == "logsumexp":

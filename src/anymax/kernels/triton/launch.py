@@ -159,9 +159,13 @@ def run(
     scale: Tensor | None = None,
     value: Tensor | None = None,
     state: Tensor | None = None,
+    ignore: int = -1,
     keep_lanes: bool = False,
 ) -> Saved | None:
-    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few."""
+    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few.
+
+    `scale`: one number, or one a row; a row whose index is `ignore` is left out.
+    """
     operands = {}
     if mask is not None:
         operands["mask"] = mask.expand(x.shape).view(torch.uint8)
@@ -171,14 +175,15 @@ def run(
     x = rows.held["x"]
     keep, result = rows.held.get("mask", x), rows.held.get("out", x)
     strides = (*rows.strides["x"], *rows.strides.get("mask", rows.strides["x"]))
-    steps = (*rows.sizes, *strides, *rows.strides.get("out", rows.strides["x"]))
+    steps = (*rows.sizes, *strides, *rows.strides.get("out", rows.strides["x"]), ignore)
     other = (
         x if index is None else index.contiguous(),
         x if scale is None else scale.contiguous(),
         x if value is None else value,
         x if state is None else state,
     )
-    common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None}
+    each = scale is not None and scale.ndim > 0
+    common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None, "EACH": each}
     first = {"MASKED": mask is not None, "FAR": rows.far, "UNIT": rows.unit}
     writes = mode in ("p", "log", "grad")
     if link.kind in ("softmax", "sigsoftmax", "taylor"):

@@ -144,12 +144,15 @@ def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.const
 
 @triton.jit
 def bent(s, r, LINK: tl.constexpr, P: tl.constexpr):
-    """s (1 - s^(-1/r)), by which Newton's step on the r-norm overshoots: without a logarithm where the power is 1 or 2."""
+    """s (1 - s^(-1/r)), by which Newton's step on the r-norm overshoots: without a logarithm where the power is 1, 2 or 4."""
     if LINK == "power" and P == 1:
         return s - 1.0
     elif LINK == "power" and P == 2:
         root = tl.sqrt(s)
-        return (s - 1.0) * (root / (1.0 + root))
+        return root * (root - 1.0)
+    elif LINK == "power" and P == 4:
+        root = tl.sqrt(tl.sqrt(s))
+        return root * root * root * (root - 1.0)
     else:  # s may be on either side of 1, and 1/r as small as 1e-7
         return -s * expm1(-tl.log(tl.where(s > 0.0, s, 1.0)) / r)
 

@@ -17,11 +17,12 @@ class Plan:
     parts: int = 0  # > 0: of a row, each to a program of its own
 
 
-HELD = 1024  # numbers that a warp holds: 32 a thread, four loads of 16 bytes in flight
+HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
 THREADS = 4  # of a row of few classes: its sums are then two shuffles
-MOST_WARPS = {"separable": 8, "truncated": 8, "dense": 16, "backward": 8}  # of a row that is one tile: from here on a warp holds more
+WARP = {"separable": 2048, "truncated": 2048, "dense": 2048, "backward": 1024}  # numbers that a warp of a longer row holds
 WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
-STEP = (4, 16)  # K and warps of a longer row, which goes by in steps
+STEPS = {32768: (8, 8)}  # K and warps of a row that goes by in steps, up to so many classes
+STEP = (8, 16)  # the same of a longer one
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
 PART = (
     8,
@@ -29,7 +30,7 @@ PART = (
     8,
 )  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 128  # live lanes that are gathered to one tile
+FEW = 256  # live lanes that are gathered to one tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
@@ -51,7 +52,7 @@ def plan(
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
     if block > WHOLE[kernel]:
-        k, warps = STEP
+        k, warps = next((cut for n_, cut in STEPS.items() if block <= n_), STEP)
         warps = min(warps, most)
         return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
@@ -61,9 +62,9 @@ def plan(
         side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
-    warps = min(block // (2 * HELD), MOST_WARPS[kernel], most)
-    lanes = min(block, max(1, warps) * vector)
-    return Plan(1, block // lanes, lanes, True, max(1, warps))
+    warps = max(1, min(block // WARP[kernel], 16, most))
+    lanes = min(block, warps * vector)
+    return Plan(1, block // lanes, lanes, True, warps)
 
 
 def span(p: Plan, n: int) -> int:

@@ -32,13 +32,25 @@ def remember(STATE, row, valid, bad, s0, s1, s2, s3):
 
 
 @triton.jit
-def wanted(INDEX, SCALE, row, valid, bad, MODE: tl.constexpr):
-    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; 0 for a sample that does not count."""
+def class_of(INDEX, row, ignore, at):
+    """The class of each row: -1 for a sample that is left out, n for an index that is no class."""
+    n, valid = at[6], at[7]
+    t = tl.load(INDEX + row, mask=valid, other=0).to(tl.int64)
+    return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n), n, t))
+
+
+@triton.jit
+def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
+    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; 0 for a sample that is left out. EACH: a factor
+    for each row."""
     t = tl.full(row.shape, -1, tl.int64)
     scale = tl.full(row.shape, 1.0, tl.float32)
     if MODE == "grad":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
-        scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        t = class_of(INDEX, row, ignore, at)
+        if EACH:
+            scale = tl.load(SCALE + row, mask=at[7], other=0.0)
+        else:
+            scale *= tl.load(SCALE)
         scale = tl.where(t < 0, 0.0, tl.where(bad, float("nan"), scale))
     return t, scale
 
@@ -55,11 +67,13 @@ def aimed(at, t, MASKED: tl.constexpr):
 
 
 @triton.jit
-def lose(VALUE, row, value, aim, t, bad, at):
-    """The loss of a row: +inf for a class that has no score, NaN for a poisoned row or a class that is none, 0 for a row left out."""
+def lose(VALUE, row, rows, value, aim, t, bad, at):
+    """The loss of a row, and behind those of all rows whether it counts. +inf for a class that has no score, NaN for a poisoned row or a
+    class that is none, 0 for a row that is left out."""
     value = tl.where(aim == float("-inf"), float("inf"), value)
     value = tl.where(bad | (t >= at[6]), float("nan"), value)
     tl.store(VALUE + row, tl.where(t < 0, 0.0, value), mask=at[7])
+    tl.store(VALUE + rows + row, tl.where(t < 0, 0.0, 1.0), mask=at[7])
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from .links import bent, expm1, ground, log1p, share_of, steep
-from .policy import aimed, finish, lose, recall, remember, wanted
+from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import kth
 from .tile import apart, fetch, gather, largest, one, place, scatter, smallest, some, survey, surveyed, total, wide
 
@@ -98,7 +98,7 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
     if EXACT:
         enough = 2e-6 if LINK == "power" and P == 1 else 2e-4
     else:
-        enough = 2e-4 if LINK == "power" and P == 1 else 2e-3
+        enough = 5e-4 if LINK == "power" and P == 1 else 1e-2
     turn = 0
     while some(go) & (turn < 50):
         s0, s1 = sums(
@@ -362,9 +362,9 @@ def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr
 
 @triton.jit
 def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
-                   PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, FAR: tl.constexpr,
+                   PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr, FAR: tl.constexpr,
                    FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p": probabilities; "loss": VALUE and, if SAVE, the row's numbers; "grad": scale (p - y) from those; "tau": the threshold;
@@ -449,7 +449,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     c, r = slope_and_power(par, LINK, P, NORM)
     if MODE == "p" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2, UNIT)
-        t, scale = wanted(INDEX, SCALE, row, valid, bad, MODE)
+        t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
@@ -467,7 +467,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
                      MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
     if MODE == "loss":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
+        t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
         dot = top * 0.0
         if not NORM:
@@ -492,7 +492,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 above = potential(top, s0, s1, s2, c, r, dot, LINK, NORM)
         else:
             above = potential(top, s0, s1, s2, c, r, dot, LINK, NORM)
-        lose(VALUE, row, tl.maximum((top - aim) + above, 0.0), aim, t, bad, at)
+        lose(VALUE, row, rows, tl.maximum((top - aim) + above, 0.0), aim, t, bad, at)
     if SAVE and (MODE == "loss" or MODE == "state"):
         remember(STATE, row, valid, bad, s0, s1, s2, s3)
     if MODE == "tau":

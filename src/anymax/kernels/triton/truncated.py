@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .links import log1p
-from .policy import aimed, finish, lose, recall, remember, wanted
+from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
 from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total
 
@@ -69,8 +69,8 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 
 @triton.jit
 def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
-                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
+                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
                    FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, LOGS: tl.constexpr,
                    UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
@@ -104,7 +104,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         empty = top == float("-inf")
         live = (bad == 0) & (empty == 0)
         top = tl.where(live, top, 0.0)
-        bound = top * 0.0 + LOWEST
+        lowest = top * 0.0 + LOWEST
+        bound = lowest
         LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
         if BY == "count":
             target = par
@@ -115,7 +116,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # lower scores have less than the mass that is left out, all together
             bound = top + (tl.log(tl.maximum(1.0 - par, 1e-38) * whole.to(tl.float32) / n) - 1e-3)
-            bound = tl.where(live & (par < 1.0), tl.maximum(bound, LOWEST), LOWEST)
+            bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
             tile, cols, count = gather(at, held, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
@@ -138,7 +139,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     share = 1.0 / z
     if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
         oo = place(row, d1, d2, o0, o1, o2, UNIT)
-        t, scale = wanted(INDEX, SCALE, row, valid, bad, MODE)
+        t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
@@ -158,9 +159,9 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
                      MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
     if MODE == "loss":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
+        t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
-        lose(VALUE, row, log_z + (top - aim), aim, t, bad, at)
+        lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
     if SAVE and (MODE == "loss" or MODE == "state"):
         remember(STATE, row, valid, bad, top, edge, last.to(tl.float32, bitcast=True), z)
     if MODE == "tau":
