@@ -50,7 +50,7 @@ def planned(form):
         return
     before, plans.FEW = plans.FEW, FORMS[form]
     forced = PARTS if form == "parts" else STEPS
-    plans.forced.update(dict.fromkeys(("separable", "truncated", "dense", "backward"), forced))
+    plans.forced.update(dict.fromkeys(plans.FAMILIES, forced))
     try:
         yield
     finally:

@@ -154,8 +154,6 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for family in plans.STEP:  # a fourth of the registers, in a fourth of the time
-        monkeypatch.setitem(plans.STEP, family, (2, 2048, 16))
     wave = TARGETS[target][2]
     monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
@@ -174,8 +172,6 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "PART", (2, 512, 8))
-    monkeypatch.setitem(plans.STEP, "backward", (2, 2048, 16))
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
     assert any(options.get("PARTS", 0) > 0 for _, _, options in calls)
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program

@@ -237,7 +237,7 @@ def product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE: tl.const
     if SENSE == "log":  # g - p sum g, on the classes that have a probability
         return tl.where(p == float("-inf"), 0.0, h - s * dot)
     elif SENSE == "norm":  # diag(w) - w p^T - p w^T + <w, 1> p p^T, w = s ||p||^(alpha-1) / (alpha-1)
-        factor = tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1e-38))) / c
+        factor = tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1.2e-38))) / c
         out = factor * (s * (h - dot) - p * cross)
         return tl.where(p == p, tl.where(p <= 0.0, 0.0, out), p)
     elif SENSE == "taylor" or SENSE == "sigsoftmax":

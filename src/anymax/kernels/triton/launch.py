@@ -204,12 +204,12 @@ def run(
         params = _per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0)
     kernel: Any
     if link.kind in ("topk", "topp"):
-        family, kernel, param = "truncated", truncated_rows, link.param
+        family, kernel, param = "truncated" if link.kind == "topk" else "nucleus", truncated_rows, link.param
         kind = {"BY": "count" if link.kind == "topk" else "exp", "LOGS": mode == "log"}
         one_row, cut = False, link.kind == "topk"
     else:
         name, r, slope, norm, param = _budget_or_alpha(link)
-        family, kernel = "separable", separable_rows
+        family, kernel = "separable" if name == "power" else "logarithmic", separable_rows
         exact = mode not in ("p", "grad") or x.dtype == torch.float32
         kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "EXACT": exact}
         one_row, cut = per_row and name == "any", True

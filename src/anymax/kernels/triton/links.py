@@ -167,7 +167,7 @@ def steep(x, anchor, base, q, c, r):
     whole = u > 1e-37
     p = tl.where(whole, power(u, r), q)
     rate = tl.where(
-        p > 0.0, tl.exp2((c - 1.0) * (tl.log2(tl.maximum(q, 1e-38)) - tl.log2(tl.where(p > 0.0, p, 1.0)))), 0.0
+        p > 0.0, tl.exp2((c - 1.0) * (tl.log2(tl.maximum(q, 1.2e-38)) - tl.log2(tl.where(p > 0.0, p, 1.0)))), 0.0
     )
     return tl.where(inside, p, 0.0), tl.where(inside, rate, 0.0)
 

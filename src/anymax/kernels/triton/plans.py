@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +18,25 @@ class Plan:
     parts: int = 0  # > 0: of a row, each to a program of its own
 
 
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the rows of a kernel are cut that are more than one warp's."""
+
+    held: int  # numbers that a warp holds
+    whole: int  # the longest row that is one tile
+    steps: tuple[tuple[float, int, int], ...]  # of a longer one (up to so many classes, K, warps)
+
+
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
 THREADS = 4  # of a row of few classes: its sums are then two shuffles
-WARP = {"separable": 2048, "truncated": 2048, "dense": 2048, "backward": 1024}  # numbers that a warp of a longer row holds
-WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
-STEPS = {32768: (8, 8)}  # K and warps of a row that goes by in steps, up to so many classes
-STEP = (8, 16)  # the same of a longer one
+FAMILIES = {
+    "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
+    "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
+    "logarithmic": Family(1024, 16384, ((math.inf, 4, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
+    "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
+    "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
+    "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
+}
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
 PART = (
     8,
@@ -51,8 +65,9 @@ def plan(
         k, lanes, warps = PART
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
-    if block > WHOLE[kernel]:
-        k, warps = next((cut for n_, cut in STEPS.items() if block <= n_), STEP)
+    family = FAMILIES[kernel]
+    if block > family.whole:
+        k, warps = next((k, warps) for longest, k, warps in family.steps if block <= longest)
         warps = min(warps, most)
         return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
@@ -62,7 +77,7 @@ def plan(
         side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
-    warps = max(1, min(block // WARP[kernel], 16, most))
+    warps = max(1, min(block // family.held, 16, most))
     lanes = min(block, warps * vector)
     return Plan(1, block // lanes, lanes, True, warps)
 

@@ -233,7 +233,7 @@ def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl
 @triton.jit
 def raised(q, c):
     """q^c, 0 for 0."""
-    return tl.exp2(c * tl.log2(tl.maximum(q, 1e-38)))
+    return tl.exp2(c * tl.log2(tl.maximum(q, 1.2e-38)))
 
 
 @triton.jit

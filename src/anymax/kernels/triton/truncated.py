@@ -115,7 +115,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             whole = tl.maximum(mass(x, tops, top, at, MASKED, FAR, R, K, L, WHOLE), 1e-300)
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # lower scores have less than the mass that is left out, all together
-            bound = top + (tl.log(tl.maximum(1.0 - par, 1e-38) * whole.to(tl.float32) / n) - 1e-3)
+            bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
