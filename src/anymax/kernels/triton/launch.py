@@ -220,30 +220,28 @@ def run(
     lists = counts = tops = x
     if few:
         lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
+        counts = lists[rows.count * few :]
         if keep_lanes:
-            saved, counts = Saved(lists, few, depth, call.shape[2], call.plan.L), lists[rows.count * few :]
+            saved = Saved(lists, few, depth, call.shape[2], call.plan.L)
     options = {
         **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
         **call.tile, "WHOLE": call.plan.whole,
     }  # fmt: skip
     numbers = (*steps, float(param))
-    if parts:
+    if not parts:
+        call(kernel, (x, keep, result, params, *other, lists, counts, tops), numbers, options, call.parts or 1)
+    else:  # solved by one program a row; what has many live lanes is then written by one a part
         tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
-        call(
-            survey_parts,
-            (x, keep, tops),
-            (*rows.sizes, *strides),
-            {**first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L},
-            parts,
-        )
-    pointers = (x, keep, result, params, *other, lists, counts, tops)
-    if parts and writes:  # solved by one program a row, written by one a part
-        numbers_of = torch.empty(rows.count * 4, dtype=torch.float32, device=x.device)
-        pointers = (*pointers[:7], numbers_of, *pointers[8:])
-        call(kernel, pointers, numbers, {**options, "MODE": "state", "SAVE": True}, warps=SOLVING)
-        call(kernel, pointers, numbers, {**options, "MODE": "write", "FEW": 0, "DEPTH": 1, "KEEP": False}, parts)
-    else:
-        call(kernel, pointers, numbers, options, call.parts or 1 if writes else 1, SOLVING if parts else 0)
+        fill = None if not (few and writes) else -math.inf if mode == "log" else 0.0
+        cut = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
+        call(survey_parts, (x, keep, result, tops), steps[:-1], cut, parts)
+        if writes:
+            other = (*other[:3], torch.empty(rows.count * 4, dtype=torch.float32, device=x.device))
+            options["SAVE"] = True
+        pointers = (x, keep, result, params, *other, lists, counts, tops)
+        call(kernel, pointers, numbers, options, warps=SOLVING)
+        if writes:
+            call(kernel, pointers, numbers, {**options, "MODE": "write", "KEEP": False, "SAVE": False}, parts)
     rows.finish()
     return saved
 

@@ -73,7 +73,7 @@ def perturb_rows(X, M, G, OUT,
     at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
     ga = (G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
     oo = place(row, d1, d2, o0, o1, o2, UNIT)
-    _, _, top, bad = survey(at, MASKED, FAR, R, K, L, False)
+    _, _, top, bad = survey(at, at, None, MASKED, FAR, R, K, L, False)
     empty = top == float("-inf")
     top = tl.where(empty | bad, 0.0, top)
     low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +17,10 @@ class Plan:
     whole: bool
     warps: int
     parts: int = 0  # > 0: of a row, each to a program of its own
+
+    def wide(self, x: Any, wave: int = 32) -> int:
+        """Numbers of a part that are read side by side, 16 bytes a thread."""
+        return max(self.L, min(self.K * self.L, self.warps * wave * 16 // x.element_size()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +43,8 @@ FAMILIES = {
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
-PART = (
-    8,
-    512,
-    8,
-)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+PART = (16, 512, 8)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # live lanes that are gathered to one tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
@@ -63,6 +65,8 @@ def plan(
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
     if cut and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
+        if kernel not in LANED:
+            k, lanes = 4, warps * vector
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
     family = FAMILIES[kernel]
@@ -93,7 +97,7 @@ def span(p: Plan, n: int) -> int:
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
     """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
     depth = _power_of_two(-(-span(p, n) // p.L))
-    few = min(FEW, p.L, 32768 // depth)
+    few = min(FEW, p.L, 8192 // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
 

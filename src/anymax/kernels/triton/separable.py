@@ -367,11 +367,12 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr, FAR: tl.constexpr,
                    FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p": probabilities; "loss": VALUE and, if SAVE, the row's numbers; "grad": scale (p - y) from those; "tau": the threshold;
-    "state": the numbers alone; "write": probabilities from those.
+    """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
+    threshold; "write": probabilities of what has not been written by "p", from the numbers.
 
     EXACT: to fp32's last digits. FEW: a longer row is solved from so many live lanes, DEPTH classes each, where no more are live; 0: always
-    in steps. KEEP: their number goes to COUNT, and the list is for the backward. PARTS > 0: `survey_parts` has been over the row.
+    in steps. KEEP: their number goes to COUNT, and the list is for the backward. PARTS > 0: `survey_parts` has been over the row, and "p"
+    writes it where the lanes were few.
 
     `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2. UNIT: see `place`.
     """
@@ -402,7 +403,9 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            x, tops, top, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+            ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+            FILL: tl.constexpr = 0.0 if FEW > 0 and MODE == "p" else None
+            x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
         bad = bad | (sound == 0)
         empty = top == float("-inf")
@@ -426,9 +429,10 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
             wanted_ = matters(cells, top, live, par, at, LINK, P, SLOPE, NORM, MASKED, FAR, R, LIVE)
             tile, cols, count = gather(at, wanted_, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
+            count += some(bad) * (FEW + 1)  # all lanes of a poisoned row
             small = count <= FEW
-            if KEEP:
-                tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
+            if KEEP or PARTS > 0:
+                tl.store(COUNT + tl.program_id(0), count)
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, asked = apart(top), apart(live.to(tl.int32)) > 0, apart(par)
@@ -454,16 +458,17 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
         elif FEW > 0 and MODE == "p":
-            if small:  # zeros, and over them what is not
-                nothing = tl.zeros([R, K, L], tl.float32)
-                for begin in range(0, n, K * L):
-                    finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
+            if small:  # over the zeros
                 p = emit(tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT)
-                scatter(OUT, oo, oc, cols, p, (p > 0.0) & (bad == 0), n, valid, FAR)
-            else:
+                scatter(OUT, oo, oc, cols, p, p > 0.0, n, valid, FAR)
+            elif PARTS == 0:
                 in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
-        else:
+        elif MODE == "write" and FEW > 0:
+            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
+                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
+                         MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
+        elif MODE == "write" or PARTS == 0:
             in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
                      MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
     if MODE == "loss":
@@ -493,7 +498,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         else:
             above = potential(top, s0, s1, s2, c, r, dot, LINK, NORM)
         lose(VALUE, row, rows, tl.maximum((top - aim) + above, 0.0), aim, t, bad, at)
-    if SAVE and (MODE == "loss" or MODE == "state"):
+    if SAVE and (MODE == "loss" or MODE == "p"):
         remember(STATE, row, valid, bad, s0, s1, s2, s3)
     if MODE == "tau":
         tau = top - height(top, s0, s1, s2, c, r, LINK, NORM)

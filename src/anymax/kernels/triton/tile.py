@@ -125,10 +125,12 @@ def put(OUT, oo, oc, begin, v, n, valid, FAR: tl.constexpr, K: tl.constexpr, L: 
 
 
 @triton.jit
-def survey(
-    at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr
-):
-    """(tile, maximum of each lane, maximum, poisoned): one read of the row. The maximum of a poisoned row is NaN or +inf."""
+def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+           WHOLE: tl.constexpr):  # fmt: skip
+    """(tile, maximum of each lane, maximum, poisoned): one read of the row. The maximum of a poisoned row is NaN or +inf.
+
+    FILL: what a longer row is filled with on the way, in ot = (OUT, offset, stride), for most classes have nothing else; None: nothing.
+    """
     if WHOLE:
         x = fetch(at, 0, True, MASKED, FAR, K, L, False)
         tops = highest(x, 1)
@@ -136,26 +138,38 @@ def survey(
         tops = tl.full([R, 1, L], float("-inf"), tl.float32)
         for begin in range(0, at[6], K * L):
             tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, K, L, True), 1))
+            fill(at, ot, begin, FILL, FAR, R, K, L)
         x = tops
     top = highest(tops, 2)
     return x, tops, top, poisoned(top)
 
 
 @triton.jit
-def survey_parts(X, M, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc,
-                 MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr,
-                 L: tl.constexpr):  # fmt: skip
-    """TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN where a score of the lane is."""
+def fill(at, ot, begin, FILL: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    if FILL is not None:
+        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at[6], at[7], FAR, K, L)
+
+
+@triton.jit
+def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
+                 FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+                 K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN where a score of the lane is. WIDE: numbers that are read side by
+    side, a multiple of L. FILL: as in `survey`."""
     n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
     valid = row < rows
     at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
     first = tl.program_id(1) * span
-    tops = tl.full([1, 1, L], float("-inf"), tl.float32)
+    tops = tl.full([1, 1, WIDE], float("-inf"), tl.float32)
+    HIGH: tl.constexpr = K * L // WIDE
     for begin in range(first, tl.minimum(first + span, n), K * L):
-        tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, K, L, True), 1))
+        tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, HIGH, WIDE, True), 1))
+        fill(at, ot, begin, FILL, FAR, 1, HIGH, WIDE)
     lane = tl.arange(0, L)[None, None, :]
-    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, tops)
+    folded = highest(tl.reshape(tops, [1, WIDE // L, L]), 1)
+    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, folded)
 
 
 @triton.jit

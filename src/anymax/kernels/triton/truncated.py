@@ -98,7 +98,10 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            x, tops, top, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+            ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+            NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
+            FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") else None
+            x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
         bad = bad | (par != par)
         empty = top == float("-inf")
@@ -120,9 +123,10 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
             tile, cols, count = gather(at, held, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
+            count += some(bad) * (FEW + 1)  # all lanes of a poisoned row
             small = count <= FEW
-            if KEEP:
-                tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
+            if KEEP or PARTS > 0:
+                tl.store(COUNT + tl.program_id(0), count)
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
@@ -144,25 +148,25 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
-        elif FEW > 0 and MODE != "grad":
-            if small:  # what is not kept, and over it what is
-                nothing = tl.full([R, K, L], float("-inf") if LOGS else 0.0, tl.float32)
-                for begin in range(0, n, K * L):
-                    finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
+        elif FEW > 0 and (MODE == "p" or MODE == "log"):
+            if small:  # over what is not kept
                 p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
-                kept = chosen(tile, cols, one(edge), one(last))
-                scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
-            else:
+                scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), n, valid, FAR)
+            elif PARTS == 0:
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
-        else:
+        elif MODE == "write" and FEW > 0:
+            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                         MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
+        elif MODE == "write" or PARTS == 0:
             in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
                      MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
         lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
-    if SAVE and (MODE == "loss" or MODE == "state"):
+    if SAVE and MODE != "write":
         remember(STATE, row, valid, bad, top, edge, last.to(tl.float32, bitcast=True), z)
     if MODE == "tau":
         tau = tl.where(empty, float("-inf"), top + log_z)
