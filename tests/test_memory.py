@@ -279,3 +279,27 @@ def test_what_is_too_large_to_be_kept_still_comes_from_numpy():
     assert (p.shape, p.dtype) == (x.shape, x.dtype)
     with pytest.raises(RuntimeError, match="not resizable"):  # as memory of NumPy's, which comes in huge pages
         p.resize_(2 * len(x), 512)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory, which threads run into first")
+def test_threads_that_cannot_be_made_are_done_without():
+    code = """
+import resource
+import numpy as np
+import anymax as A
+from anymax.kernels import native
+native.set_num_threads(16)
+x = np.random.default_rng(0).normal(size=(256, 1024)).astype("float32")
+with A.use("reference"):
+    want, out = A.sparsemax(x), np.empty_like(x)
+A.sparsemax(x[:2], out=out[:2])
+size = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")][0] << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))
+for _ in range(3):
+    A.sparsemax(x, out=out)
+    assert np.abs(out - want).max() < 1e-6
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+A.sparsemax(x, out=out)
+assert len(__import__("os").listdir("/proc/self/task")) >= 15
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
