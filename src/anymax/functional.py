@@ -87,7 +87,7 @@ def apply(
     leaf = bridge(rows)
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
-    engine = None if out is None else _writer(out, rows, axis, mapping)
+    engine = None if out is None else _writer(out, rows, axis, mapping, keep)
     if engine is not None:
         engine.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
         return leaf.wrote(out) if is_torch(out) else out
@@ -125,29 +125,44 @@ def _learned(x: Any) -> Any:
     return leaf.quick
 
 
-def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
+def _writer(out: Any, rows: Array, axis: int, mapping: Mapping, keep: Array | None) -> Any:
     """The compiled engine that can write to `out` itself, if any: no gradient, same kind, shape and dtype, no partial overlap."""
     if type(out) is not type(rows) or out.dtype != rows.dtype or not isinstance(out, (np.ndarray, *_tensor())):
         return None
     xp = namespace(rows)
     if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
         return None
-    if is_torch(out):
-        if _tracked(rows) or _tracked(out) or out.device != rows.device:
-            return None
-        start, end = out.data_ptr(), rows.data_ptr()
-        apart = out.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
-        same = start == end and to_last(out, axis, xp).stride() == rows.stride()
-        dense = 0 not in [s for s, n in zip(out.stride(), out.shape) if n > 1]
-    else:
-        start, end = out.ctypes.data, rows.ctypes.data
-        apart = not np.may_share_memory(out, rows)
-        same = start == end and to_last(out, axis, xp).strides == rows.strides
-        dense = out.flags.writeable and 0 not in [s for s, n in zip(out.strides, out.shape) if n > 1]
-    if not dense or not (apart or same):
+    if is_torch(out) and (_tracked(rows) or _tracked(out) or out.device != rows.device):
         return None
     engine = kernels.choose("forward", mapping, rows)
-    return engine if engine in kernels.COMPILED and engine.refuse("forward", mapping, out) is None else None
+    if engine not in kernels.COMPILED or engine.refuse("forward", mapping, out) is not None:
+        return None
+    turned = to_last(out, axis, xp)
+    (place, *_), steps = _span(turned), _strides(turned)
+    dense = 0 not in [s for s, n in zip(steps, turned.shape) if n > 1]
+    if not dense or not (is_torch(out) or out.flags.writeable):
+        return None
+    same = place == _span(rows)[0] and steps == _strides(rows)
+    read = [a for a in (keep, *mapping.params().values()) if type(a) is type(out)]
+    return engine if all(_apart(out, a) for a in (read if same else [rows, *read])) else None
+
+
+def _strides(a: Array) -> tuple[int, ...]:
+    return tuple(a.stride()) if is_torch(a) else a.strides
+
+
+def _span(a: Array) -> tuple[int, int, int]:
+    """The address of the first entry, of the lowest, and the end of the highest. Two storages of torch may be one piece of memory."""
+    place, size = (a.data_ptr(), a.element_size()) if is_torch(a) else (a.ctypes.data, a.itemsize)
+    unit = size if is_torch(a) else 1
+    reach = [(n - 1) * s * unit for n, s in zip(a.shape, _strides(a))] if math.prod(a.shape) else []
+    return place, place + sum(r for r in reach if r < 0), place + sum(r for r in reach if r > 0) + size
+
+
+def _apart(a: Array, b: Array) -> bool:
+    _, low, high = _span(a)
+    _, other_low, other_high = _span(b)
+    return high <= other_low or other_high <= low
 
 
 def _tensor() -> tuple[type, ...]:

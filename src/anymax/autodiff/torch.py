@@ -478,19 +478,6 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
     return _reduced(native.index_loss(mapping, x, index, False)[0], reduction)
 
 
-def _fits(out: Tensor, x: Tensor) -> bool:
-    """True where the result can be written to `out` as it is."""
-    return (
-        type(out) is Tensor
-        and out.dtype is x.dtype
-        and out.shape == x.shape
-        and out.is_cpu
-        and out.is_contiguous()
-        and not out.requires_grad
-        and (out.data_ptr() == x.data_ptr() or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
-    )
-
-
 class _Quick(torch.autograd.Function):
     """p(x) of a plain tensor, with its backward as short as its forward."""
 
