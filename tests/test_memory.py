@@ -303,3 +303,25 @@ A.sparsemax(x, out=out)
 assert len(__import__("os").listdir("/proc/self/task")) >= 15
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", ["torch", "jax", "pandas"])
+def test_a_framework_that_another_thread_is_importing(module):
+    """Half of it is in sys.modules; arrays of NumPy are not asked whether they are its."""
+    code = f"""
+import sys, types
+import numpy as np
+sys.modules[{module!r}] = types.ModuleType({module!r})
+import anymax as A
+x = np.random.default_rng(0).normal(size=(4, 9))
+y = np.array([0, 1, 2, 3])
+A.softmax(x), A.sparsemax(x, axis=0), A.entmax(x, np.full((4, 1), 1.3)), A.sparsemax(x, mask=x > 0), A.softmax(x.tolist())
+A.apply(A.NormMax(1.5), x), A.apply(A.PerturbMax(), x), A.apply(A.Ratio.square(), x), A.log_softmax(x), A.logsumexp(x)
+A.cross_entropy(x, y), A.sparsemax_loss(x, y, reduction="none"), A.fenchel_young(A.Budget(2), x, x * 0 + 2 / 9)
+A.attention(x, x, x, A.Sparsemax(), is_causal=True), A.linear_attention(x, x, x), A.threshold(A.Sparsemax(), x)
+A.sample(A.Softmax(), x, generator=np.random.default_rng(0)), A.jacobian(A.Entmax(1.5), x[0]), A.topk(3)(x)
+print(A.explain(A.Sparsemax(), x))
+with A.use("reference"):
+    A.softmax(x)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -32,8 +32,8 @@ def is_torch(x: Any) -> bool:
 
 
 def is_jax(x: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(x, jax.Array)
+    # while another thread is importing jax, half of the module is there: then x is none of its arrays
+    return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def is_array(x: Any) -> bool:
@@ -51,6 +51,10 @@ def namespace(x: Array) -> Namespace:
         return xp
     if is_jax(x):
         return sys.modules["jax"].numpy
+    if isinstance(x, np.ndarray):  # which array_namespace knows only after it has asked modules that may be half imported
+        import array_api_compat.numpy as xp  # late: not at `import anymax`
+
+        return xp
     return array_namespace(x)
 
 
@@ -62,7 +66,7 @@ def compiling() -> bool:
 
 def _is_column(x: Any) -> bool:
     pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(x, (pandas.Series, pandas.Index))
+    return isinstance(x, (getattr(pandas, "Series", ()), getattr(pandas, "Index", ())))
 
 
 def asarray(x: Any, name: str = "scores") -> Array:
