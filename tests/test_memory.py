@@ -1,6 +1,7 @@
 """Memory that is kept for results: never one that is in use, and again once it is not."""
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -325,3 +326,46 @@ with A.use("reference"):
     A.softmax(x)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_interrupt_of_the_first_call_of_torch_spoils_nothing():
+    """Ctrl-C before or after any one of the registrations of the leaves, one after another; then the call is made again."""
+    pytest.importorskip("torch")
+    code = """
+import sys
+import torch
+import anymax as A
+left = 0
+def interrupted(function):
+    def run(*args, **options):
+        global left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        result = function(*args, **options)
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return result
+    return run
+library = torch.library
+for owner, name in ((library.Library, "define"), (library.Library, "impl"), (library, "register_fake"), (library, "register_vmap")):
+    setattr(owner, name, interrupted(getattr(owner, name)))
+x, times = torch.randn(3, 5, dtype=torch.float64), 0
+while left <= 0:
+    times, left = times + 1, times + 1
+    try:
+        A.softmax(x)
+        if "triton" in sys.argv:
+            import anymax.autodiff.flash
+    except KeyboardInterrupt:
+        pass
+assert times > 20, times
+left = 0
+p = A.softmax(x.requires_grad_())
+p[:, 0].sum().backward()
+assert torch.allclose(p, torch.softmax(x, -1))
+assert torch.func.vmap(torch.func.grad(lambda s: A.entmax(s, 1.3)[0]))(x).isfinite().all()
+"""
+    found = ["triton"] if importlib.util.find_spec("triton") else []
+    subprocess.run([sys.executable, "-c", code, *found], check=True)

@@ -17,13 +17,13 @@ from .._array import beside, modes
 from .._scores import Scores, lie
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
-from . import blockwise
+from . import blockwise, library
 from .blockwise import batched
 from .saving import As, restored, save, saved
 
 Tensor = torch.Tensor
 
-_LIBRARY = torch.library.Library("anymax", "FRAGMENT")
+_LIBRARY = library(__name__)
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor[] arrays, str names, str link, int power, float param, float scale, float softcap, "
     "bool causal, SymInt left, SymInt right, SymInt offset, float dropout_p, bool alibi, bool sink"

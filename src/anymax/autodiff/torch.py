@@ -24,12 +24,13 @@ from .._mapping import Mapping
 from ..kernels import native, reference, short
 from ..kernels._memory import MANY, kept
 from ..mappings import CATALOGUE
+from . import library
 from .saving import As, hooked, restored, save, saved
 
 Tensor = torch.Tensor
 
 _KINDS = {kind.__name__: kind for kind in CATALOGUE}
-_LIBRARY = torch.library.Library("anymax", "DEF")
+_LIBRARY = library(__name__)
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
