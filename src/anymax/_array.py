@@ -69,12 +69,22 @@ def _is_column(x: Any) -> bool:
     return isinstance(x, (getattr(pandas, "Series", ()), getattr(pandas, "Index", ())))
 
 
+def in_memory(x: Any, name: str) -> Any:
+    """A memory-mapped array (joblib makes such of large arguments) as a plain view of its memory; anything else as it is."""
+    if type(x) is np.ndarray or not isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, np.matrix):
+        raise TypeError(f"{name}: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)")
+    return x.view(np.ndarray) if isinstance(x, np.memmap) else x
+
+
 def asarray(x: Any, name: str = "scores") -> Array:
     """`x` itself where it is an array; lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
     if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
+    x = in_memory(x, name)
     if is_array(x) and not _is_column(x):
         plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
         return x if plain else x.astype(x.dtype.newbyteorder("="))

@@ -87,9 +87,10 @@ def apply(
     leaf = bridge(rows)
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
-    engine = None if out is None else _writer(out, rows, axis, mapping, keep)
+    to = _array.in_memory(out, "out")
+    engine = None if to is None else _writer(to, rows, axis, mapping, keep)
     if engine is not None:
-        engine.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
+        engine.forward(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         return leaf.wrote(out) if is_torch(out) else out
     p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
     return _store(_restore_axis(p, axis), out)
@@ -546,7 +547,7 @@ def _store(p: Array, out: Any) -> Array:
         return p
     if not (is_torch(p) or hasattr(p, "flags")):
         raise TypeError(f"out: {type(p).__name__} is immutable; out= is for NumPy arrays and torch tensors")
-    if type(out) is not type(p):
+    if type(_array.in_memory(out, "out")) is not type(p):
         raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
