@@ -51,7 +51,9 @@ def namespace(x: Array) -> Namespace:
         return xp
     if is_jax(x):
         return sys.modules["jax"].numpy
-    if isinstance(x, np.ndarray):  # which array_namespace knows only after it has asked modules that may be half imported
+    if isinstance(
+        x, np.ndarray
+    ):  # which array_namespace knows only after it has asked modules that may be half imported
         import array_api_compat.numpy as xp  # late: not at `import anymax`
 
         return xp
@@ -127,8 +129,13 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
 
 
 def upcast(x: Array, xp: Namespace) -> Array:
-    """fp16 and bf16 as fp32, in which they are computed; other dtypes as they are."""
-    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES else x
+    """fp16, bf16 and the floats of 8 bits and fewer as fp32, in which they are computed; other dtypes as they are."""
+    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES or narrow(x) else x
+
+
+def narrow(x: Array) -> bool:
+    """True for floats of 8 bits and fewer, many of which have no infinity: nothing is masked or added up in them."""
+    return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:

@@ -88,12 +88,17 @@ def apply(
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
     to = _array.in_memory(out, "out")
-    engine = None if to is None else _writer(to, rows, axis, mapping, keep)
+    engine = None if to is None or rows.dtype != x.dtype else _writer(to, rows, axis, mapping, keep)
     if engine is not None:
         engine.forward(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         return leaf.wrote(out) if is_torch(out) else out
     p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
-    return _store(_restore_axis(p, axis), out)
+    return _store(_like(_restore_axis(p, axis), x), out)
+
+
+def _like(out: Array, x: Array) -> Array:
+    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
+    return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out
 
 
 _QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
@@ -180,7 +185,7 @@ def log_apply(
         joined, mapping, mask = _join(mapping, x, axis, mask)
         return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
-    return _restore_axis(log_rows(mapping, rows), axis)
+    return _like(_restore_axis(log_rows(mapping, rows), axis), x)
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
@@ -226,7 +231,7 @@ def threshold(
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
     size = xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
-    tau, size = _restore_axis(tau, axis), _restore_axis(size, axis)
+    tau, size = _like(_restore_axis(tau, axis), x), _restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
 
 
@@ -279,7 +284,7 @@ def logsumexp(
     if out is None:
         with quiet(rows):
             out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
-    out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
+    out = _like(_restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
 
@@ -471,7 +476,7 @@ def _split(
     if n == 0:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
     mapping.check(n)
-    rows = to_last(x, axis, xp)
+    rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
     keep = None
     if mask is not None:
         keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
