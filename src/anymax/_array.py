@@ -270,7 +270,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     x = state[0]
     if is_jax(x):
         jax = sys.modules["jax"]
-        counted = (jax.numpy.asarray(0), state)
+        counted = (jax.numpy.asarray(0), _together(state, jax))
         return jax.lax.while_loop(
             lambda s: (s[0] < limit) & jax.numpy.any(cond(s[1])), lambda s: (s[0] + 1, body(s[1])), counted
         )[1]
@@ -284,6 +284,15 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
             break
         state = body(state)
     return state
+
+
+def _together(state: tuple, jax: Any) -> tuple:
+    """The state, all of it varying over the devices of shard_map where a part is: before JAX 0.8 what is made inside does not by itself."""
+    if hasattr(jax.lax, "pcast"):
+        return state
+    axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]
+    every = frozenset().union(*axes)
+    return tuple(jax.lax.pvary(a, tuple(every - own)) if every - own else a for a, own in zip(state, axes))
 
 
 def known(x: Array) -> bool:

@@ -33,7 +33,12 @@ def _zero(tangent: Any) -> bool:
 
 def _filled(tangents: Any, primals: Any) -> Any:
     """Tangents that are zero as arrays of zeros."""
-    return jax.tree.map(lambda t, a: jnp.zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
+    return jax.tree.map(lambda t, a: _zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
+
+
+def _zeros_like(a: Array) -> Array:
+    """Zeros that vary along the axes of a mesh as `a` does, which they did not by themselves before JAX 0.8."""
+    return alike(jnp.zeros_like(a), a)[0]
 
 
 # -- p(x) ------------------------------------------------------------------------------------------------------------
@@ -162,7 +167,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), _filled((dparams, dx), (params, x)))[1]
-    return (value, tau), (change, jnp.zeros_like(tau))
+    return (value, tau), (change, _zeros_like(tau))
 
 
 def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:
