@@ -267,6 +267,11 @@ def test_memory_mapped_arrays_are_served_as_any_others(tmp_path):
 def test_a_matrix_is_refused_in_a_sentence():
     with pytest.warns(PendingDeprecationWarning):
         x = np.matrix([[1.0, 2.0]])
-    for f in (A.softmax, lambda x: A.cross_entropy(x, np.array([0])), lambda x: A.attention(x, x, x), A.linear_attention):
+    for f in (
+        A.softmax,
+        lambda x: A.cross_entropy(x, np.array([0])),
+        lambda x: A.attention(x, x, x),
+        A.linear_attention,
+    ):
         with pytest.raises(TypeError, match=r"numpy\.matrix is not read.*numpy\.asarray"):
             f(*[x] * (3 if f is A.linear_attention else 1))
