@@ -29,6 +29,8 @@ from ._array import (
 from ._axes import Axes, Joined
 from ._mapping import Mapping
 from ._options import allowed, names
+from ._shards import by_rows, sharded
+from ._shards import refuse as refuse_sharded
 from .autodiff import bridge, plain
 from .kernels import reference, short
 from .mappings import (
@@ -80,6 +82,10 @@ def apply(
         if p is not None:
             return p
     axis = pick_axis(axis, dim)
+    if sharded(x):
+        _check_mapping(mapping)
+        p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
+        return _store(p, out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
@@ -181,6 +187,9 @@ def log_apply(
 ) -> Array:
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
     axis = pick_axis(axis, dim)
+    if sharded(x):
+        _check_mapping(mapping)
+        return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
@@ -221,6 +230,7 @@ def threshold(
     if not hasattr(mapping, "threshold"):
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("threshold", x)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
@@ -264,6 +274,7 @@ def logsumexp(
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("logsumexp", x)
     if isinstance(axis, (tuple, list)):
         joined, _, mask = _join(Softmax(), x, axis, mask)
         temperature = joined.beside(temperature, "temperature")

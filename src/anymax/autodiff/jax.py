@@ -235,7 +235,7 @@ _NUMBERS: dict[type, str] = {Entmax: "alpha", NormMax: "alpha", Budget: "k", Spa
 
 
 def _usual(value: Any) -> bool:
-    """True for numbers that people write down: of one decimal, quarters and thirds. 1 and what is close to it are told apart in doubles only."""
+    """True for numbers that people write down, of one decimal, quarters and thirds; and near 1, where fp32 has too few digits."""
     if type(value) is not float or not 1e-3 < abs(value - 1.0) < 1e3:
         return True
     return any(abs(value * of - round(value * of)) < 1e-12 for of in (10, 4, 3))
@@ -250,7 +250,7 @@ def _opened(mapping: Mapping, x: Array) -> Mapping:
         x = getattr(x, "primal", getattr(x, "val", None))
     if not isinstance(x, jax.Array):
         return mapping
-    return mapping.replace(**{name: jnp.asarray(value, jnp.float64 if x.dtype == jnp.float64 else jnp.float32)})
+    return mapping.replace(**{name: jnp.asarray(value)})
 
 
 def apply(mapping: Mapping, x: Array) -> Array:
