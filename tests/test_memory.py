@@ -369,3 +369,23 @@ assert torch.func.vmap(torch.func.grad(lambda s: A.entmax(s, 1.3)[0]))(x).isfini
 """
     found = ["triton"] if importlib.util.find_spec("triton") else []
     subprocess.run([sys.executable, "-c", code, *found], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory")
+@pytest.mark.parametrize("shape", [(33, 1 << 20), (3, 11 << 20), (1 << 21, 16)])
+def test_the_size_of_supports_is_counted_in_pieces(shape):
+    pytest.importorskip("torch")
+    code = f"""
+import resource
+import torch
+import anymax as A
+x = torch.randn({shape}, generator=torch.Generator().manual_seed(0)).half()
+A.threshold(A.Sparsemax(), x[:1, :40]), A.sparsemax(x[:1])
+size = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")][0] << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + 9 * x.numel(), resource.RLIM_INFINITY))
+tau, support = A.threshold(A.Sparsemax(), x)  # p has two bytes an entry, and integers eight more
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert support.shape == tau.shape == x.shape[:1] and support.dtype == torch.int64
+assert torch.equal(support, (A.sparsemax(x) > 0).sum(-1))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

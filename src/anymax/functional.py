@@ -239,10 +239,27 @@ def threshold(
     xp = namespace(rows)
     tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    size = xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
+    size = _support_size(p, xp)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
     tau, size = _like(_restore_axis(tau, axis), x), _restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+
+
+_COUNTED = 1 << 20  # entries at a time: torch and NumPy make integers of eight bytes of all that they are to count
+
+
+def _support_size(p: Array, xp: Any) -> Array:
+    """How many entries of each row are above 0, [..., 1]."""
+    size, n = math.prod(p.shape), p.shape[-1]
+    if size <= 4 * _COUNTED or not _array.known(p):
+        return xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
+    p, lead = xp.reshape(p, (-1, n)), p.shape[:-1]
+    high, wide = max(1, _COUNTED // n), min(n, _COUNTED)
+    parts = [
+        sum(_support_size(p[i : i + high, j : j + wide], xp) for j in range(0, n, wide))
+        for i in range(0, p.shape[0], high)
+    ]
+    return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
 def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
