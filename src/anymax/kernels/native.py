@@ -603,7 +603,12 @@ def loss_capacity(n: int) -> int:
 
 def saving(rows: int, size: int, words: int, room: Callable[[int], Array]) -> Saved:
     """`room` of so many int32 for `size` non-zeros of each row, each of so many words."""
-    return Saved(room(rows * (size * (words + 1) + 1)), rows, size, words)
+    return Saved(room(saved_size(rows, size, words)), rows, size, words)
+
+
+def saved_size(rows: int, size: int, words: int) -> int:
+    """The int32 of the memory of a `Saved`."""
+    return rows * (size * (words + 1) + 1)
 
 
 def _link(mapping: Mapping) -> Link:
@@ -693,9 +698,15 @@ def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
 
 def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
     link, world = _link(mapping), world_of(p)
+    scores = link.kind in _NEED_SCORES
+    if p.shape != g.shape or (scores and (x.shape != p.shape or x.dtype != p.dtype)):
+        words = ", ".join(f"{n} {dtype_of(a)} {tuple(a.shape)}" for n, a in (("x", x), ("p", p), ("g", g)))
+        raise ValueError(
+            f"the backward of {mapping.name} takes x, p and g of one shape, and x and p of one dtype; got {words}"
+        )
     out, fresh = _result(p, link, op == VJP)
     views = {"p": p, "g": world.cast(g, dtype_of(p), p) if dtype_of(g) != dtype_of(p) else g, "out": out}
-    if link.kind in _NEED_SCORES:
+    if scores:
         views["x"] = x
     if math.prod(p.shape):
         _run(op, link, p, views, saved=saved, fresh=fresh)
