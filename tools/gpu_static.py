@@ -1,11 +1,11 @@
 """What the compiler says of the GPU kernels: registers, stack, shared memory, barriers, instructions; no GPU is needed.
 
-    python -m tools.gpu_static                       every row kernel and attention kernel at its real plans, sm_90; writes benchmarks/results/gpu-static.md
+    python -m tools.gpu_static                     every kernel at its real plans, sm_90; writes benchmarks/results/gpu-static.md
     python -m tools.gpu_static --only entmax15 --target sm_80,sm_100 --dry
 
-A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler. The time is a
-model: whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers have to issue, with a loop
-over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times.
+A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler. The time
+is a model: whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers have to issue, with
+a loop over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times.
 """
 
 from __future__ import annotations
@@ -360,30 +360,38 @@ def seconds(case: Case, found: list[tuple[Launch, Figures]]) -> tuple[float, flo
 
 # -- the table ----------------------------------------------------------------------------------------------------------------------
 
-TITLE = "| case | kernel | plan [R, K, L] | warps | registers | stack B | shared | barriers | instructions | fp64 in loops | loads 128 / all | programs |"
+COLUMNS = (
+    "case", "kernel", "plan [R, K, L]", "warps", "registers", "stack B", "shared", "barriers", "instructions", "fp64 in loops",
+    "loads 128 / all", "programs",
+)  # fmt: skip
+
+
+def cells(*values: Any) -> str:
+    return f"| {' | '.join(map(str, values))} |" + " |" * (len(COLUMNS) - len(values))
+
+
+def tile(options: dict[str, Any]) -> str:
+    """Of rows, of rows cut in parts, or of attention."""
+    for names, between in ((("R", "K", "L"), ", "), (("K", "L"), ", "), (("M", "N"), " x ")):
+        if all(name in options for name in names):
+            return between.join(str(options[name]) for name in names)
+    return ""
 
 
 def lines(case: Case, target: str) -> list[str]:
     out = []
     found = read(case, target)
     for launch, f in found:
-        o = launch.options
-        plan = (
-            f"{o['R']}, {o['K']}, {o['L']}"
-            if "R" in o
-            else f"{o['K']}, {o['L']}"
-            if "L" in o
-            else f"{o.get('M', '')} x {o.get('N', '')}"
-        )
+        kernel = f"{launch.name} {launch.options.get('MODE', '')}".strip()
         out.append(
-            f"| {case.name} | {launch.name} {o.get('MODE', '')} | {plan} | {f.warps} | {f.registers} | {f.stack} | {f.shared} | {f.barriers} "
-            f"| {f.instructions} | {f.fp64_in_loops} | {f.wide_loads} / {f.loads} | {f.per_processor} |"
-        )
+            cells(
+                case.name, kernel, tile(launch.options), f.warps, f.registers, f.stack, f.shared, f.barriers, f.instructions,
+                f.fp64_in_loops, f"{f.wide_loads} / {f.loads}", f.per_processor,
+            )
+        )  # fmt: skip
     if case.moved:
         model, copy = seconds(case, found)
-        out.append(
-            f"| {case.name} | *predicted* | {model * 1e6:.0f} us, {copy / model:.0%} of copy speed | | | | | | | | | |"
-        )
+        out.append(cells(case.name, "*predicted*", f"{model * 1e6:.0f} us, {copy / model:.0%} of copy speed"))
     return out
 
 
@@ -393,7 +401,7 @@ def _in_process(job: tuple[str, str]) -> list[str]:
     try:
         return lines(case, target)
     except Exception as error:
-        return [f"| {name} | **{type(error).__name__}: {str(error).splitlines()[0][:120]}** | | | | | | | | | | |"]
+        return [cells(name, f"**{type(error).__name__}: {str(error).splitlines()[0][:120]}**")]
 
 
 def main() -> None:
@@ -408,17 +416,16 @@ def main() -> None:
     import triton
 
     jobs = [(c.name, t) for t in args.target.split(",") for c in cases() if re.search(args.only, c.name)]
-    text = [TITLE, "|" + "---|" * TITLE.count(" | ") + "---|"]
+    text = [cells(*COLUMNS), "|" + "---|" * len(COLUMNS)]
     print("\n".join(text), flush=True)
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for block in pool.imap(_in_process, jobs):
             print("\n".join(block), flush=True)
             text += block
     if not args.dry:
-        REPORT.write_text(
-            f"# The GPU kernels by the compiler's figures\n\nTriton {triton.__version__}, {args.target}; made by `python -m tools.gpu_static`. "
-            "Times are predictions of a model, not measurements.\n\n" + "\n".join(text) + "\n"
-        )
+        head = f"Triton {triton.__version__}, {args.target}; made by `python -m tools.gpu_static`."
+        head += " Times are predictions of a model, not measurements."
+        REPORT.write_text("\n".join(["# The GPU kernels by the compiler's figures", "", head, "", *text, ""]))
 
 
 if __name__ == "__main__":
