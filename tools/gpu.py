@@ -2,7 +2,8 @@
 
     python tools/gpu.py FOLDER                       all stages, in the order of what one wants to know first
     python tools/gpu.py FOLDER --stages bench --only 'gpu forward'
-    python tools/gpu.py --pack FOLDER                wheels of what such a machine lacks, to carry along: PYTHONPATH=FOLDER
+    python tools/gpu.py FOLDER --pack                wheels of what such a machine lacks, to carry along: PYTHONPATH=FOLDER
+    python tools/gpu.py FOLDER --keep                what the folder has measured, as a record in benchmarks/results
     python tools/gpu.py FOLDER --dry                 the same from beginning to end without a GPU: interpreter, tiny shapes
 
 Each case runs in a process of its own, forked from this one when all is imported, and leaves one line of JSON in FOLDER/cases.jsonl as soon
@@ -388,22 +389,41 @@ def pack(folder: Path) -> None:
     subprocess.run(words, check=True)
 
 
-def facts() -> dict[str, Any]:
-    """The machine, without a word to the device in this process."""
-    import torch
-    import triton
+def machine() -> dict[str, Any]:
+    """What a record of the benchmarks says of the machine, without a word to the device in this process."""
+    from benchmarks import report
 
-    words = [
-        "nvidia-smi",
-        "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu",
-        "--format=csv,noheader",
-    ]
+    known = report.facts(os.cpu_count() or 1)
+    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     told = (
         subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
         if shutil.which(words[0])
-        else "no GPU"
+        else ""
     )
-    return {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0], "device": told}
+    name, driver, memory = (told.splitlines()[0].split(", ") if told else ("no GPU", "", ""))[:3]
+    known["hardware"] |= {"host": known["hardware"]["cpu"], "cpu": name, "driver": driver, "gpu_memory": memory}
+    return known
+
+
+def state() -> str:
+    """Clocks, power and temperature as they are."""
+    words = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
+    return (
+        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        if shutil.which(words[0])
+        else ""
+    )
+
+
+def keep(folder: Path) -> None:
+    """The readings of a folder as a record of the benchmarks, benchmarks/results/*.json, and the tables of all records anew."""
+    from benchmarks import report
+
+    known = json.loads((folder / "machine.json").read_text())
+    lines = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+    rows = [report.Reading(**reading) for line in lines for reading in line.get("readings", ())]
+    order = {group: i for i, group in enumerate(report.GROUPS)}
+    print(report.save(known, sorted(rows, key=lambda r: order[r.group])), report.render())
 
 
 def main() -> None:
@@ -419,11 +439,15 @@ def main() -> None:
         "--cores", type=int, default=os.cpu_count() or 1, help="processes that compile at the same time"
     )
     parser.add_argument("--pack", action="store_true", help="put the wheels that such a machine lacks into the folder")
+    parser.add_argument("--keep", action="store_true", help="write what the folder has measured to benchmarks/results")
     parser.add_argument("--dry", action="store_true", help="without a GPU: tiny shapes in Triton's interpreter")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.pack:
         pack(args.folder)
+        return
+    if args.keep:
+        keep(args.folder)
         return
     os.environ.setdefault(
         "TRITON_CACHE_AUTOTUNING", "1"
@@ -433,14 +457,19 @@ def main() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
     stop = time.monotonic() + args.seconds
     import torch  # noqa: F401  (before the first fork)
-    import triton  # noqa: F401
+    import triton
 
     import anymax.kernels.triton.attention
     import anymax.kernels.triton.launch  # noqa: F401
     from benchmarks.gpu_clock import DEVICE
 
     DEVICE.kind = "cpu" if args.dry else "cuda"
-    print(json.dumps(facts()), flush=True)
+    known = machine()
+    (args.folder / "machine.json").write_text(json.dumps(known))
+    print(
+        f"# {known['hardware']['cpu']}, torch {known['versions']['torch']}, Triton {triton.__version__}, {state()}",
+        flush=True,
+    )
     have = seen(args.folder)
     makers = {"smoke": smoke, "parity": parity, "bench": bench, "tune": tune, "check": check}
     for stage in args.stages.split(","):
@@ -448,7 +477,7 @@ def main() -> None:
         before = time.monotonic()
         run(jobs, args.folder, 1 if stage in ONE_BY_ONE else args.cores, stop)
         print(f"# {stage}: {len(jobs)} cases in {time.monotonic() - before:.0f} s", flush=True)
-    print(json.dumps(facts()), flush=True)
+    print(f"# {state()}", flush=True)
 
 
 if __name__ == "__main__":
