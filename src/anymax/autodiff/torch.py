@@ -224,7 +224,7 @@ def _index_gradient(
     if ignore is not None and not _grad():
         return engine.index_loss_grad(mapping, x, index, g, support, tau, ignore)
     if _grad() or engine.refuse("vjp", mapping, g) is not None:
-        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
+        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0, max=x.shape[-1] - 1)[..., None], 1.0)
         counted = (index >= 0)[..., None]
         return (g[..., None] * torch.where(counted, apply(mapping, x) - y, torch.zeros_like(x))).to(x.dtype)
     return engine.index_loss_grad(mapping, x, index, g, support, tau)

@@ -242,3 +242,30 @@ def _number(launch: Any, mode: str, link: native.Link, x: Array) -> Array:
     if out.numel():
         launch.run(mode, link, x, value=out)
     return out
+
+
+def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
+    """Makes each call that this mapping has on contiguous scores of this shape once, with and without a mask."""
+    torch = sys.modules["torch"]
+    x = torch.zeros(shape, dtype=dtype, device=device)
+    link = _prepared(mapping)[1]
+    with torch.no_grad():
+        for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
+            forward(mapping, x, mask)
+            p, saved = forward_saving(mapping, x, mask)
+        vjp(mapping, x, p, x, saved)
+        vjp(mapping, x, p, x)
+        if link.kind in _WITH_LOG:
+            log_p = log_forward(mapping, x)
+            if link.kind != "sigsoftmax":
+                log_vjp(mapping, x, log_p, x)
+        if link.kind == "softmax":
+            logsumexp(x)
+        if link.kind not in _WITHOUT_LOSS:
+            index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
+            for save in (False, True):
+                value, _, state = reduced_loss(mapping, x, index, -100, "mean", save)
+            for scale in (value, value.expand(shape[:-1])):
+                index_loss_grad(mapping, x, index, scale, None, state, -100)
+            if not (link.kind == "entmax" and link.params is not None):
+                threshold(mapping, x)
