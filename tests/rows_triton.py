@@ -23,8 +23,8 @@ from anymax.kernels.triton import plans
 
 pytestmark = WARNINGS
 
-STEPS = plans.Plan(1, 2, 64, False, 4)  # a long row, on a small scale
-PARTS = plans.Plan(1, 2, 32, False, 4, 4)  # the same in parts
+STEPS = plans.Plan(1, 2, 512 if REAL else 64, False, 4)  # a long row, on a small scale
+PARTS = plans.Plan(1, 2, 256 if REAL else 32, False, 4, 4)  # the same in parts
 FORMS = {
     "whole": None,
     "few": 16,

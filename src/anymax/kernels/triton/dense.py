@@ -158,7 +158,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)
-            finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
         else:
             first = tl.program_id(1) * span
             steps = tl.cdiv(tl.minimum(span, n - first), K * L)
@@ -166,7 +166,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
                 begin = first + (steps - 1 - i) * (K * L)
                 v = fetch(at, begin, True, MASKED, FAR, K, L, False)
                 p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
-                finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+                finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)

@@ -37,7 +37,7 @@ THREADS = 4  # of a row of few classes: its sums are then two shuffles
 FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
-    "logarithmic": Family(1024, 16384, ((math.inf, 4, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
+    "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
@@ -46,7 +46,8 @@ VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are 
 PART = (16, 512, 8)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
 LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 256  # live lanes that are gathered to one tile
+FEW = 512  # live lanes that are gathered to one tile
+GATHERED = 8192  # classes of that tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
@@ -81,7 +82,7 @@ def plan(
         side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
-    warps = max(1, min(block // family.held, 16, most))
+    warps = max(2, min(block // family.held, 16, most))
     lanes = min(block, warps * vector)
     return Plan(1, block // lanes, lanes, True, warps)
 
@@ -97,7 +98,7 @@ def span(p: Plan, n: int) -> int:
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
     """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
     depth = _power_of_two(-(-span(p, n) // p.L))
-    few = min(FEW, p.L, 8192 // depth)
+    few = min(FEW, p.L, GATHERED // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
 

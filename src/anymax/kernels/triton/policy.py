@@ -41,17 +41,17 @@ def class_of(INDEX, row, ignore, at):
 
 @triton.jit
 def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
-    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; 0 for a sample that is left out. EACH: a factor
-    for each row."""
+    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; NaN for a poisoned row, 0 for a sample that is
+    left out. EACH: a factor for each row."""
     t = tl.full(row.shape, -1, tl.int64)
-    scale = tl.full(row.shape, 1.0, tl.float32)
+    scale = tl.where(bad, float("nan"), 1.0)
     if MODE == "grad":
         t = class_of(INDEX, row, ignore, at)
         if EACH:
-            scale = tl.load(SCALE + row, mask=at[7], other=0.0)
+            scale *= tl.load(SCALE + row, mask=at[7], other=0.0)
         else:
             scale *= tl.load(SCALE)
-        scale = tl.where(t < 0, 0.0, tl.where(bad, float("nan"), scale))
+        scale = tl.where(t < 0, 0.0, scale)
     return t, scale
 
 
@@ -77,11 +77,9 @@ def lose(VALUE, row, rows, value, aim, t, bad, at):
 
 
 @triton.jit
-def finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
+def finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
-    """A poisoned row is NaN; a gradient is `scale (p - y)`, where p of a poisoned row is 0 and its scale NaN."""
+    """Probabilities, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, and so is all of it."""
     if MODE == "grad":
-        p = scale * tl.where(lanes(begin, K, L) == t, p - 1.0, p)
-    else:
-        p = tl.where(bad, float("nan"), p)
-    put(OUT, oo, oc, begin, p, n, valid, FAR, K, L)
+        p = tl.where(lanes(begin, K, L) == t, p - 1.0, p)
+    put(OUT, oo, oc, begin, scale * p, n, valid, FAR, K, L)

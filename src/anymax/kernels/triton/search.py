@@ -51,7 +51,7 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.c
         if BY == "count":
             weight = number
         else:
-            weight = total(tl.where(from_m, weigh(x, top), 0.0).to(tl.float64))
+            weight = wide(tl.where(from_m, weigh(x, top), 0.0))
     else:
         live = tops >= m
         number_ = tl.zeros([R, 1, L], tl.float32)

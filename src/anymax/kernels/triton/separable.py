@@ -349,7 +349,8 @@ def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr
         return 1.0 - height(top, s0, s1, s2, c, r, LINK, NORM)
     else:
         if LINK == "any":
-            zeta = -expm1(c * log1p((s1 - 1.0) - s1 * s2)) / c
+            near = log1p(tl.maximum((s1 - 1.0) - s1 * s2, -0.75))
+            zeta = -expm1(c * tl.where(s1 > 0.5, near, tl.log(s1 * (1.0 - s2)))) / c
         elif LINK == "steep":
             zeta = (1.0 - (raised(s1, c) + c * (top - s0))) / c
         else:
@@ -456,20 +457,20 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
-            finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
         elif FEW > 0 and MODE == "p":
             if small:  # over the zeros
                 p = emit(tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT)
                 scatter(OUT, oo, oc, cols, p, p > 0.0, n, valid, FAR)
             elif PARTS == 0:
-                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
+                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
             if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
-                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
+                in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
         elif MODE == "write" or PARTS == 0:
-            in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at,
+            in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                      MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
@@ -521,7 +522,7 @@ def shares(x, a, s0, s1, s2, s3, c, r, high, LINK: tl.constexpr, P: tl.constexpr
 
 
 @triton.jit
-def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, bad, at, MODE: tl.constexpr, LINK: tl.constexpr,
+def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at, MODE: tl.constexpr, LINK: tl.constexpr,
              P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr, PER_ROW: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes a longer row, or a part of it; a lane that has no probability is not read again."""
@@ -532,7 +533,7 @@ def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scal
     for begin in range(first, tl.minimum(first + span, n), K * L):
         v = fetch(at, begin, live, MASKED, FAR, K, L, False)
         p = shares(v, s0, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
-        finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+        finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton.language as tl
 from .links import log1p
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
-from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total
+from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total, wide
 
 
 @triton.jit
@@ -19,13 +19,13 @@ def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.conste
          WHOLE: tl.constexpr):  # fmt: skip
     """sum exp(x - top)"""
     if WHOLE:
-        return total(weigh(x, top).to(tl.float64))
+        return wide(weigh(x, top))
     else:
         acc = tl.zeros([R, 1, L], tl.float64)
         for begin in range(0, at[6], K * L):
             acc += tl.sum(
-                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top).to(tl.float64), 1, keep_dims=True
-            )
+                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top), 1, keep_dims=True
+            ).to(tl.float64)
         return total(acc)
 
 
@@ -57,14 +57,14 @@ def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: 
 
 
 @triton.jit
-def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, scale, bad, at, MODE: tl.constexpr, LOGS: tl.constexpr,
+def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, scale, at, MODE: tl.constexpr, LOGS: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes a longer row, or a part of it; a lane without a kept score is not read again."""
     n, valid = at[6], at[7]
     for begin in range(first, tl.minimum(first + span, n), K * L):
         v = fetch(at, begin, live, MASKED, FAR, K, L, False)
         p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, LOGS)
-        finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+        finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
 
 
 @triton.jit
@@ -147,20 +147,20 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
-            finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
         elif FEW > 0 and (MODE == "p" or MODE == "log"):
             if small:  # over what is not kept
                 p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
                 scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), n, valid, FAR)
             elif PARTS == 0:
-                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
             if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
-                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
         elif MODE == "write" or PARTS == 0:
-            in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+            in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                      MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
