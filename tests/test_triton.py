@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax import kernels
 from anymax.kernels import triton as engine
-from anymax.kernels.triton import plans
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
@@ -121,7 +120,15 @@ MAPS = {
 }  # fmt: skip
 
 
-KERNELS = ("separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts")
+KERNELS = (
+    "separable_rows",
+    "truncated_rows",
+    "dense_rows",
+    "perturb_rows",
+    "backward_rows",
+    "survey_parts",
+    "dense_parts",
+)
 
 
 def recorded(monkeypatch):

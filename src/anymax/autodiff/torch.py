@@ -219,7 +219,14 @@ class _DeviceLoss(torch.autograd.Function):
 
 
 def _index_gradient(
-    mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, support: Any, tau: Any, ignore: int | None = None
+    mapping: Mapping,
+    engine: Any,
+    x: Tensor,
+    index: Tensor,
+    g: Tensor,
+    support: Any,
+    tau: Any,
+    ignore: int | None = None,
 ) -> Tensor:
     if ignore is not None and not _grad():
         return engine.index_loss_grad(mapping, x, index, g, support, tau, ignore)

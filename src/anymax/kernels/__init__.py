@@ -140,7 +140,9 @@ def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: A
     `anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])`
     """
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"warm_up: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
+        raise TypeError(
+            f"warm_up: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
+        )
     import torch  # late: of those who ask for a GPU
 
     kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)

@@ -204,8 +204,8 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
 def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
                   o0, o1, o2, oc, param,
                   SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
-                  UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                  WHOLE: tl.constexpr):  # fmt: skip
+                  UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+                  L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
     there are no more than FEW, p and g are read there alone."""
     n = n * UNIT

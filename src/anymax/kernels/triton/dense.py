@@ -134,8 +134,8 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
                rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-               WHOLE: tl.constexpr):  # fmt: skip
+               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+               L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; "logsumexp" is the threshold of softmax, but for poisoned rows.
     PARTS > 0: `dense_parts` has been over the row."""
     n = n * UNIT

@@ -43,7 +43,11 @@ FAMILIES = {
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
-PART = (16, 512, 8)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+PART = (
+    16,
+    512,
+    8,
+)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
 LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 512  # live lanes that are gathered to one tile

@@ -72,8 +72,8 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.c
 @triton.jit
 def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
            K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(pivot, few, tied): the scores from the pivot on weigh `target`, and no less would. few: the whole row has less, and all of it counts;
-    tied: the lowest of them are equal, and not all of them are needed.
+    """(pivot, few, tied): the scores from the pivot on weigh `target`, and no less would. few: the whole row has less, and all of it
+    counts; tied: the lowest of them are equal, and not all of them are needed.
 
     `bound`: a score from which on there is surely enough, or LOWEST.
     """

@@ -4,8 +4,8 @@ All in fp32. The search starts on the lane maxima, whose own root is a bound of 
 the row are left. For fp32 results (EXACT) a last pass sums in fp64 at the number found; what is missing from 1 goes back to first order
 along the rates. For half-precision results the last step of the search is as good.
 
-A row is written from four numbers: (top, z or q, lost, 1 / sum of the rates for normmax), (edge, z, lost, 0) for a budget, (near, rest, lost,
-1 / sum of the rates) for normmax above alpha = 2, and (anchor, q, lost, 0) above alpha = 2. See `links` for what they mean.
+A row is written from four numbers: (top, z or q, lost, 1 / sum of the rates for normmax), (edge, z, lost, 0) for a budget, (near, rest,
+lost, 1 / sum of the rates) for normmax above alpha = 2, and (anchor, q, lost, 0) above alpha = 2. See `links` for what they mean.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -49,9 +49,7 @@ def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl
         if FINE:
             t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
         for begin in range(0, at[6], K * L):
-            value, rate = share_of(
-                fetch(at, begin, live, MASKED, FAR, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE
-            )
+            value, rate = share_of(fetch(at, begin, live, MASKED, FAR, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE)
             t0 += tl.sum(value, 1, keep_dims=True).to(t0.dtype)
             t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
         s0, s1 = total(t0), total(t1)
@@ -101,17 +99,13 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
         enough = 5e-4 if LINK == "power" and P == 1 else 1e-2
     turn = 0
     while some(go) & (turn < 50):
-        s0, s1 = sums(
-            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, False
-        )
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, False)
         b = tl.where(go, moved(b, s0, s1, r, LINK, P), b)
         go = go & (tl.abs(s0 - 1.0) > enough)
         turn += 1
     lost, norm = top * 0.0, top * 0.0
     if EXACT:
-        s0, s1 = sums(
-            x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, True
-        )
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, True)
         norm = s1.to(tl.float32)
         lost = over((s0 - 1.0).to(tl.float32), norm)
     return b, lost, norm
@@ -307,9 +301,7 @@ def solve(x, tops, a, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr,
         s3 = over(1.0, norm)
     else:
         s0 = top
-        s1, s2, norm = newton(
-            x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, FAR, K, L, WHOLE
-        )
+        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, FAR, K, L, WHOLE)
         s3 = over(1.0, norm)
     return s0, s1, s2, s3
 
@@ -365,8 +357,8 @@ def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr
 def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
                    rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
-                   PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr, FAR: tl.constexpr,
-                   FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
+                   PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
+                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
     threshold; "write": probabilities of what has not been written by "p", from the numbers.
@@ -438,7 +430,24 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, asked = apart(top), apart(live.to(tl.int32)) > 0, apart(par)
                 s0, s1, s2, s3 = solve(
-                    tile, best, peak, peak, sane, asked, at, LINK, P, SLOPE, NORM, EXACT, MASKED, FAR, R, DEPTH, FEW, True
+                    tile,
+                    best,
+                    peak,
+                    peak,
+                    sane,
+                    asked,
+                    at,
+                    LINK,
+                    P,
+                    SLOPE,
+                    NORM,
+                    EXACT,
+                    MASKED,
+                    FAR,
+                    R,
+                    DEPTH,
+                    FEW,
+                    True,
                 )
                 s0, s1, s2, s3 = apart(s0), apart(s1), apart(s2), apart(s3)
             else:
@@ -483,7 +492,9 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 dot = wide(tl.where(p > 0.0, p * (x - origin), 0.0)).to(tl.float32)
             elif FEW > 0:
                 if small:
-                    p = emit(tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT)
+                    p = emit(
+                        tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT
+                    )
                     dot = wide(tl.where(p > 0.0, p * (tile - one(top)), 0.0)).to(tl.float32)
                 else:
                     dot = dot_in_steps(tops, top, s0, s1, s2, s3, c, r, high, at,

@@ -47,9 +47,7 @@ def highest(v, AXIS: tl.constexpr):
     """The largest along an axis, NaN where one is: one instruction an element tells whether a row is sound."""
     if INTERPRETED:  # which takes a function of two numbers element by element
         strange = tl.max((v != v).to(tl.int32), AXIS, keep_dims=True)
-        return tl.where(
-            strange > 0, float("nan"), tl.max(tl.where(v == v, v, float("-inf")), AXIS, keep_dims=True)
-        )
+        return tl.where(strange > 0, float("nan"), tl.max(tl.where(v == v, v, float("-inf")), AXIS, keep_dims=True))
     else:
         return tl.reduce(v, AXIS, higher, keep_dims=True)
 

@@ -23,9 +23,7 @@ def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.conste
     else:
         acc = tl.zeros([R, 1, L], tl.float64)
         for begin in range(0, at[6], K * L):
-            acc += tl.sum(
-                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top), 1, keep_dims=True
-            ).to(tl.float64)
+            acc += tl.sum(weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top), 1, keep_dims=True).to(tl.float64)
         return total(acc)
 
 
@@ -50,7 +48,9 @@ def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: 
         if BY == "count":
             room = target
         else:
-            room = above + tl.maximum(tl.ceil(((target - weight) / weigh(edge, top).to(tl.float64)).to(tl.float32)), 1.0)
+            room = above + tl.maximum(
+                tl.ceil(((target - weight) / weigh(edge, top).to(tl.float64)).to(tl.float32)), 1.0
+            )
         last = tl.where(tied, cut(x, cols, tops, top, edge, room, tied, at, MASKED, FAR, R, K, L, WHOLE), last)
     _, z = tally(x, cols, tops, top, edge, last, at, MASKED, FAR, R, K, L, WHOLE)
     return edge, last, tl.where(z > 0.0, z, 1.0)
@@ -70,9 +70,10 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 @triton.jit
 def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
                    rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
-                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
-                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, LOGS: tl.constexpr,
-                   UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
+                   EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr,
+                   PARTS: tl.constexpr, LOGS: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                   WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
     n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
@@ -130,9 +131,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
                 peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
-                edge, last, z = find(
-                    tile, cols, best, peak, sane, low, goal, at, BY, MASKED, FAR, R, DEPTH, FEW, True
-                )
+                edge, last, z = find(tile, cols, best, peak, sane, low, goal, at, BY, MASKED, FAR, R, DEPTH, FEW, True)
                 edge, last, z = apart(edge), apart(last), apart(z)
             else:
                 edge, last, z = find(x, x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
