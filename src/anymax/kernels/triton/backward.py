@@ -3,7 +3,7 @@
 g is read only where p is not 0.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations

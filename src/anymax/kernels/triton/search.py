@@ -4,7 +4,7 @@ No sort: a pivot between a bound from below and one from above, by interpolation
 It stops as soon as the scores from the pivot on are those that are looked for; equal scores are what then remains.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations

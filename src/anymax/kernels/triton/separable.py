@@ -8,7 +8,7 @@ A row is written from four numbers: (top, z or q, lost, 1 / sum of the rates for
 lost, 1 / sum of the rates) for normmax above alpha = 2, and (anchor, q, lost, 0) above alpha = 2. See `links` for what they mean.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations

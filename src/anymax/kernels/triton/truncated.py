@@ -1,6 +1,6 @@
 """Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p; equal scores by position."""
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations
