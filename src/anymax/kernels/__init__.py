@@ -143,8 +143,10 @@ def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: A
         raise TypeError(
             f"warm_up: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
         )
-    import torch  # late: of those who ask for a GPU
-
+    launch = triton.load()
+    if isinstance(launch, str):
+        raise RuntimeError(f"warm_up: the GPU engine can't serve: {launch}")
+    torch = launch.torch
     kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)
     sizes = [shapes] if isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes) else list(shapes)
     for kind in kinds:

@@ -209,8 +209,11 @@ def run(
         one_row, cut = False, link.kind == "topk"
     else:
         name, r, slope, norm, param = _budget_or_alpha(link)
-        family, kernel = "separable" if name == "power" else "logarithmic", separable_rows
         exact = mode not in ("p", "grad") or x.dtype == torch.float32
+        family = "logarithmic" if name != "power" else "separable"
+        if family == "separable" and r > 1 and mode == "p" and not (exact or keep_lanes):
+            family = "halves"
+        kernel = separable_rows
         kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "EXACT": exact}
         one_row, cut = per_row and name == "any", True
     call = _Call(family, x, rows, one_row=one_row, cut=cut or mode == "grad")

@@ -30,6 +30,7 @@ class Family:
     held: int  # numbers that a warp holds
     whole: int  # the longest row that is one tile
     steps: tuple[tuple[float, int, int], ...]  # of a longer one (up to so many classes, K, warps)
+    most: int = 16  # warps of a row that is one tile
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
@@ -37,6 +38,9 @@ THREADS = 4  # of a row of few classes: its sums are then two shuffles
 FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
+    "halves": Family(
+        2048, 32768, ((math.inf, 8, 16),), most=8
+    ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
     "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
@@ -50,7 +54,7 @@ PART = (
 )  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
 LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 512  # live lanes that are gathered to one tile
+FEW = 256  # live lanes that are gathered to one tile
 GATHERED = 8192  # classes of that tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
@@ -86,7 +90,7 @@ def plan(
         side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
         lanes = min(block, max(THREADS * 16 // size, vector // side))
         return Plan(side, block // lanes, lanes, True, 1)
-    warps = max(2, min(block // family.held, 16, most))
+    warps = max(2, min(block // family.held, family.most, most))
     lanes = min(block, warps * vector)
     return Plan(1, block // lanes, lanes, True, warps)
 
