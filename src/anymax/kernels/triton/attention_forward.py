@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import constants, kept, parameter, scores, seen, shares, slope_of, span
-from .separable import fall
+from .attention_tile import constants, fall, kept, parameter, scores, seen, shares, slope_of, span
 
 
 @triton.jit
@@ -29,6 +28,12 @@ def row_sum(v):
 @triton.jit
 def row_max(v):
     return tl.max(v, 1, keep_dims=True)
+
+
+@triton.jit
+def outwards(t, begin, mid):
+    """The t-th block of keys: from `mid` down to `begin`, then up from `mid`."""
+    return tl.where(t < mid - begin, mid - 1 - t, begin + t)
 
 
 @triton.jit
@@ -65,7 +70,7 @@ def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK:
         s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        z = tl.where(c > 1.0, z, z - fall(s0, s1, 1.0 / c))
+        z = tl.where(c > 1.0, z, z - fall(s0, s1, c, LINK, P))
     return z
 
 
@@ -101,12 +106,12 @@ def first_guess(
 
 
 @triton.jit
-def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.constexpr):
+def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
     """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets."""
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
     if LINK == "power" or LINK == "any":
-        return tl.where(alive, z - fall(s0, s1, 1.0 / c), z), low, high, width, go
+        return tl.where(alive, z - fall(s0, s1, c, LINK, P), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
@@ -117,7 +122,7 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
         if LINK == "mixed":
             steep = c > 1.0
             go = go & ((steep == 0) | (high - low > 1e-15 * high))
-            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, 1.0 / c))
+            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, LINK, P))
         else:
             go = go & (high - low > 1e-15 * high)
             target = tl.where(go, target, z)
@@ -200,7 +205,9 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             lowest = tl.where(extra > float("-inf"), extra, float("inf"))
             number = tl.where(extra > float("-inf"), 1.0, 0.0)
         live = 0
-        for n in range(begin, end):
+        mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, begin), tl.maximum(end, begin))
+        for t in range(end - begin):
+            n = outwards(t, begin, mid)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -218,7 +225,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             else:
                 bound = tl.maximum(bound, top - reach)
                 matters = any_of((high_x >= bound) & (high_x > float("-inf")))
-                turn = n - begin + 1
+                turn = t + 1
                 if (turn > 1) & ((turn & (turn - 1)) == 0):  # at blocks 2, 4, 8, ... what the lanes know by now
                     safe = tl.where(top > float("-inf"), top, 0.0)
                     z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
@@ -263,7 +270,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
                     live += matters.to(tl.int32)
                 else:
                     live += 1
-            z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK)
+            z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK, P)
             turn += 1
         tl.debug_barrier()
         row = constants(top, z, c, LINK, P)

@@ -179,7 +179,7 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             s1 += row_sum(rate).to(tl.float64)
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK)
+        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK, P)
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
     if SINK:

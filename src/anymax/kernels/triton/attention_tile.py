@@ -171,6 +171,21 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
+def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
+    """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32 and without a logarithm where the power is 1 or 2."""
+    s0, s1 = s0.to(tl.float32), s1.to(tl.float32)
+    some = (s0 > 0.0) & (s1 > 0.0)
+    if LINK == "power" and P == 1:
+        step = s0 - 1.0
+    elif LINK == "power" and P == 2:
+        root = tl.sqrt(tl.where(some, s0, 1.0))
+        step = (s0 - 1.0) * (root / (root + 1.0))
+    else:
+        step = s0 * (1.0 - tl.exp(-c.to(tl.float32) * tl.log(tl.where(some, s0, 1.0))))
+    return tl.where(some, step / tl.where(some, s1, 1.0), 0.0).to(tl.float64)
+
+
+@triton.jit
 def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
     """(p, s) of a tile, with s = 1 / omega''(p), the rate at which p follows its score."""
     a, b, e, d, f, c = row
