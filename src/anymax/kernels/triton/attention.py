@@ -17,10 +17,10 @@ import triton
 
 from ..native import Link
 from .attention_backward import attention_bias, attention_columns, attention_keys, attention_queries
-from .attention_forward import attention_forward
+from .attention_forward import attention_centres, attention_forward
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
 from .launch import POWERS
-from .plans import SOLVING, Blocks, Split, blocks, split
+from .plans import SKIPPED, SOLVING, Blocks, Split, blocks, split
 
 Tensor = torch.Tensor
 
@@ -114,11 +114,22 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         shape = (*q.shape[:2], triton.cdiv(q.shape[2], plan.M), triton.cdiv(k.shape[2], plan.N))
         lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
     common, options = _common(job, q, k, v, arrays)
+    plain = not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
+    skip = plain and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
+    centres = radii = q
     with _device(q):
+        if skip:
+            programs = k.shape[0] * k.shape[1] * triton.cdiv(k.shape[2], plan.N)
+            centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
+            radii = torch.empty(programs, dtype=torch.float32, device=k.device)
+            _launch(
+                attention_centres, programs, k, centres, radii, k.shape[2], k.shape[3], k.shape[1], *_steps(k)[:3], N=plan.N,
+                D=options["D"], num_warps=4,
+            )  # fmt: skip
         _launch(
             attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, saved.state, lists, saved.counts, saved.flags, *common, _enough(job, q), **options, SINK=job.sink,
-            SAVE=save, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
+            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q), **options, SINK=job.sink,
+            SAVE=save, SKIP=skip, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
     return out, saved
 

@@ -1,7 +1,9 @@
 """Attention forward: the threshold of each query from blocks of keys, then the output; no matrix of scores.
 
 One dense pass keeps the maximum of each lane, whose own root bounds the threshold, and lists the blocks that reach above the bound so
-far. Newton's steps and the output pass run over that list, which each pass makes shorter. Softmax needs one pass, with a running maximum.
+far; a block whose centre and radius say that it can't reach is not even multiplied. It begins at the diagonal, where the high scores of
+most models lie. Newton's steps and the output pass run over the list, which each pass makes shorter. Softmax needs one pass, with a
+running maximum.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -12,7 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import constants, fall, kept, parameter, scores, seen, shares, slope_of, span
+from .attention_tile import constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
+
+NEAR = tl.constexpr(4)  # blocks next to the diagonal, from which a first bound is had
 
 
 @triton.jit
@@ -61,17 +65,92 @@ def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
+def raised(u, P: tl.constexpr):
+    """u^P, 1 for P = 0."""
+    v = tl.full(u.shape, 1.0, tl.float32)
+    for _ in tl.static_range(P):
+        v = v * u
+    return v
+
+
+@triton.jit
 def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
     """z of a lower bound of the threshold: four of Newton's steps on the lane maxima, which the other keys only add to."""
-    z = top.to(tl.float64) * 0.0 + 1.0  # where the maximum alone has probability 1
-    for _ in range(4):
-        row = constants(top, z, c, LINK, P)
-        value, rate = shares(lanes, top, row, LINK, P)
-        s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
-        if SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        z = tl.where(c > 1.0, z, z - fall(s0, s1, c, LINK, P))
+    if LINK == "power":
+        z = tl.full(top.shape, 1.0, tl.float32)  # where the maximum alone has probability 1
+        gap = (lanes - top) * (1.0 / P)
+        more = (extra - top) * (1.0 / P)
+        for _ in range(4):
+            u = tl.maximum(gap + z, 0.0)
+            s0, s1 = row_sum(raised(u, P)), row_sum(tl.where(u > 0.0, raised(u, P - 1), 0.0))
+            if SINK:
+                u = tl.maximum(more + z, 0.0)
+                s0 += raised(u, P)
+                s1 += tl.where(u > 0.0, raised(u, P - 1), 0.0)
+            z -= fall(s0, s1, c, LINK, P)
+    else:
+        z = top.to(tl.float64) * 0.0 + 1.0
+        for _ in range(4):
+            row = constants(top, z, c, LINK, P)
+            value, rate = shares(lanes, top, row, LINK, P)
+            s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
+            if SINK:
+                s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+            z = tl.where(c > 1.0, z, z - fall(s0, s1, c, LINK, P).to(tl.float64))
     return z
+
+
+@triton.jit
+def lanes_reach(lanes, extra, top, bound, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
+    """`bound`, the score below which nothing of a row is supported, with what the lane maxima know by now."""
+    safe = tl.where(top > float("-inf"), top, 0.0)
+    z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
+    if LINK == "power":
+        below = safe - z * P
+    else:
+        below = (safe - z / c).to(tl.float32)
+    below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
+    sure = (c > 0.0) & (c <= 1.0) & (top > float("-inf"))
+    return tl.where(sure, tl.maximum(bound, below), bound)
+
+
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def shortened(mine, here, live, size, bits, FLAGS, SAVE: tl.constexpr):
+    """Of the `size` entries of the list from `here` on, at most 32, those whose bit is set in some row go to its end `live`, which is
+    returned."""
+    t = tl.arange(0, 32)
+    on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
+    n = tl.load(mine + here + t, mask=t < size, other=0)
+    tl.debug_barrier()  # all have read what is written over now
+    tl.store(mine + live + tl.cumsum(on, 0) - on, n, mask=on > 0)
+    if SAVE:
+        tl.store(FLAGS + n, on.to(tl.int8), mask=t < size)
+    return live + tl.sum(on)
+
+
+@triton.jit
+def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.constexpr, D: tl.constexpr):
+    """The centre of each block of keys, as a key, and how far its keys lie from it, with what the products' own rounding may add."""
+    wide = tl.cdiv(keys, N)
+    n = tl.program_id(0) % wide
+    own = tl.program_id(0) // wide
+    j0 = n * N
+    inside = (j0 + tl.arange(0, N)[:, None]) < keys
+    k = load_block(K + (own // shared).to(tl.int64) * kb + (own % shared).to(tl.int64) * kh, j0, ki_, keys, d, N, D).to(tl.float32)
+    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
+    apart = tl.where(inside, k - centre.to(tl.float32), 0.0)
+    radius = tl.sqrt(row_sum(apart * apart))
+    radius = tl.max(tl.where(radius == radius, radius, float("inf")))
+    size = tl.sqrt(tl.sum(centre.to(tl.float32) * centre.to(tl.float32)))
+    at = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, D)[None, :]
+    tl.store(CENTRES + at * d + cols, centre, mask=cols < d)
+    tl.store(RADII + at, radius + 1e-4 * (radius + size))
 
 
 @triton.jit
@@ -101,7 +180,7 @@ def first_guess(
         none = tl.zeros_like(c)
         return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
     else:
-        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK)
+        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK).to(tl.float64)
         return z, tl.zeros_like(c), z, z, mass, c, alive
 
 
@@ -111,7 +190,7 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
     if LINK == "power" or LINK == "any":
-        return tl.where(alive, z - fall(s0, s1, c, LINK, P), z), low, high, width, go
+        return tl.where(alive, z - fall(s0, s1, c, LINK, P).to(tl.float64), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
@@ -122,7 +201,7 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
         if LINK == "mixed":
             steep = c > 1.0
             go = go & ((steep == 0) | (high - low > 1e-15 * high))
-            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, LINK, P))
+            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, LINK, P).to(tl.float64))
         else:
             go = go & (high - low > 1e-15 * high)
             target = tl.where(go, target, z)
@@ -131,12 +210,13 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
 
 
 @triton.jit
-def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                       mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
+                      SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each; LISTS and COUNTS the blocks of keys with a
     probability, for each block of queries, and FLAGS the same as a table of bytes, where SAVE."""
@@ -196,7 +276,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         mine = LISTS + (head.to(tl.int64) * tall + m) * wide
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
-        bound = tl.full([M, 1], float("-inf"), tl.float32)
+        bound = tl.where(i < count, float("-inf"), float("inf"))
         # so far below the maximum, nothing is supported
         reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
@@ -204,10 +284,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         if LINK == "budget":
             lowest = tl.where(extra > float("-inf"), extra, float("inf"))
             number = tl.where(extra > float("-inf"), 1.0, 0.0)
-        live = 0
-        mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, begin), tl.maximum(end, begin))
-        for t in range(end - begin):
-            n = outwards(t, begin, mid)
+        end = tl.maximum(begin, end)
+        first, last = whole_blocks(i0, at, begin, end, M, N, CAUSAL, LEFT, RIGHT)
+        mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, first), last)
+        cut = end - last + first - begin
+        live = cut + tl.minimum(last - first, NEAR)
+        for t in range(live):  # the blocks that a mask cuts, and some next to the diagonal
+            n = tl.where(t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid)))
+            tl.store(mine + t, n.to(LISTS.dtype.element_ty))
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -215,28 +299,64 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                           M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-            high_x = row_max(x)
-            top = tl.maximum(top, high_x)
             if LINK == "budget":
                 here = x > float("-inf")
                 lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
                 number += row_sum(tl.where(here, 1.0, 0.0))
-                matters = any_of(high_x > float("-inf"))
+        top = tl.maximum(top, row_max(lanes))
+        if LINK != "budget":
+            bound = tl.maximum(bound, top - reach)
+            bound = lanes_reach(lanes, extra, top, bound, c, LINK, P, SINK)
+        wanted = tl.arange(0, 32)
+        one = tl.full([M, 1], 1, tl.int32)
+        size_q = tl.zeros([M, 1], tl.float32)
+        if SKIP:
+            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(scale) * 1.0001)
+        for begin_32 in range(NEAR, last - first, 32):
+            size = tl.minimum(32, last - first - begin_32)
+            places = outwards(begin_32 + wanted, first, mid)
+            if SKIP:  # no key of a block has a higher score than its centre would have with its radius in the direction of q
+                own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
+                cols = tl.arange(0, D)[None, :]
+                centre = tl.load(
+                    CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
+                )
+                radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
+                most = tl.dot(q, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                may = tl.max(tl.where(most < bound, 0, 1), 0)
+                may = tl.where(wanted < size, may, 0)
+                tl.store(mine + live + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
+                size = tl.sum(may)
             else:
-                bound = tl.maximum(bound, top - reach)
-                matters = any_of((high_x >= bound) & (high_x > float("-inf")))
-                turn = t + 1
-                if (turn > 1) & ((turn & (turn - 1)) == 0):  # at blocks 2, 4, 8, ... what the lanes know by now
-                    safe = tl.where(top > float("-inf"), top, 0.0)
-                    z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
-                    below = (safe - z / c).to(tl.float32)
-                    below -= 1e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
-                    bound = tl.where((c > 0.0) & (c <= 1.0), tl.maximum(bound, below), bound)
-            tl.store(mine + live, n, mask=matters)
-            live += matters.to(tl.int32)
+                tl.store(mine + live + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
+            tl.debug_barrier()
+            bits = tl.zeros([M, 1], tl.int32)
+            for t in range(size):
+                n = tl.load(mine + live + t).to(tl.int32)
+                j0 = n * N
+                j = j0 + tl.arange(0, N)[None, :]
+                k = load_block(at_k, j0, ki_, keys, d, N, D)
+                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP, True)  # fmt: skip
+                lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
+                if LINK == "budget":
+                    here = x > float("-inf")
+                    lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+                    number += row_sum(tl.where(here, 1.0, 0.0))
+                    bits |= one << t
+                else:
+                    bits |= tl.where(row_max(x) < bound, 0, one << t)
+            now = shortened(mine, live, live, size, bits, FLAGS, False)
+            if LINK != "budget":
+                if now > live:
+                    top = tl.maximum(top, row_max(lanes))
+                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, LINK, P, SINK)
+            live = now
+        top = tl.maximum(top, row_max(lanes))
         bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
-        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0)
+        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < count)
         top = tl.where(alive, top, 0.0)
         lanes = tl.where(alive, lanes, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
@@ -253,23 +373,26 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
                 s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
             were = live
             live = 0
-            for t in range(were):
-                n = tl.load(mine + t).to(tl.int32)
-                j0 = n * N
-                j = j0 + tl.arange(0, N)[None, :]
-                k = load_block(at_k, j0, ki_, keys, d, N, D)
-                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-                value, rate = shares(x, top, row, LINK, P)
-                s0 += row_sum(value).to(tl.float64)
-                s1 += row_sum(rate).to(tl.float64)
+            for begin_32 in range(0, were, 32):
+                size = tl.minimum(32, were - begin_32)
+                bits = tl.zeros([M, 1], tl.int32)
+                for t in range(size):
+                    n = tl.load(mine + begin_32 + t).to(tl.int32)
+                    j0 = n * N
+                    j = j0 + tl.arange(0, N)[None, :]
+                    k = load_block(at_k, j0, ki_, keys, d, N, D)
+                    q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                    x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                                  M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                    value, rate = shares(x, top, row, LINK, P)
+                    sum_value = row_sum(value)
+                    s0 += sum_value.to(tl.float64)
+                    s1 += row_sum(rate).to(tl.float64)
+                    bits |= tl.where(sum_value > 0.0, one << t, 0)
                 if LINK == "power" or LINK == "any":  # thresholds only rise: what is out stays out
-                    matters = any_of(value > 0.0)
-                    tl.store(mine + live, n, mask=matters)
-                    live += matters.to(tl.int32)
+                    live = shortened(mine, begin_32, live, size, bits, FLAGS, False)
                 else:
-                    live += 1
+                    live += size
             z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK, P)
             turn += 1
         tl.debug_barrier()
@@ -279,27 +402,29 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
         were = live
         live = 0
-        for t in range(were):
-            n = tl.load(mine + t).to(tl.int32)
-            j0 = n * N
-            j = j0 + tl.arange(0, N)[None, :]
-            k = load_block(at_k, j0, ki_, keys, d, N, D)
-            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                          M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            value, rate = shares(x, top, row, LINK, P)
-            matters = any_of(value > 0.0)
-            if matters:
-                s0 += row_sum(value).to(tl.float64)
+        flags = FLAGS + (head.to(tl.int64) * tall + m) * wide
+        for begin_32 in range(0, were, 32):
+            size = tl.minimum(32, were - begin_32)
+            bits = tl.zeros([M, 1], tl.int32)
+            for t in range(size):
+                n = tl.load(mine + begin_32 + t).to(tl.int32)
+                j0 = n * N
+                j = j0 + tl.arange(0, N)[None, :]
+                k = load_block(at_k, j0, ki_, keys, d, N, D)
+                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                value, rate = shares(x, top, row, LINK, P)
+                sum_value = row_sum(value)
+                s0 += sum_value.to(tl.float64)
                 s1 += row_sum(rate).to(tl.float64)
+                bits |= tl.where(sum_value > 0.0, one << t, 0)
                 if DROP:
                     value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
                 v = load_block(at_v, j0, vi, keys, e, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
-                tl.store(FLAGS + (head.to(tl.int64) * tall + m) * wide + n, matters.to(tl.int8))
-                tl.store(mine + live, n, mask=matters)
-            live += matters.to(tl.int32)
+                live = shortened(mine, begin_32, live, size, bits, flags, True)
         # what the last step left of 1 goes back to the level, by one more step of Newton
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)

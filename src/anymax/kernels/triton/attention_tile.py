@@ -55,6 +55,21 @@ def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGH
 
 
 @triton.jit
+def whole_blocks(i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """The blocks of keys first <= n < last, among begin .. end - 1, that all queries i0 .. i0 + M - 1 may see all of."""
+    length, _, offset, left, right = at
+    first, last = begin, length // N
+    if CAUSAL:
+        last = tl.minimum(last, (i0 + offset + 1) // N)
+    if RIGHT:
+        last = tl.minimum(last, (i0 + offset + right + 1) // N)
+    if LEFT:
+        first = tl.maximum(first, tl.cdiv(tl.maximum(i0 + M - 1 + offset - left, 0), N))
+    last = tl.maximum(tl.minimum(last, end), begin)
+    return tl.minimum(first, last), last
+
+
+@triton.jit
 def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """The queries low <= i < high that may see some key of j0 .. j0 + N - 1."""
     length, count, offset, left, right = at
@@ -81,8 +96,8 @@ def slope_of(HEADS, h, ALIBI: tl.constexpr):
 @triton.jit
 def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
            LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-           KEEP: tl.constexpr):  # fmt: skip
-    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend."""
+           KEEP: tl.constexpr, WHOLE: tl.constexpr = False):  # fmt: skip
+    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend. WHOLE: no bound of a window or length cuts it."""
     length, count, offset, left, right = at
     pb, bi, bj, pa, ai, aj, pk, ki, kj = arrays
     x = qk * scale
@@ -101,21 +116,22 @@ def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: 
     if KEEP:
         keep = tl.load(pk + i.to(tl.int64) * ki + j.to(tl.int64) * kj, mask=inside, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
-    whole = (i0 + M <= count) & (j0 + N <= length)
-    if CAUSAL:
-        whole = whole & (j0 + N <= i0 + offset + 1)
-    if RIGHT:
-        whole = whole & (j0 + N <= i0 + offset + right + 1)
-    if LEFT:
-        whole = whole & (j0 + left >= i0 + M - 1 + offset)
-    if whole == 0:  # a tile in the middle has no key to hide
+    if not WHOLE:
+        whole = (i0 + M <= count) & (j0 + N <= length)
         if CAUSAL:
-            inside = inside & (j <= i + offset)
+            whole = whole & (j0 + N <= i0 + offset + 1)
         if RIGHT:
-            inside = inside & (j <= i + offset + right)
+            whole = whole & (j0 + N <= i0 + offset + right + 1)
         if LEFT:
-            inside = inside & (j >= i + offset - left)
-        x = tl.where(inside, x, float("-inf"))
+            whole = whole & (j0 + left >= i0 + M - 1 + offset)
+        if whole == 0:  # a tile in the middle has no key to hide
+            if CAUSAL:
+                inside = inside & (j <= i + offset)
+            if RIGHT:
+                inside = inside & (j <= i + offset + right)
+            if LEFT:
+                inside = inside & (j >= i + offset - left)
+            x = tl.where(inside, x, float("-inf"))
     return x, rise
 
 
@@ -182,7 +198,7 @@ def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
         step = (s0 - 1.0) * (root / (root + 1.0))
     else:
         step = s0 * (1.0 - tl.exp(-c.to(tl.float32) * tl.log(tl.where(some, s0, 1.0))))
-    return tl.where(some, step / tl.where(some, s1, 1.0), 0.0).to(tl.float64)
+    return tl.where(some, step / tl.where(some, s1, 1.0), 0.0)
 
 
 @triton.jit

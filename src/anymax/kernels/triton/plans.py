@@ -137,6 +137,7 @@ class Split:
     merged: int = 16  # parts at a time
 
 
+SKIPPED = 2048  # keys, from which on blocks are left out by their centres
 TILE = 64  # queries of a tile, at most; a call of more is not decoding
 FEWEST_KEYS = 1024
 MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
