@@ -130,6 +130,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
             attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
             q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q), **options, SINK=job.sink,
             SAVE=save, SKIP=skip, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
+            **({"maxnreg": plan.registers} if plan.registers else {}),
         )  # fmt: skip
     return out, saved
 
@@ -209,14 +210,15 @@ def backward(
     common, options = _common(job, q, k, v, arrays)
     batch, heads, rows, _ = q.shape
     tall, wide = triton.cdiv(rows, plan.M), triton.cdiv(k.shape[2], plan.N)
-    delta = torch.empty((batch, heads, rows, 2), dtype=torch.float32, device=q.device)
+    numbers = torch.empty((4, batch * heads * rows), dtype=torch.float32, device=q.device)
+    plane = numbers.shape[1]
     learn = bool(wants & {"heads", "param"})
     sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
     launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
     with _device(q):
         _launch(
             attention_queries, tall * batch * heads,
-            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, delta, sums, *common, **options, SINK=job.sink,
+            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, **options, SINK=job.sink,
             LEARN=learn, **launch,
         )  # fmt: skip
         if wants & {"k", "v"}:
@@ -229,8 +231,8 @@ def backward(
                     attention_columns, wide * batch * heads, saved.flags, lists, counts, tall, wide, SIZE=size, num_warps=4
                 )  # fmt: skip
             _launch(
-                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, counts, g, dk, dv, delta, *common,
-                **options, **{**launch, "num_warps": plan.key_warps or plan.warps},
+                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, counts, g, dk, dv, numbers, plane, *common,
+                **options, T=plan.part or plan.M, **{**launch, "num_warps": plan.key_warps or plan.warps},
             )  # fmt: skip
         for name in sorted(wants & {"bias", "additive"}):
             a = arrays[name]
@@ -239,7 +241,7 @@ def backward(
             programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
             summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
             _launch(
-                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, delta, *common[:7], batch, *common[7:],
+                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, numbers, plane, *common[:7], batch, *common[7:],
                 *into.stride(), **summed, **options, **launch,
             )  # fmt: skip
             found[name] = into

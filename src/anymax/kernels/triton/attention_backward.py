@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .attention_forward import load_block, once_more, row_max, row_sum
-from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, slope_of, span
+from .attention_tile import constants, kept, lean, parameter, recalled, remembered, scores, seeing, seen, shares, slope_of, span
 
 
 @triton.jit
@@ -29,14 +29,14 @@ def level(c, LINK: tl.constexpr):
 
 
 @triton.jit
-def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                       mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DQ; DELTA [., rows, 2] takes the anchor of g and the rest of delta; SUMS [., rows, 3] where LEARN the gradients of the sink, the
+    """DQ; ROWS takes what the other kernels want of a query: see `remembered`; SUMS [., rows, 3] where LEARN the gradients of the sink, the
     slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
     of its own finds it."""
     tall = tl.cdiv(rows, M)
@@ -153,9 +153,8 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
     cols = tl.arange(0, D)[None, :]
     dq = tl.where(poisoned, float("nan"), acc * scale)
     tl.store(DQ + (first_row + i) * d + cols, dq.to(DQ.dtype.element_ty), mask=(i < rows) & (cols < d))
-    delta = DELTA + (first_row + i) * 2
-    tl.store(delta, anchor, mask=i < rows)
-    tl.store(delta + 1, rest, mask=i < rows)
+    EXACT: tl.constexpr = q.dtype == tl.float32
+    remembered(ROWS + first_row, plane, i, rows, row, anchor, rest, LINK, EXACT)
     if LEARN:
         sums = SUMS + (first_row + i) * 3
         if SINK:
@@ -179,14 +178,15 @@ def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr
 
 
 @triton.jit
-def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                   M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DK and DV of N keys: a sum over the blocks of queries that LISTS names for them, of all heads that share the keys."""
+                   M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """DK and DV of N keys: a sum over the blocks of queries that LISTS names for them, of all heads that share the keys, T queries of them
+    at a time."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     n = tl.program_id(0) % wide
@@ -225,27 +225,23 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
             begin = 0
             mine = LISTS + (head.to(tl.int64) * wide + n) * tall
             steps = tl.load(COUNTS + head.to(tl.int64) * wide + n)
-        for t in range(steps):
-            m = begin + t
+        for t in range(steps * (M // T)):
+            m = begin + t // (M // T)
             if LINK != "softmax":
-                m = tl.load(mine + t).to(tl.int32)
-            i0 = m * M
-            i = i0 + tl.arange(0, M)[None, :]
+                m = tl.load(mine + t // (M // T)).to(tl.int32)
+            i0 = m * M + t % (M // T) * T
+            i = i0 + tl.arange(0, T)[None, :]
             c = level(
                 parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK
             )
-            state = STATE + (first_row + i) * 2
-            top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
-            z = tl.load(state + 1, mask=i < rows, other=1.0)
-            row = constants(top, z, c, LINK, P)
-            delta = DELTA + (first_row + i) * 2
-            anchor = tl.load(delta, mask=i < rows, other=0.0)
-            rest = tl.load(delta + 1, mask=i < rows, other=0.0)
-            q = load_block(at_q, i0, qi, rows, d, M, D)
-            g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
+            top, row, anchor, rest = recalled(
+                ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, k.dtype == tl.float32
+            )
+            q = load_block(at_q, i0, qi, rows, d, T, D)
+            g_out = load_block(G + first_row * e, i0, e, rows, e, T, E)
             k_now = once_more(k, at_k, j0, ki_, keys, d, i0 < rows, N, D)
             x, rise = scores(tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                             M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                             T, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             p, s = shares(x, top, row, LINK, P)
             v_now = once_more(v, at_v, j0, vi, keys, e, i0 < rows, N, E)
             g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
@@ -266,7 +262,7 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
 
 
 @triton.jit
-def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                    batches, heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
                    mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, db, dh, di, dj,
                    ALL_B: tl.constexpr, ALL_H: tl.constexpr, ALL_I: tl.constexpr, ALL_J: tl.constexpr,
@@ -308,13 +304,10 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARA
                 i0 = m * M
                 i = i0 + tl.arange(0, M)[:, None]
                 c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
-                state = STATE + (first_row + i) * 2
-                top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
-                z = tl.load(state + 1, mask=i < rows, other=1.0)
-                row = constants(top, z, c, LINK, P)
-                delta = DELTA + (first_row + i) * 2
-                anchor = tl.load(delta, mask=i < rows, other=0.0)
-                rest = tl.load(delta + 1, mask=i < rows, other=0.0)
+                EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
+                top, row, anchor, rest = recalled(
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, EXACT
+                )
                 low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
                 for n in range(n_first, wide if ALL_J else n_first + 1):
                     j0 = n * N

@@ -187,6 +187,42 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
+def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr, EXACT: tl.constexpr):
+    """(top, `constants`, anchor, rest of delta) of queries that `attention_queries` has seen, from its planes ROWS [4, plane] of numbers."""
+    inside = i < rows
+    anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
+    rest = 0.0
+    if EXACT or LINK == "mixed":
+        rest = tl.load(ROWS + 3 * plane + i, mask=inside, other=0.0)
+    if LINK == "any" or LINK == "mixed":
+        top = tl.load(STATE + 2 * i, mask=inside, other=0.0).to(tl.float32)
+        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, LINK, P)
+    else:
+        top = 0.0
+        a = tl.load(ROWS + i, mask=inside, other=0.0)
+        b = 0.0
+        if EXACT:
+            b = tl.load(ROWS + plane + i, mask=inside, other=0.0)
+        row = a, b, 0.0, b, 0.0, 0.0
+    return top, row, anchor, rest
+
+
+@triton.jit
+def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXACT: tl.constexpr):
+    """What `recalled` wants; in half precision a query has two numbers, not four: the second are below the rounding of its scores."""
+    inside = i < rows
+    if EXACT or LINK == "mixed":
+        tl.store(ROWS + 2 * plane + i, anchor, mask=inside)
+        tl.store(ROWS + 3 * plane + i, rest, mask=inside)
+    else:
+        tl.store(ROWS + 2 * plane + i, anchor + rest, mask=inside)
+    if LINK != "any" and LINK != "mixed":
+        tl.store(ROWS + i, row[0], mask=inside)
+        if EXACT:
+            tl.store(ROWS + plane + i, row[1], mask=inside)
+
+
+@triton.jit
 def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
     """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32 and without a logarithm where the power is 1 or 2."""
     s0, s1 = s0.to(tl.float32), s1.to(tl.float32)

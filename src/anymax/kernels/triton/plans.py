@@ -95,6 +95,8 @@ class Blocks:
     warps: int
     stages: int
     key_warps: int = 0  # of the kernel of keys and values, which holds two sums; 0: as many as the others have
+    part: int = 0  # queries that this kernel takes at a time, a divisor of M; 0: all
+    registers: int = 0  # of a thread of the forward, at most, so that two programs fit a processor; 0: as many as it likes
 
 
 forced_blocks: list[Blocks] = []  # of the tuner and of the tests
