@@ -34,7 +34,7 @@ def test_interpreted(group):
 
 # -- ahead of time ---------------------------------------------------------------------------------------------------------------
 
-KERNELS = ("attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_columns")
+KERNELS = ("attention_centres", "attention_forward", "attention_queries", "attention_keys", "attention_bias")
 
 
 def recorded(monkeypatch, names):

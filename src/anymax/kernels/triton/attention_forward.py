@@ -120,16 +120,24 @@ def either(a, b):
 
 
 @triton.jit
-def shortened(mine, here, live, size, bits, FLAGS, SAVE: tl.constexpr):
+def listed(mine, t, size, over, begin):
+    """Entry t of a list of so many; of one that ran over, all blocks from `begin` on."""
+    return tl.where(over, begin + t, tl.load(mine + t, mask=t < tl.where(over, 0, size), other=0).to(tl.int32))
+
+
+@triton.jit
+def shortened(mine, here, live, size, bits, over, begin, most, FLAGS, tall, coarse, SAVE: tl.constexpr):
     """Of the `size` entries of the list from `here` on, at most 32, those whose bit is set in some row go to its end `live`, which is
-    returned."""
+    returned; the list holds the first `most`. FLAGS: where SAVE, the column of the table of `attention_forward`."""
     t = tl.arange(0, 32)
     on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
-    n = tl.load(mine + here + t, mask=t < size, other=0)
+    n = listed(mine, here + t, here + size, over, begin)
     tl.debug_barrier()  # all have read what is written over now
-    tl.store(mine + live + tl.cumsum(on, 0) - on, n, mask=on > 0)
+    place = live + tl.cumsum(on, 0) - on
+    tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < most))
     if SAVE:
-        tl.store(FLAGS + n, on.to(tl.int8), mask=t < size)
+        bit = n // coarse
+        tl.atomic_or(FLAGS + (bit // 32).to(tl.int64) * tall, on << (bit % 32), mask=on > 0, sem="relaxed")
     return live + tl.sum(on)
 
 
@@ -185,11 +193,23 @@ def first_guess(
 
 
 @triton.jit
-def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
-    """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets."""
+def improved(
+    z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr
+):
+    """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets. `size`: of
+    the support at z."""
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
-    if LINK == "power" or LINK == "any":
+    if LINK == "power" and P == 2:
+        # if none of the support at z leaves it, (u - step)^2 sums to 1 for the root of a quadratic; else the truth lies between the two
+        over, rate = excess.to(tl.float32), s1.to(tl.float32)
+        under = rate * rate - size * over
+        exact = (rate > 0.0) & (under >= 0.0)
+        step = fall(s0, s1, c, LINK, P)
+        root = tl.where(exact, over / tl.where(exact, rate + tl.sqrt(tl.where(exact, under, 0.0)), 1.0), step)
+        go = go & ((exact == 0) | ((root - step) * (2.0 * rate) > 10.0 * enough * enough))
+        return tl.where(alive, z - tl.where(go, step, root).to(tl.float64), z), low, high, width, go
+    elif LINK == "power" or LINK == "any":
         return tl.where(alive, z - fall(s0, s1, c, LINK, P).to(tl.float64), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
@@ -212,14 +232,15 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
 @triton.jit
 def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, most, coarse,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
                       SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each; LISTS and COUNTS the blocks of keys with a
-    probability, for each block of queries, and FLAGS the same as a table of bytes, where SAVE."""
+    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, most + 32] are of
+    the blocks of keys: first those that may have a probability, in the end those that have one, COUNTS of them; a list of more than
+    `most` stands for all blocks that are seen. FLAGS [., words, blocks of queries], where SAVE, has a bit for `coarse` blocks of keys."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall  # under a causal mask the longest first
@@ -273,7 +294,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         top = tl.where(alive, top, 0.0)
         z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
     else:
-        mine = LISTS + (head.to(tl.int64) * tall + m) * wide
+        mine = LISTS + (head.to(tl.int64) * tall + m) * (most + 32)
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
         bound = tl.where(i < count, float("-inf"), float("inf"))
@@ -291,7 +312,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         live = cut + tl.minimum(last - first, NEAR)
         for t in range(live):  # the blocks that a mask cuts, and some next to the diagonal
             n = tl.where(t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid)))
-            tl.store(mine + t, n.to(LISTS.dtype.element_ty))
+            tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < most)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -315,6 +336,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         for begin_32 in range(NEAR, last - first, 32):
             size = tl.minimum(32, last - first - begin_32)
             places = outwards(begin_32 + wanted, first, mid)
+            new = mine + tl.minimum(live, most)
             if SKIP:  # no key of a block has a higher score than its centre would have with its radius in the direction of q
                 own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
                 cols = tl.arange(0, D)[None, :]
@@ -322,17 +344,17 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
                 )
                 radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
-                most = tl.dot(q, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
-                may = tl.max(tl.where(most < bound, 0, 1), 0)
+                peak = tl.dot(q, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
-                tl.store(mine + live + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
+                tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
                 size = tl.sum(may)
             else:
-                tl.store(mine + live + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
+                tl.store(new + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
             tl.debug_barrier()
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
-                n = tl.load(mine + live + t).to(tl.int32)
+                n = tl.load(new + t).to(tl.int32)
                 j0 = n * N
                 j = j0 + tl.arange(0, N)[None, :]
                 k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -347,13 +369,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     bits |= one << t
                 else:
                     bits |= tl.where(row_max(x) < bound, 0, one << t)
-            now = shortened(mine, live, live, size, bits, FLAGS, False)
+            now = shortened(mine, tl.minimum(live, most), live, size, bits, size < 0, 0, most, FLAGS, tall, coarse, False)
             if LINK != "budget":
                 if now > live:
                     top = tl.maximum(top, row_max(lanes))
                     bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, LINK, P, SINK)
             live = now
         top = tl.maximum(top, row_max(lanes))
+        over = live > most
         bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
         alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < count)
@@ -369,15 +392,17 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             tl.debug_barrier()  # the list of the pass before is whole
             row = constants(top, z, c, LINK, P)
             s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
+            supported = tl.zeros([M, 1], tl.float32)
             if SINK:
                 s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-            were = live
+                supported = tl.where(s1 > 0.0, 1.0, 0.0)
+            were = tl.where(over, end - begin, live)
             live = 0
             for begin_32 in range(0, were, 32):
                 size = tl.minimum(32, were - begin_32)
                 bits = tl.zeros([M, 1], tl.int32)
                 for t in range(size):
-                    n = tl.load(mine + begin_32 + t).to(tl.int32)
+                    n = listed(mine, begin_32 + t, were, over, begin)
                     j0 = n * N
                     j = j0 + tl.arange(0, N)[None, :]
                     k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -388,26 +413,31 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     sum_value = row_sum(value)
                     s0 += sum_value.to(tl.float64)
                     s1 += row_sum(rate).to(tl.float64)
+                    if LINK == "power" and P == 2:
+                        supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, one << t, 0)
                 if LINK == "power" or LINK == "any":  # thresholds only rise: what is out stays out
-                    live = shortened(mine, begin_32, live, size, bits, FLAGS, False)
+                    live = shortened(mine, begin_32, live, size, bits, over, begin, most, FLAGS, tall, coarse, False)
                 else:
                     live += size
-            z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK, P)
+            over = live > most
+            z, floor, ceiling, width, go = improved(
+                z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, LINK, P
+            )
             turn += 1
         tl.debug_barrier()
         row = constants(top, z, c, LINK, P)
         s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        were = live
+        were = tl.where(over, end - begin, live)
         live = 0
-        flags = FLAGS + (head.to(tl.int64) * tall + m) * wide
+        flags = FLAGS + head.to(tl.int64) * (tl.cdiv(tl.cdiv(wide, coarse), 32) * tall) + m
         for begin_32 in range(0, were, 32):
             size = tl.minimum(32, were - begin_32)
             bits = tl.zeros([M, 1], tl.int32)
             for t in range(size):
-                n = tl.load(mine + begin_32 + t).to(tl.int32)
+                n = listed(mine, begin_32 + t, were, over, begin)
                 j0 = n * N
                 j = j0 + tl.arange(0, N)[None, :]
                 k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -424,7 +454,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 v = load_block(at_v, j0, vi, keys, e, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
-                live = shortened(mine, begin_32, live, size, bits, flags, True)
+                live = shortened(mine, begin_32, live, size, bits, over, begin, most, flags, tall, coarse, True)
         # what the last step left of 1 goes back to the level, by one more step of Newton
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)

@@ -139,6 +139,8 @@ class Split:
     merged: int = 16  # parts at a time
 
 
+LISTED = 2048  # blocks of keys that are listed for a block of queries, at most
+KEPT = 256  # blocks of queries that are listed for a block of keys at a time
 SKIPPED = 2048  # keys, from which on blocks are left out by their centres
 TILE = 64  # queries of a tile, at most; a call of more is not decoding
 FEWEST_KEYS = 1024
