@@ -27,6 +27,7 @@ Tensor = torch.Tensor
 # |sum p - 1| after which one step of Newton is the last, where the rate is smooth and where it jumps at the edge of the support; what a
 # step leaves is about the square, in half precision below the rounding of p
 _ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
+_ROOT = 1e-3  # alpha - 1 from which on p = u^(1 / (alpha - 1)) is exact enough for half precision with u in fp32
 _SMOOTH = 0.67  # of alpha - 1: above it the rate all but jumps at the edge of the support
 
 
@@ -127,6 +128,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     plain = not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
     skip = plain and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
     with _device(q):
         if skip:
             programs = k.shape[0] * k.shape[1] * wide
@@ -138,9 +140,10 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
             )  # fmt: skip
         _launch(
             attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q), _most(wide), _coarse(wide),
-            **options, SINK=job.sink, SAVE=save, SKIP=skip, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
-            **({"maxnreg": plan.registers} if plan.registers else {}),
+            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
+            _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip, M=plan.M, N=plan.N,
+            num_warps=plan.warps, num_stages=plan.stages,
+            **capped,
         )  # fmt: skip
     return out, saved
 
@@ -225,6 +228,7 @@ def backward(
     learn = bool(wants & {"heads", "param"})
     sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
     launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
     with _device(q):
         _launch(
             attention_queries, tall * batch * heads,
@@ -236,8 +240,8 @@ def backward(
             if job.link != "softmax":
                 lists = torch.empty((wide * batch * k.shape[1], KEPT), dtype=torch.int32, device=q.device)
             _launch(
-                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, saved.flags, g, dk, dv, numbers, plane, *common, _coarse(wide),
-                **options, T=plan.part or plan.M, SIZE=KEPT, **{**launch, "num_warps": plan.key_warps or plan.warps},
+                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
+                *common, _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
             )  # fmt: skip
         for name in sorted(wants & {"bias", "additive"}):
             a = arrays[name]
@@ -264,6 +268,11 @@ def backward(
         own = own.sum([n for n in range(3) if shape[n] == 1], keepdim=True) if 1 in shape else own
         found["param"] = own.to(arrays["param"].dtype)
     return found
+
+
+def _link(job: Job, q: Tensor) -> str:
+    """The link that the kernels of this dtype take."""
+    return "root" if job.link == "any" and q.element_size() == 2 and job.param >= _ROOT else job.link
 
 
 def _enough(job: Job, q: Tensor) -> float:
@@ -312,7 +321,7 @@ def _common(
         float(job.dropout_p),
     )  # fmt: skip
     options = {
-        "LINK": job.link, "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
+        "LINK": _link(job, q), "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
         "RIGHT": job.right >= 0, "RANGED": ranges is not None, "CAP": job.softcap > 0.0, "ALIBI": job.alibi,
         "BIAS": four[0] is not None, "ADD": four[1] is not None, "KEEP": four[2] is not None, "DROP": job.dropout_p > 0.0,
         "D": max(16, triton.next_power_of_2(q.shape[3])), "E": max(16, triton.next_power_of_2(v.shape[3])),

@@ -14,7 +14,20 @@ import triton
 import triton.language as tl
 
 from .attention_forward import listed, load_block, once_more, row_max, row_sum
-from .attention_tile import constants, kept, lean, parameter, recalled, remembered, scores, seeing, seen, shares, slope_of, span
+from .attention_tile import (
+    constants,
+    kept,
+    lean,
+    parameter,
+    recalled,
+    remembered,
+    scores,
+    seeing,
+    seen,
+    shares,
+    slope_of,
+    span,
+)
 
 
 @triton.jit
@@ -31,7 +44,7 @@ def level(c, LINK: tl.constexpr):
 @triton.jit
 def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, most,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, longest,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
@@ -40,7 +53,6 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
     of its own finds it."""
     tall = tl.cdiv(rows, M)
-    wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall
     head = tl.program_id(0) // tall
     b, h = head // heads, head % heads
@@ -79,9 +91,9 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     else:
         begin, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
         begin = begin // N
-        mine = LISTS + (head.to(tl.int64) * tall + m) * (most + 32)
+        mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
         steps = tl.load(COUNTS + head.to(tl.int64) * tall + m)
-        over = steps > most
+        over = steps > longest
         steps = tl.where(over, tl.cdiv(high, N) - begin, steps)
     s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s, and of s g'
     h1 = tl.zeros([M, 1], tl.float32)  # of dp/dalpha times g
@@ -240,7 +252,8 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
                 i0 = m * M + t % (M // T) * T
                 i = i0 + tl.arange(0, T)[None, :]
                 c = level(
-                    parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK
+                    parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW),
+                    LINK,
                 )
                 top, row, anchor, rest = recalled(
                     ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, k.dtype == tl.float32

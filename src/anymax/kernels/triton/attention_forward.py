@@ -65,28 +65,34 @@ def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def raised(u, P: tl.constexpr):
-    """u^P, 1 for P = 0."""
-    v = tl.full(u.shape, 1.0, tl.float32)
-    for _ in tl.static_range(P):
-        v = v * u
-    return v
+def raised(u, c, LINK: tl.constexpr, P: tl.constexpr):
+    """(u^r, u^(r-1)), r = 1 / c: 0 for u = 0."""
+    if LINK == "root":
+        inside = u > 0.0
+        log_u = tl.log2(tl.where(inside, u, 1.0))
+        r = 1.0 / c.to(tl.float32)
+        return tl.where(inside, tl.exp2(r * log_u), 0.0), tl.where(inside, tl.exp2((r - 1.0) * log_u), 0.0)
+    else:
+        rate = tl.where(u > 0.0, 1.0, 0.0)
+        for _ in tl.static_range(P - 1):
+            rate = rate * u
+        return rate * u, rate
 
 
 @triton.jit
 def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
     """z of a lower bound of the threshold: four of Newton's steps on the lane maxima, which the other keys only add to."""
-    if LINK == "power":
+    if LINK == "power" or LINK == "root":
         z = tl.full(top.shape, 1.0, tl.float32)  # where the maximum alone has probability 1
-        gap = (lanes - top) * (1.0 / P)
-        more = (extra - top) * (1.0 / P)
+        slope = c.to(tl.float32)
+        gap, more = (lanes - top) * slope, (extra - top) * slope
         for _ in range(4):
-            u = tl.maximum(gap + z, 0.0)
-            s0, s1 = row_sum(raised(u, P)), row_sum(tl.where(u > 0.0, raised(u, P - 1), 0.0))
+            value, rate = raised(tl.maximum(gap + z, 0.0), c, LINK, P)
+            s0, s1 = row_sum(value), row_sum(rate)
             if SINK:
-                u = tl.maximum(more + z, 0.0)
-                s0 += raised(u, P)
-                s1 += tl.where(u > 0.0, raised(u, P - 1), 0.0)
+                value, rate = raised(tl.maximum(more + z, 0.0), c, LINK, P)
+                s0 += value
+                s1 += rate
             z -= fall(s0, s1, c, LINK, P)
     else:
         z = top.to(tl.float64) * 0.0 + 1.0
@@ -107,6 +113,8 @@ def lanes_reach(lanes, extra, top, bound, c, LINK: tl.constexpr, P: tl.constexpr
     z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
     if LINK == "power":
         below = safe - z * P
+    elif LINK == "root":
+        below = safe - z / c.to(tl.float32)
     else:
         below = (safe - z / c).to(tl.float32)
     below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
@@ -126,15 +134,15 @@ def listed(mine, t, size, over, begin):
 
 
 @triton.jit
-def shortened(mine, here, live, size, bits, over, begin, most, FLAGS, tall, coarse, SAVE: tl.constexpr):
+def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, coarse, SAVE: tl.constexpr):
     """Of the `size` entries of the list from `here` on, at most 32, those whose bit is set in some row go to its end `live`, which is
-    returned; the list holds the first `most`. FLAGS: where SAVE, the column of the table of `attention_forward`."""
+    returned; the list holds the first `longest`. FLAGS: where SAVE, the column of the table of `attention_forward`."""
     t = tl.arange(0, 32)
     on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
     n = listed(mine, here + t, here + size, over, begin)
     tl.debug_barrier()  # all have read what is written over now
     place = live + tl.cumsum(on, 0) - on
-    tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < most))
+    tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < longest))
     if SAVE:
         bit = n // coarse
         tl.atomic_or(FLAGS + (bit // 32).to(tl.int64) * tall, on << (bit % 32), mask=on > 0, sem="relaxed")
@@ -149,7 +157,9 @@ def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.con
     own = tl.program_id(0) // wide
     j0 = n * N
     inside = (j0 + tl.arange(0, N)[:, None]) < keys
-    k = load_block(K + (own // shared).to(tl.int64) * kb + (own % shared).to(tl.int64) * kh, j0, ki_, keys, d, N, D).to(tl.float32)
+    k = load_block(K + (own // shared).to(tl.int64) * kb + (own % shared).to(tl.int64) * kh, j0, ki_, keys, d, N, D).to(
+        tl.float32
+    )
     centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
     apart = tl.where(inside, k - centre.to(tl.float32), 0.0)
     radius = tl.sqrt(row_sum(apart * apart))
@@ -193,9 +203,7 @@ def first_guess(
 
 
 @triton.jit
-def improved(
-    z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr
-):
+def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
     """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets. `size`: of
     the support at z."""
     excess = s0 - mass
@@ -209,7 +217,7 @@ def improved(
         root = tl.where(exact, over / tl.where(exact, rate + tl.sqrt(tl.where(exact, under, 0.0)), 1.0), step)
         go = go & ((exact == 0) | ((root - step) * (2.0 * rate) > 10.0 * enough * enough))
         return tl.where(alive, z - tl.where(go, step, root).to(tl.float64), z), low, high, width, go
-    elif LINK == "power" or LINK == "any":
+    elif LINK == "power" or LINK == "any" or LINK == "root":
         return tl.where(alive, z - fall(s0, s1, c, LINK, P).to(tl.float64), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
@@ -232,15 +240,16 @@ def improved(
 @triton.jit
 def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, most, coarse,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, longest, coarse,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
                       SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, most + 32] are of
-    the blocks of keys: first those that may have a probability, in the end those that have one, COUNTS of them; a list of more than
-    `most` stands for all blocks that are seen. FLAGS [., words, blocks of queries], where SAVE, has a bit for `coarse` blocks of keys."""
+    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32] are
+    of the blocks of keys: first those that may have a probability, in the end those that have one, COUNTS of them; a list of more than
+    `longest` stands for all blocks that are seen. FLAGS [., words, blocks of queries], where SAVE, has a bit for `coarse` blocks of
+    keys."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall  # under a causal mask the longest first
@@ -294,7 +303,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         top = tl.where(alive, top, 0.0)
         z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
     else:
-        mine = LISTS + (head.to(tl.int64) * tall + m) * (most + 32)
+        mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
         bound = tl.where(i < count, float("-inf"), float("inf"))
@@ -311,8 +320,10 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         cut = end - last + first - begin
         live = cut + tl.minimum(last - first, NEAR)
         for t in range(live):  # the blocks that a mask cuts, and some next to the diagonal
-            n = tl.where(t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid)))
-            tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < most)
+            n = tl.where(
+                t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
+            )
+            tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -336,8 +347,9 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         for begin_32 in range(NEAR, last - first, 32):
             size = tl.minimum(32, last - first - begin_32)
             places = outwards(begin_32 + wanted, first, mid)
-            new = mine + tl.minimum(live, most)
-            if SKIP:  # no key of a block has a higher score than its centre would have with its radius in the direction of q
+            new = mine + tl.minimum(live, longest)
+            if SKIP:
+                # no key of a block has a higher score than its centre would have, moved by its radius in the direction of q
                 own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
                 cols = tl.arange(0, D)[None, :]
                 centre = tl.load(
@@ -369,14 +381,16 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     bits |= one << t
                 else:
                     bits |= tl.where(row_max(x) < bound, 0, one << t)
-            now = shortened(mine, tl.minimum(live, most), live, size, bits, size < 0, 0, most, FLAGS, tall, coarse, False)
-            if LINK != "budget":
+            now = shortened(
+                mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
+            )
+            if LINK != "budget":  # noqa: SIM102
                 if now > live:
                     top = tl.maximum(top, row_max(lanes))
                     bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, LINK, P, SINK)
             live = now
         top = tl.maximum(top, row_max(lanes))
-        over = live > most
+        over = live > longest
         bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
         alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < count)
@@ -416,11 +430,11 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     if LINK == "power" and P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, one << t, 0)
-                if LINK == "power" or LINK == "any":  # thresholds only rise: what is out stays out
-                    live = shortened(mine, begin_32, live, size, bits, over, begin, most, FLAGS, tall, coarse, False)
+                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise: what is out stays out
+                    live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
                     live += size
-            over = live > most
+            over = live > longest
             z, floor, ceiling, width, go = improved(
                 z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, LINK, P
             )
@@ -454,7 +468,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 v = load_block(at_v, j0, vi, keys, e, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
-                live = shortened(mine, begin_32, live, size, bits, over, begin, most, flags, tall, coarse, True)
+                live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
         # what the last step left of 1 goes back to the level, by one more step of Newton
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)

@@ -184,9 +184,7 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
             sink_value, _ = shares(extra, top, row, LINK, P)
             size += tl.where(sink_value > 0.0, 1.0, 0.0)
-        z, floor, ceiling, width, go = improved(
-            z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, LINK, P
-        )
+        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, LINK, P)
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
     if SINK:

@@ -55,7 +55,9 @@ def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGH
 
 
 @triton.jit
-def whole_blocks(i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+def whole_blocks(
+    i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr
+):
     """The blocks of keys first <= n < last, among begin .. end - 1, that all queries i0 .. i0 + M - 1 may see all of."""
     length, _, offset, left, right = at
     first, last = begin, length // N
@@ -162,7 +164,8 @@ def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, P
 
 @triton.jit
 def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
-    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z."""
+    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z.
+    "root" is "any" in half precision: u with the rounding of fp32 will do where 1/c is no large number."""
     none = top * 0.0
     if LINK == "softmax":
         return (
@@ -176,6 +179,8 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
     elif LINK == "power" or LINK == "budget":
         a, b = ground(top, z, 1.0 / P)
         return a, b, none, b, none, none
+    elif LINK == "root":
+        return (z - c * top).to(tl.float32), c.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif LINK == "any":
         a, b, e, d = bend(top, z, c, 1.0 / c)
         return a, b, e, d, none, none
@@ -188,7 +193,7 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr, EXACT: tl.constexpr):
-    """(top, `constants`, anchor, rest of delta) of queries that `attention_queries` has seen, from its planes ROWS [4, plane] of numbers."""
+    """(top, `constants`, anchor, rest of delta) of queries that `attention_queries` has seen, from its four planes of numbers ROWS."""
     inside = i < rows
     anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
     rest = 0.0
@@ -200,10 +205,13 @@ def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr
     else:
         top = 0.0
         a = tl.load(ROWS + i, mask=inside, other=0.0)
-        b = 0.0
-        if EXACT:
-            b = tl.load(ROWS + plane + i, mask=inside, other=0.0)
-        row = a, b, 0.0, b, 0.0, 0.0
+        if LINK == "root":
+            row = a, c.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
+        else:
+            b = 0.0
+            if EXACT:
+                b = tl.load(ROWS + plane + i, mask=inside, other=0.0)
+            row = a, b, 0.0, b, 0.0, 0.0
     return top, row, anchor, rest
 
 
@@ -256,6 +264,11 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         p = tl.where(inside, tl.exp(logs), 0.0)
         s = tl.where(inside & (p > 0.0), tl.exp(tl.minimum((1.0 - c) * logs, 80.0)), 0.0)
         return p, s
+    elif LINK == "root":
+        u = x * b + a
+        inside = u > 0.0
+        log_u = tl.log2(tl.where(inside, u, 1.0))
+        return tl.where(inside, tl.exp2(e * log_u), 0.0), tl.where(inside, tl.exp2((e - 1.0) * log_u), 0.0)
     else:
         return terms(x, top, a, b, e, d, LINK, P)
 
