@@ -82,18 +82,20 @@ def missing(case: Case) -> str | None:
 def run_case(case: Case, plan: Any) -> list[Reading]:
     """Set up, check, time. What goes wrong is a line of the table, not a crash."""
     if case.group.startswith("gpu"):
-        from .gpu import measure, own_stream
+        from .gpu_clock import DEVICE, measure
+
+        place = DEVICE.own_stream
     else:
         from .measure import measure
 
-        own_stream = contextlib.nullcontext
+        place = contextlib.nullcontext
     from .report import readings, without_time
 
     absent = missing(case)
     if absent:
         return without_time(case, "skipped", absent)
     try:
-        with own_stream():
+        with place():
             work = case.setup(case)
             wrong = work.check()
             if wrong:

@@ -7,42 +7,34 @@ round a ring of buffers larger than the L2 cache, as a model's layers would.
 from __future__ import annotations
 
 import functools
-import itertools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anymax
 
-from .cases import OURS, Bar, Case, Workload, calls, check_forward, differs, engine, few, rounding
+from .cases import OURS, Bar, Case, Workload, calls, check_forward, differs, engine, few, kept, rounding
 from .gpu_attention import attention_cases, decoding_cases
-from .measure import Plan, Timing
+from .gpu_clock import BUFFERS, DEVICE, RING, around
 
 SHAPES = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+TINY = ((6, 40), (3, 200))  # of a dry run
 DTYPES = ("float32", "bfloat16")
 SPARSE = ("sparsemax", "entmax15", "sparse_softmax")
-RING = 192 * 2**20  # bytes of scores that go by before the same ones come again: several times any L2 cache
-BUFFERS = 24  # at most: more of them would take longer to make than to read
 
 
 def scores(shape: tuple[int, ...], dtype: str, count: int = 1) -> list[Any]:
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(shape[-1])
-    kind = getattr(torch, dtype)
-    return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(kind) for _ in range(count)]
+    generator, kind = DEVICE.generator(shape[-1]), getattr(torch, dtype)
+    return [torch.randn(shape, generator=generator, device=DEVICE.kind).to(kind) for _ in range(count)]
 
 
 def ring(case: Case) -> int:
     """How many buffers of scores a case goes round."""
+    if DEVICE.dry:
+        return 2
     bytes_each = case.size * (4 if case.dtype == "float32" else 2)
     return max(1, min(BUFFERS, -(-RING // bytes_each)))
-
-
-def around(call: Callable[..., Any], *buffers: list[Any]) -> Callable[[], Any]:
-    """A call that takes the next of the buffers each time."""
-    turns = itertools.cycle(list(zip(*buffers)))
-    return lambda: call(*next(turns))
 
 
 def _moved(x: Any) -> int:
@@ -60,11 +52,11 @@ def forward(case: Case) -> Workload:
         "copy": around(lambda x, out: out.copy_(x), xs, outs),
         "torch.softmax": around(lambda x, out: torch.softmax(x, -1, out=out), xs, outs),
     }
-    if case.map == "softmax":
+    if case.map == "softmax" and not DEVICE.dry:
         compiled = torch.compile(functools.partial(torch.softmax, dim=-1), dynamic=False)
         contenders["torch.compile(softmax)"] = around(compiled, xs)
     if case.map == "sparse_softmax":
-        contenders["torch.topk"] = around(lambda x: torch.topk(x, 50, -1), xs)
+        contenders["torch.topk"] = around(lambda x: torch.topk(x, kept(case.n), -1), xs)
     check = check_forward(case, function, xs[0], lambda: function(xs[0], out=outs[0]))
     return Workload(contenders, check, engine("forward", mapping, xs[0]), _moved(xs[0]))
 
@@ -99,7 +91,7 @@ def loss(case: Case) -> Workload:
     import torch
 
     xs = [x.requires_grad_() for x in scores(case.shape, case.dtype, ring(case))]
-    t = torch.randint(case.n, case.shape[:1], device="cuda")
+    t = torch.randint(case.n, case.shape[:1], device=DEVICE.kind)
     function, mapping = calls(case.map, case.n)
     frozen = [x.detach() for x in xs]
     outs = [torch.empty_like(x) for x in frozen]
@@ -151,19 +143,19 @@ def table() -> list[Case]:
 
 def _cases() -> Iterator[Case]:
     make = functools.partial(Case, needs=("torch", "triton"))
-    for shape in SHAPES:
+    for shape in TINY if DEVICE.dry else SHAPES:
         share = 0.9 if shape[-1] <= 32768 else 0.85
         for dtype in DTYPES:
             for name in ("softmax", *SPARSE, "entmax 1.25"):
                 bars = [Bar("copy", at_least=0.7 if name == "entmax 1.25" else share), Bar("torch.softmax")]
-                bars += [Bar("torch.compile(softmax)")] if name == "softmax" else []
+                bars += [Bar("torch.compile(softmax)")] if name == "softmax" and not DEVICE.dry else []
                 bars += [Bar("torch.topk")] if name == "sparse_softmax" else []
                 yield make("gpu forward", name, shape, forward, tuple(bars), dtype=dtype)
             for name in SPARSE:
                 yield make("gpu backward", name, shape, backward, (Bar("torch.softmax", at_least=1.5),), dtype=dtype)
             for name in ("sparsemax_loss", "entmax15_loss", "sparse_softmax_loss", "cross_entropy"):
                 yield make("gpu loss", name, shape, loss, (Bar("F.cross_entropy", at_least=1.5),), dtype=dtype)
-    for shape in SHAPES:
+    for shape in TINY if DEVICE.dry else SHAPES:
         for name, packages in (
             ("softmax", ("liger_kernel",)),
             ("sparsemax", ("liger_kernel", "entmax", "adasplash")),
@@ -172,67 +164,3 @@ def _cases() -> Iterator[Case]:
             for needed in packages:
                 bar = Bar(f"{needed} {name}", at_least={"entmax": 10.0, "adasplash": 2.0}.get(needed))
                 yield make("gpu package", name, shape, package, (bar,), note=needed, needs=("torch", "triton", needed))
-
-
-def own_stream() -> Any:
-    """What a case is set up and measured in: a graph can't be captured on the default stream, nor a backward whose forward ran there."""
-    import torch
-
-    return torch.cuda.stream(torch.cuda.Stream())
-
-
-def captured(call: Callable[[], Any], times: int) -> Callable[[], Any]:
-    """So many calls as one CUDA graph; where they can't be captured, they are made one by one."""
-    import torch
-
-    side = torch.cuda.current_stream()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            for _ in range(times):
-                call()
-    except Exception:  # it waits for the device, or takes memory in a way that a graph can't
-        torch.cuda.synchronize()
-
-        def one_by_one() -> None:
-            for _ in range(times):
-                call()
-
-        return one_by_one
-    return graph.replay
-
-
-def measure(contenders: dict[str, Callable[[], Any]], plan: Plan, context: Any = None) -> Timing:
-    """As `measure.measure`, on the device's own clock: contenders take turns, one synchronisation a round."""
-    import contextlib
-
-    import torch
-
-    inner, replays = {}, {}
-    with context or contextlib.nullcontext():
-        for name, call in contenders.items():
-            for _ in range(3):
-                call()
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(3):
-                call()
-            torch.cuda.synchronize()
-            cost = (time.perf_counter() - start) / 3
-            inner[name] = max(1, min(4 * BUFFERS, round(plan.sample / max(cost, 1e-6))))
-            replays[name] = captured(call, inner[name])
-            replays[name]()
-            torch.cuda.synchronize()
-        rows: list[list[float]] = []
-        start = time.perf_counter()
-        while len(rows) < plan.least or (time.perf_counter() - start < plan.budget and len(rows) < 100):
-            marks = []
-            for name, replay in replays.items():
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                replay()
-                end.record()
-                marks.append((begin, end, inner[name]))
-            torch.cuda.synchronize()
-            rows.append([max(begin.elapsed_time(end), 1e-6) * 1e-3 / count for begin, end, count in marks])
-    return Timing(dict(zip(contenders, map(list, zip(*rows)))), 0, False, None)

@@ -2,7 +2,8 @@
 
     python tools/gpu.py FOLDER                       all stages, in the order of what one wants to know first
     python tools/gpu.py FOLDER --stages bench --only 'gpu forward'
-    python tools/gpu.py --pack FOLDER                wheels of what such a machine lacks, to carry along: PYTHONPATH=FOLDER
+    python tools/gpu.py FOLDER --pack                wheels of what such a machine lacks, to carry along: PYTHONPATH=FOLDER
+    python tools/gpu.py FOLDER --keep                what the folder has measured, as a record in benchmarks/results
     python tools/gpu.py FOLDER --dry                 the same from beginning to end without a GPU: interpreter, tiny shapes
 
 Each case runs in a process of its own, forked from this one when all is imported, and leaves one line of JSON in FOLDER/cases.jsonl as soon
@@ -19,6 +20,7 @@ check   compute-sanitizer on small cases; ncu on the kernels of the bars, where 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -40,6 +42,7 @@ WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Pyt
 STAGES = ("smoke", "parity", "bench", "tune", "check")
 SUITES = ("rows_triton.py", "attention_triton.py", "test_cuda.py")
 PIECE = 12  # tests of one function that one process runs
+ONE_BY_ONE = ("bench", "tune", "check")  # stages whose cases must not share the device
 
 
 class Job(NamedTuple):
@@ -97,7 +100,7 @@ def finish(one: Running, late: bool) -> dict[str, Any]:
     if text:
         return {**line, **json.loads(text)}
     code = os.waitstatus_to_exitcode(status)
-    why = f"out of time ({one.job.limit:.0f} s)" if late else f"its process ended with {code}"
+    why = f"out of time ({one.job.limit:g} s)" if late else f"its process ended with {code}"
     return {**line, "ok": False, "error": why}
 
 
@@ -123,8 +126,8 @@ def run(jobs: list[Job], folder: Path, width: int, stop: float) -> None:
             line = finish(under_way.pop(pipe), pipe in late)
             with (folder / "cases.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            if not line["ok"] or line["stage"] in ("bench", "tune", "check"):
-                print(json.dumps(line), flush=True)
+            if not line["ok"] or line["stage"] in ONE_BY_ONE:
+                print(json.dumps({key: value for key, value in line.items() if key != "readings"}), flush=True)
 
 
 def seen(folder: Path) -> set[tuple[str, str]]:
@@ -138,58 +141,193 @@ def seen(folder: Path) -> set[tuple[str, str]]:
 
 
 def table(only: str) -> list[Any]:
+    """Cases of the benchmark whose packages are here; those that compile longest come first."""
+    from benchmarks.__main__ import missing
     from benchmarks.gpu import table
 
-    return [case for case in table() if re.search(only, case.key, re.IGNORECASE)]
+    cases = [case for case in table() if re.search(only, case.key, re.IGNORECASE) and missing(case) is None]
+    return sorted(cases, key=lambda case: ("adasplash" not in case.key, not case.group.endswith("attention")))
 
 
-def smoke(only: str) -> Iterator[Job]:
-    from benchmarks.__main__ import missing
-    from benchmarks.gpu import own_stream
+def smoke(args: argparse.Namespace) -> Iterator[Job]:
+    from benchmarks.gpu_clock import DEVICE
 
     def once(case: Any) -> dict[str, Any]:
-        import torch
-
-        with own_stream():
+        with DEVICE.own_stream():
             work = case.setup(case)
             wrong = work.check()
-            for call in work.contenders.values():
-                call()
-            torch.cuda.synchronize()
+            with work.context or contextlib.nullcontext():
+                for call in work.contenders.values():
+                    call()
+            DEVICE.synchronize()
         return {"ok": not wrong, **({"error": wrong} if wrong else {}), "engine": work.engine}
 
-    for case in table(only):
-        if missing(case) is None:
-            yield Job("smoke", case.key, lambda case=case: once(case), 240)
+    for case in table(args.only):
+        yield Job("smoke", case.key, lambda case=case: once(case), 300)
 
 
-def bench(only: str, budget: float) -> Iterator[Job]:
+def bench(args: argparse.Namespace) -> Iterator[Job]:
     import dataclasses
 
     from benchmarks.__main__ import run_case
     from benchmarks.measure import Plan
 
+    told = ("verdict", "ours_ms", "peer_ms", "ratio", "at_least", "at_most", "message")
+
     def timed(case: Any) -> dict[str, Any]:
-        rows = [dataclasses.asdict(r) for r in run_case(case, Plan(budget=budget, sample=0.002, least=7))]
-        short = {
-            r["peer"]: {
-                k: r[k]
-                for k in ("verdict", "ours_ms", "peer_ms", "ratio", "at_least", "at_most", "message")
-                if r[k] not in (None, "")
-            }
-            for r in rows
-        }
+        rows = [dataclasses.asdict(r) for r in run_case(case, Plan(budget=args.budget, sample=0.002, least=5))]
         first = rows[0]
         return {
             "ok": first["verdict"] not in ("error", "wrong"), "engine": first["engine"], "of_copy": first["of_copy"],
-            "gb_per_s": first["gb_per_s"], "peers": short,
+            "gb_per_s": first["gb_per_s"], "peers": {r["peer"]: {k: r[k] for k in told if r[k] not in (None, "")} for r in rows},
+            "readings": rows,
         }  # fmt: skip
 
-    for case in table(only):
-        yield Job("bench", case.key, lambda case=case: timed(case), 60)
+    for case in table(args.only):
+        yield Job("bench", case.key, lambda case=case: timed(case), 90)
 
 
-def parity(only: str, folder: Path) -> Iterator[Job]:
+def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    """Plans that differ from this one by a factor of two in one number."""
+    import dataclasses
+
+    for name in names:
+        now = getattr(plan, name)
+        for other in (now * 2, now // 2):
+            if other >= 1:
+                yield dataclasses.replace(plan, **{name: other})
+
+
+def tune(args: argparse.Namespace) -> Iterator[Job]:
+    """Each plan of a kernel at a shape beside its neighbours. A plan that does not compile or does not fit is a line with an error."""
+    import functools
+
+    import torch
+
+    import anymax
+    from anymax.kernels import triton as engine
+    from anymax.kernels.triton import plans
+    from benchmarks.gpu import ring, scores
+    from benchmarks.gpu_clock import DEVICE, around, measure
+    from benchmarks.measure import Plan
+
+    rows = {
+        "dense": anymax.Softmax(), "separable": anymax.Entmax(1.5), "truncated": anymax.SparseSoftmax(k=20), "backward": anymax.Sparsemax(),
+    }  # fmt: skip
+
+    def timed(force: Callable[[], Any], call: Callable[[], Any]) -> dict[str, Any]:
+        with DEVICE.own_stream(), torch.no_grad():
+            force()
+            timing = measure({"plan": call}, Plan(budget=args.budget / 2, sample=0.001, least=5))
+        return {"ok": True, "ms": round(1e3 * timing.median("plan"), 5)}
+
+    def row(kernel: str, case: Any, plan: Any) -> dict[str, Any]:
+        xs = scores(case.shape, case.dtype, ring(case))
+        outs, mapping = [torch.empty_like(x) for x in xs], rows[kernel]
+        if kernel == "backward":
+            ps = [engine.forward(mapping, x) for x in xs]
+            call = around(lambda x, p, g: engine.vjp(mapping, x, p, g), xs, ps, outs[::-1])
+        else:
+            call = around(lambda x, out: engine.forward(mapping, x, None, out), xs, outs)
+        return timed(lambda: plans.forced.update({kernel: plan}), call)
+
+    seen: set[tuple[Any, ...]] = set()
+    for case in table(args.only):
+        if case.group == "gpu forward" and (case.shape, case.dtype) not in seen:
+            seen.add((case.shape, case.dtype))
+            for kernel in rows:
+                now = plans.plan(kernel, case.shape[0], case.n, False, False, size=4 if case.dtype == "float32" else 2)
+                for plan in (now, *neighbours(now, ("R", "K", "L", "warps"))):
+                    name = (
+                        f"{kernel} {'x'.join(map(str, case.shape))} {case.dtype} {plan}{' (in force)' * (plan == now)}"
+                    )
+                    yield Job("tune", name, functools.partial(row, kernel, case, plan), 60)
+        elif case.group == "gpu attention" and "beside" not in case.note and case.map == "entmax15":
+            now = plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
+            for tile in (now, *neighbours(now, ("M", "N", "warps", "stages"))):
+
+                def attend(case: Any = case, tile: Any = tile) -> dict[str, Any]:
+                    work = case.setup(case)
+                    return timed(lambda: plans.forced_blocks.append(tile), work.contenders["anymax"])
+
+                yield Job("tune", f"attention {case.name} {tile}{' (in force)' * (tile == now)}", attend, 90)
+
+
+SANITIZED = {
+    "memcheck": "sparsemax and (layouts or halves or parts)",
+    "racecheck": "normmax-2 and (lanes or steps)",
+    "attention": "entmax-1.25 and a_map",
+}
+NCU = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,sm__warps_active.avg.pct_of_peak_sustained_active"  # noqa: E501
+PROFILED = """
+import torch, anymax
+for shape in ((65536, 128), (4096, 8192), (4096, 128256)):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    for f in (anymax.softmax, anymax.sparsemax, anymax.entmax15, lambda x: anymax.sparse_softmax(x, k=50)):
+        f(x), f(x)
+torch.cuda.synchronize()
+"""
+
+
+def check(args: argparse.Namespace) -> Iterator[Job]:
+    """The tools of the CUDA toolkit, where they are installed."""
+
+    def outside(words: list[str], told: str) -> dict[str, Any]:
+        path = os.pathsep.join(sys.path)
+        free = (
+            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if "sanitizer" in words[0] else {}
+        )  # torch's cache would hide a fault
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **free, "PYTHONPATH": path}, check=False
+        )
+        print(done.stdout, done.stderr, flush=True)
+        return {"ok": done.returncode == 0, "said": re.findall(told, done.stdout)[-40:]}
+
+    sanitizer, ncu = shutil.which("compute-sanitizer"), shutil.which("ncu")
+    for name, words in SANITIZED.items() if sanitizer else ():
+        file = "attention_triton.py" if name == "attention" else "rows_triton.py"
+        tool = "racecheck" if name == "racecheck" else "memcheck"
+        command = [
+            str(sanitizer),
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "9",
+            "--target-processes",
+            "all",
+            sys.executable,
+            "-m",
+            "pytest",
+        ]
+        command += ["-q", "-x", "-p", "no:cacheprovider", f"tests/{file}", "-k", words]
+        yield Job(
+            "check",
+            f"{name} {words}",
+            lambda command=command: outside(command, r"(?m)^=+ .*|.* passed.*|.*ERROR SUMMARY.*"),
+            200,
+        )
+    if ncu:
+        command = [
+            ncu,
+            "--clock-control",
+            "none",
+            "--csv",
+            "--metrics",
+            NCU,
+            "-k",
+            "regex:_rows",
+            sys.executable,
+            "-c",
+            PROFILED,
+        ]
+        yield Job("check", "ncu", lambda: outside(command, r'(?m)^"\d+".*$'), 120)
+    if args.dry:  # the crash that a dry run plants: the others go on
+        yield Job("check", "crash", lambda: os.abort(), 10)
+
+
+def parity(args: argparse.Namespace) -> Iterator[Job]:
+    """The tests of every option, in pieces."""
+
     def collect() -> dict[str, Any]:
         import pytest
 
@@ -219,14 +357,14 @@ def parity(only: str, folder: Path) -> Iterator[Job]:
         pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *(str(ROOT / i) for i in ids)], [Plugin()])
         return {"ok": not failed and bool(count["passed"] + count["skipped"]), **count, "failed": failed}
 
-    one = begin(Job("parity", "collect", collect, 120), folder / "log.txt")
+    one = begin(Job("parity", "collect", collect, 120), args.folder / "log.txt")
     found = finish(one, False)
     groups: dict[str, list[str]] = {}
     for name in found.get("tests", ()):
-        if re.search(only, name):
+        if re.search(args.only, name):
             groups.setdefault(name.split("[")[0], []).append(name)
     if not found["ok"]:
-        print(f"# no tests were collected: see {folder / 'log.txt'}", flush=True)
+        print(f"# no tests were collected: see {args.folder / 'log.txt'}", flush=True)
     for name, ids in groups.items():
         pieces = [ids[i : i + PIECE] for i in range(0, len(ids), PIECE)]
         for number, piece in enumerate(pieces):
@@ -251,57 +389,95 @@ def pack(folder: Path) -> None:
     subprocess.run(words, check=True)
 
 
-def facts() -> dict[str, Any]:
-    """The machine, without a word to the device in this process."""
-    import torch
-    import triton
+def machine() -> dict[str, Any]:
+    """What a record of the benchmarks says of the machine, without a word to the device in this process."""
+    from benchmarks import report
 
-    words = [
-        "nvidia-smi",
-        "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu",
-        "--format=csv,noheader",
-    ]
+    known = report.facts(os.cpu_count() or 1)
+    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     told = (
         subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
         if shutil.which(words[0])
-        else "no GPU"
+        else ""
     )
-    return {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0], "device": told}
+    name, driver, memory = (told.splitlines()[0].split(", ") if told else ("no GPU", "", ""))[:3]
+    known["hardware"] |= {"host": known["hardware"]["cpu"], "cpu": name, "driver": driver, "gpu_memory": memory}
+    return known
+
+
+def state() -> str:
+    """Clocks, power and temperature as they are."""
+    words = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
+    return (
+        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        if shutil.which(words[0])
+        else ""
+    )
+
+
+def keep(folder: Path) -> None:
+    """The readings of a folder as a record of the benchmarks, benchmarks/results/*.json, and the tables of all records anew."""
+    from benchmarks import report
+
+    known = json.loads((folder / "machine.json").read_text())
+    lines = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+    rows = [report.Reading(**reading) for line in lines for reading in line.get("readings", ())]
+    order = {group: i for i, group in enumerate(report.GROUPS)}
+    print(report.save(known, sorted(rows, key=lambda r: order[r.group])), report.render())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--stages", default=",".join(STAGES), help="of these, in this order: %(default)s")
     parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
-    parser.add_argument("--seconds", type=float, default=570, help="for all of it")
-    parser.add_argument("--budget", type=float, default=0.25, help="seconds of rounds for a case of bench")
-    parser.add_argument("--pack", action="store_true")
+    parser.add_argument("--seconds", type=float, default=570, help="for all of it (default %(default)s)")
+    parser.add_argument(
+        "--budget", type=float, default=0.15, help="seconds of rounds for a case of bench (default %(default)s)"
+    )
+    parser.add_argument(
+        "--cores", type=int, default=os.cpu_count() or 1, help="processes that compile at the same time"
+    )
+    parser.add_argument("--pack", action="store_true", help="put the wheels that such a machine lacks into the folder")
+    parser.add_argument("--keep", action="store_true", help="write what the folder has measured to benchmarks/results")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: tiny shapes in Triton's interpreter")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.pack:
         pack(args.folder)
         return
-    start = time.monotonic()
-    stop = start + args.seconds
+    if args.keep:
+        keep(args.folder)
+        return
+    os.environ.setdefault(
+        "TRITON_CACHE_AUTOTUNING", "1"
+    )  # what a peer's tuning found in one process serves in the next
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if args.dry:
+        os.environ["TRITON_INTERPRET"] = "1"
+    stop = time.monotonic() + args.seconds
     import torch  # noqa: F401  (before the first fork)
-    import triton  # noqa: F401
+    import triton
 
-    import anymax  # noqa: F401
+    import anymax.kernels.triton.attention
     import anymax.kernels.triton.launch  # noqa: F401
+    from benchmarks.gpu_clock import DEVICE
 
-    print(json.dumps(facts()), flush=True)
-    have, cores = seen(args.folder), os.cpu_count() or 1
-    makers = {
-        "smoke": lambda: smoke(args.only), "parity": lambda: parity(args.only, args.folder), "bench": lambda: bench(args.only, args.budget),
-    }  # fmt: skip
+    DEVICE.kind = "cpu" if args.dry else "cuda"
+    known = machine()
+    (args.folder / "machine.json").write_text(json.dumps(known))
+    print(
+        f"# {known['hardware']['cpu']}, torch {known['versions']['torch']}, Triton {triton.__version__}, {state()}",
+        flush=True,
+    )
+    have = seen(args.folder)
+    makers = {"smoke": smoke, "parity": parity, "bench": bench, "tune": tune, "check": check}
     for stage in args.stages.split(","):
-        if stage in makers:
-            jobs = [job for job in makers[stage]() if (job.stage, job.name) not in have]
-            before = time.monotonic()
-            run(jobs, args.folder, 1 if stage in ("bench", "tune", "check") else cores, stop)
-            print(f"# {stage}: {len(jobs)} cases in {time.monotonic() - before:.0f} s", flush=True)
-    print(json.dumps(facts()), flush=True)
+        jobs = [job for job in makers[stage](args) if (job.stage, job.name) not in have]
+        before = time.monotonic()
+        run(jobs, args.folder, 1 if stage in ONE_BY_ONE else args.cores, stop)
+        print(f"# {stage}: {len(jobs)} cases in {time.monotonic() - before:.0f} s", flush=True)
+    print(f"# {state()}", flush=True)
 
 
 if __name__ == "__main__":
