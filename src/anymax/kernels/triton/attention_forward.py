@@ -356,7 +356,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
                 )
                 radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
-                peak = tl.dot(q, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                q_now = once_more(q, at_q, i0, qi, rows, d, size > 0, M, D)
+                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
                 may = tl.max(tl.where(peak < bound, 0, 1), 0)
                 may = tl.where(wanted < size, may, 0)
                 tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
