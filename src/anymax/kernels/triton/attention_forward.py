@@ -6,7 +6,7 @@ most models lie. Newton's steps and the output pass run over the list, which eac
 running maximum.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations
