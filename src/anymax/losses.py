@@ -32,6 +32,7 @@ from ._array import (
 )
 from ._axes import Joined
 from ._mapping import Mapping
+from ._shards import refuse as refuse_sharded
 from .autodiff import bridge
 from .functional import _join, log_rows, prepare
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -275,6 +276,7 @@ def _fenchel_young(
 
 def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
     """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
+    refuse_sharded("a loss", scores)
     axes = options.get("axis")
     axes = options.get("dim") if axes is None else axes
     if not isinstance(axes, (tuple, list)):
