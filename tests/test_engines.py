@@ -275,3 +275,43 @@ def test_a_matrix_is_refused_in_a_sentence():
     ):
         with pytest.raises(TypeError, match=r"numpy\.matrix is not read.*numpy\.asarray"):
             f(*[x] * (3 if f is A.linear_attention else 1))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        Entmax(1e301), Entmax(1e-310), A.NormMax(1e300), A.NormMax(1e305), A.Budget(1e-305), A.SparseSoftmax(p=1e-310),
+        A.SparseSoftmax(k=10**16), A.PerturbMax(scale=1e301), A.PerturbMax(nodes=5000),
+    ],
+    ids=repr,
+)  # fmt: skip
+@every_kind
+def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind):
+    x = scores(kind)
+    assert "it takes " in native.refuse("forward", mapping, scores())
+    with A.use("reference"):
+        want = A.apply(mapping, x)
+    np.testing.assert_array_equal(back(A.apply(mapping, x)), back(want))
+    if isinstance(mapping, Entmax):
+        np.testing.assert_array_equal(back(A.entmax(x, mapping.alpha)), back(want))
+    if isinstance(mapping, A.SparseSoftmax) and mapping.k:
+        np.testing.assert_array_equal(back(A.sparse_softmax(x, k=mapping.k)), back(want))
+
+
+@pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
+@pytest.mark.parametrize("kind", native._RANGES)
+def test_the_library_takes_what_its_ranges_say(kind):
+    make = {
+        "entmax": Entmax, "budget": A.Budget, "normmax": A.NormMax, "topk": lambda k: A.SparseSoftmax(k=int(k)),
+        "topp": lambda p: A.SparseSoftmax(p=p), "perturb_max": lambda s: A.PerturbMax(scale=s), "taylor": lambda k: A.Taylor(int(k)),
+    }[kind]  # fmt: skip
+    low, high = native._RANGES[kind]
+    for value in (1.0000001 if kind == "normmax" else low, 2.0 if kind == "budget" else high):
+        p = native.forward(make(value), scores())
+        assert p.shape == (2, 5)
+
+
+def test_a_taylor_polynomial_beyond_doubles_is_refused():
+    assert np.isfinite(A.taylor_softmax(np.array([1.0, 900.0]), 170)).all()
+    with pytest.raises(ValueError, match="at most 170"):
+        A.Taylor(172)

@@ -704,6 +704,34 @@ def test_scores_that_were_assigned_to_since(f):
         out.backward()
 
 
+# -- what torch refuses, and what it once refused without saying why -----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: A.entmax(x, 3.0),
+        lambda x: A.sparse_softmax(x, p=0.8),
+        A.topp(0.8),
+        lambda x: A.sparse_softmax(x, p=1.0),
+    ],
+)
+def test_jit_trace(f):
+    x, y = scores(34), scores(35, (5, 6))
+    torch.testing.assert_close(torch.jit.trace(f, x)(y), f(y))
+
+
+def test_out_of_inference_mode_is_refused_as_torch_refuses_it():
+    x = scores(36)
+    with torch.inference_mode():
+        out = torch.zeros_like(x)
+        assert A.softmax(x, out=out) is out
+    for options in ({}, {"mask": x > 0}, {"axis": 0}):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            A.softmax(x, out=out, **options)
+
+
 # -- rows on several devices ---------------------------------------------------------------------------------------------------------
 
 TWO_RANKS = """

@@ -91,7 +91,7 @@ def compiled(target, kernel, args, options):
     from triton.compiler import ASTSource
 
     options = dict(options)
-    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
     names = list(inspect.signature(kernel.fn).parameters)
     assert set(names) == {*names[: len(args)], *options}
     signature, constants, hints = {}, {}, {}

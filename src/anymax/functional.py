@@ -144,7 +144,7 @@ def _writer(out: Any, rows: Array, axis: int, mapping: Mapping, keep: Array | No
     xp = namespace(rows)
     if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
         return None
-    if is_torch(out) and (_tracked(rows) or _tracked(out) or out.device != rows.device):
+    if is_torch(out) and (_tracked(rows) or _tracked(out) or out.device != rows.device or _closed(out)):
         return None
     engine = kernels.choose("forward", mapping, rows)
     if engine not in kernels.COMPILED or engine.refuse("forward", mapping, out) is not None:
@@ -157,6 +157,11 @@ def _writer(out: Any, rows: Array, axis: int, mapping: Mapping, keep: Array | No
     same = place == _span(rows)[0] and steps == _strides(rows)
     read = [a for a in (keep, *mapping.params().values()) if type(a) is type(out)]
     return engine if all(_apart(out, a) for a in (read if same else [rows, *read])) else None
+
+
+def _closed(out: Array) -> bool:
+    """True for a tensor of inference mode outside of it, whose refusal torch words itself."""
+    return out.is_inference() and not sys.modules["torch"].is_inference_mode_enabled()
 
 
 def _strides(a: Array) -> tuple[int, ...]:
@@ -396,8 +401,9 @@ def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **op
         and type(alpha) is float
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
+        and (link := _entmax(alpha)) is not None
     ):
-        p = quick(_entmax(alpha), x, out)
+        p = quick(link, x, out)
         if p is not None:
             return p
     return apply(Entmax(alpha), x, axis, out=out, **allowed("entmax", _APPLY, options))
@@ -431,8 +437,9 @@ def sparse_softmax(
         and type(k) is int
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
+        and (link := _TOPK.get(k) or _topk(k)) is not None
     ):
-        q = quick(_TOPK.get(k) or _topk(k), x, out)
+        q = quick(link, x, out)
         if q is not None:
             return q
     options = allowed("sparse_softmax", _APPLY, options)
