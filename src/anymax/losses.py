@@ -320,6 +320,10 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     if is_torch(rows) and target.device != rows.device:
         return None
+    if weight is None and hasattr(leaf, "device_loss") and type(target) is type(rows):
+        value = leaf.device_loss(mapping, rows, target, options.get("ignore_index", -100), reduction)
+        if value is not None:
+            return _cast(value, _result_dtype(rows), xp)
     n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
     ignored = index == options.get("ignore_index", -100)
     traced = not known(index)  # or on a GPU, which is not waited for
