@@ -285,7 +285,7 @@ def test_a_matrix_is_refused_in_a_sentence():
     ],
     ids=repr,
 )  # fmt: skip
-@every_kind
+@pytest.mark.parametrize("kind", [k for k in ("numpy", "torch") if k in KINDS])
 def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind):
     x = scores(kind)
     assert "it takes " in native.refuse("forward", mapping, scores())

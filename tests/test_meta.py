@@ -233,7 +233,7 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_axes", "_options", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping", "_scores", "_operands"),
+    ("_mapping", "_scores", "_operands", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
@@ -324,8 +324,8 @@ def test_there_are_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "hf", "nn",
-            "kernels.triton.launch", "kernels.triton.attention",
+            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
+            "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
         "matplotlib": {"plot"},
@@ -352,7 +352,7 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.jax",
+        "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "autodiff.jax",
         "kernels.native", "kernels.triton", "kernels.xla", "hf",
         "nn", "plot", "cli", "sklearn",
     )  # fmt: skip

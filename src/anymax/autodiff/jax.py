@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -246,7 +247,7 @@ def _opened(mapping: Mapping, x: Array) -> Mapping:
     name = _NUMBERS.get(type(mapping))
     if name is None or _usual(value := getattr(mapping, name)):
         return mapping
-    while isinstance(x, jax.core.Tracer):  # of grad and vmap: what they look at
+    while isinstance(x, Tracer):  # of grad and vmap: what they look at
         x = getattr(x, "primal", getattr(x, "val", None))
     if not isinstance(x, jax.Array):
         return mapping
