@@ -82,20 +82,25 @@ def missing(case: Case) -> str | None:
 def run_case(case: Case, plan: Any) -> list[Reading]:
     """Set up, check, time. What goes wrong is a line of the table, not a crash."""
     if case.group.startswith("gpu"):
-        from .gpu import measure
+        from .gpu_clock import DEVICE, measure
+
+        place = DEVICE.own_stream
     else:
         from .measure import measure
+
+        place = contextlib.nullcontext
     from .report import readings, without_time
 
     absent = missing(case)
     if absent:
         return without_time(case, "skipped", absent)
     try:
-        work = case.setup(case)
-        wrong = work.check()
-        if wrong:
-            return without_time(case, "wrong", f"differs from the reference ({work.engine}): {wrong}")
-        return readings(case, work, measure(work.contenders, plan, work.context))
+        with place():
+            work = case.setup(case)
+            wrong = work.check()
+            if wrong:
+                return without_time(case, "wrong", f"differs from the reference ({work.engine}): {wrong}")
+            return readings(case, work, measure(work.contenders, plan, work.context))
     except Exception as error:
         return without_time(case, "error", f"{type(error).__name__}: {error}".splitlines()[0][:200])
 

@@ -108,9 +108,27 @@ struct Work {
     std::atomic<int> code;
 };
 
+// The saved support of these rows, before anything is read or written by its indices: it may have gone through other hands since it was saved.
+bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
+    const anymax_support &s = call->support;
+    if (!s.count || (call->op != ANYMAX_VJP && call->op != ANYMAX_LOSS_GRAD)) return true;
+    for (int64_t r = begin; r < end; r++) {
+        if (s.count[r] < -1 || s.count[r] > s.capacity) return false;
+        const int32_t *index = s.index + r * s.capacity;
+        bool wrong = s.count[r] > 0 && (index[0] < 0 || index[s.count[r] - 1] >= call->n);
+        for (int32_t i = 1; i < s.count[r]; i++) wrong |= index[i] <= index[i - 1];
+        if (wrong) return false;
+    }
+    return true;
+}
+
+int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
+    return in_order(call, begin, end) ? unit->rows(call, begin, end, past, team) : ANYMAX_BAD_SUPPORT;
+}
+
 void some_rows(int64_t begin, int64_t end, void *context) {
     Work *w = (Work *)context;
-    int code = w->unit->rows(w->call, begin, end, w->past, nullptr);
+    int code = rows_of(w->unit, w->call, begin, end, w->past, nullptr);
     if (code) w->code.store(code);
 }
 
@@ -124,9 +142,9 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
     const int past = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= 256;
-    if (!run || elements < SMALL) return e->unit->rows(call, 0, rows, past, nullptr);
+    if (!run || elements < SMALL) return rows_of(e->unit, call, 0, rows, past, nullptr);
     if (rows < 8 && n >= LONG) {  // few long rows: the threads share each of them
-        return e->unit->rows(call, 0, rows, past, run);
+        return rows_of(e->unit, call, 0, rows, past, run);
     }
     Work w{call, e->unit, past, {0}};
     int64_t grain = SMALL / 2 / n + 1;
@@ -267,6 +285,7 @@ extern "C" const char *anymax_error(int code) {
         case ANYMAX_BAD_POINTER: return "an operand is missing";
         case ANYMAX_NO_MEMORY: return "out of memory";
         case ANYMAX_BAD_PARAM: return "the map's parameter is out of range";
+        case ANYMAX_BAD_SUPPORT: return "the saved support has changed since it was saved: its classes are not those of its rows";
         default: return "unknown error";
     }
 }

@@ -55,7 +55,7 @@ typedef struct {
     int64_t outer, inner, cls;
 } anymax_view;
 
-/* The non-zeros of the probabilities of each row: `count` of them, or -1 where there were more than `capacity`. */
+/* The non-zeros of the probabilities of each row, their classes in order: `count` of them, or -1 where there were more than `capacity`. */
 typedef struct {
     int32_t *index; /* [rows, capacity] */
     void *value;    /* [rows, capacity], float; double for ANYMAX_F64 */
@@ -86,7 +86,8 @@ typedef struct {
                              there; 2: so it holds zeros, which are not written again */
 } anymax_call;
 
-/* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused. */
+/* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are
+   not those of its rows, in order: some rows may have been written when the first such row is found. */
 ANYMAX_API int anymax_run(const anymax_call *call);
 
 /* The short way for x and p contiguous, classes last, without mask or support: code = op | map << 8 | dtype << 16 | pool << 24 (pool 0 or 1). */

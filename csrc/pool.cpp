@@ -19,16 +19,45 @@ extern "C" void anymax_set_num_threads(int) {}
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #if defined(__linux__)
 #include <sched.h>
 #endif
-#if !defined(_WIN32)
+#if defined(_WIN32)
+#include <process.h>
+#include <windows.h>
+#else
 #include <pthread.h>
 #endif
 
 namespace {
+
+// A thread of its own for body(argument); false where the system has none to give (a limit on processes or memory), which std::thread can say by
+// an exception only, and this library has none.
+template <void (*body)(void *)> bool start(void *argument) {
+#if defined(_WIN32)
+    const uintptr_t thread = _beginthreadex(
+        nullptr, 0,
+        [](void *a) -> unsigned {
+            body(a);
+            return 0;
+        },
+        argument, 0, nullptr);
+    if (thread) CloseHandle((HANDLE)thread);
+    return thread != 0;
+#else
+    pthread_t thread;
+    const auto run = [](void *a) -> void * {
+        body(a);
+        return nullptr;
+    };
+    if (pthread_create(&thread, nullptr, run, argument)) return false;
+    pthread_detach(thread);
+    return true;
+#endif
+}
 
 int cores() {
 #if defined(__linux__)
@@ -81,7 +110,7 @@ struct Pool {
     std::condition_variable wake, done;
     Job job;
     std::atomic<uint64_t> turn{0};
-    std::atomic<int> active{0};
+    std::atomic<int> active{0}, begun{0};
     int wanted = 0, made = 0;
     bool open = false;  // there may be work left: a thread that wakes too late does not keep the caller waiting
 
@@ -104,14 +133,15 @@ struct Pool {
         }
     }
 
-    // False where no thread could be started at all.
+    static void helper(void *pool) {
+        Pool *p = (Pool *)pool;
+        p->loop(p->begun.fetch_add(1));
+    }
+
+    // Where threads can't be had, those that are there and the caller do the work.
     void run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context, int threads) {
         int helpers = threads - 1;
-        while (made < helpers) {
-            int me = made;
-            std::thread([this, me] { loop(me); }).detach();
-            made++;
-        }
+        while (made < helpers && start<helper>(this)) made++;
         job.task = task, job.context = context, job.end = end, job.grain = grain;
         job.next.store(begin, std::memory_order_relaxed);
         {
@@ -148,7 +178,8 @@ Pool *get() {
     static std::atomic<bool> watched{false};
     if (!watched.exchange(true)) pthread_atfork(nullptr, nullptr, forget);
 #endif
-    Pool *fresh = new Pool;  // never deleted: its threads may outlive any order of destruction
+    Pool *fresh = new (std::nothrow) Pool;  // never deleted: its threads may outlive any order of destruction
+    if (!fresh) return nullptr;
     if (pool.compare_exchange_strong(p, fresh)) return fresh;
     delete fresh;
     return p;
@@ -174,7 +205,7 @@ extern "C" int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax
     if (threads > parts) threads = (int)parts;
     if (threads > 1 && !inside) {
         Pool *p = get();
-        if (p->one_call.try_lock()) {
+        if (p && p->one_call.try_lock()) {
             p->run(begin, end, anymax_piece(end - begin, grain, threads), task, context, threads);
             p->one_call.unlock();
             return 0;

@@ -434,3 +434,14 @@ def test_tour_says_at_once_that_a_folder_cannot_be_written(tmp_path, monkeypatch
     code, out, err = call("tour", "--out", tmp_path)
     assert (code, out) == (2, "")
     assert "can't be written (Permission denied)" in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+@pytest.mark.parametrize("words", [["inventory"], ["inventory", "--json"], ["compare", "1", "2"]])
+def test_a_full_disk_is_one_line_and_1(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "anymax.cli", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["anymax: can't write: No space left on device"]

@@ -234,3 +234,84 @@ def test_the_short_way_takes_the_last_axis_by_number(monkeypatch):
     with pytest.raises(TypeError, match="two names of one argument"):
         A.sparsemax(x, -1, dim=2)
     assert A.sparsemax([1.0, 0.0], axis=-1).tolist() == [1.0, 0.0]
+
+
+def test_memory_mapped_arrays_are_served_as_any_others(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4, 300)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert type(mapped) is np.memmap
+    assert A.explain(Sparsemax(), mapped).rows == A.explain(Sparsemax(), x).rows
+    classes = np.array([0, 7, 2, 1])
+    np.save(tmp_path / "classes.npy", classes)
+    for f in (
+        A.sparsemax, A.log_softmax, A.logsumexp, lambda x: A.sparsemax(x, axis=0), lambda x: A.softmax(x, mask=mapped > 0),
+        lambda x: A.entmax_loss(x, np.load(tmp_path / "classes.npy", mmap_mode="r")), lambda x: A.linear_attention(x, x, x),
+        lambda x: A.attention(x, x, x, Sparsemax()), lambda x: A.threshold(Entmax(1.5), x)[0], A.topk(3),
+    ):  # fmt: skip
+        got = f(mapped)
+        assert type(got) in (np.ndarray, np.float32)
+        np.testing.assert_array_equal(got, f(x))
+    out = np.memmap(tmp_path / "out", np.float32, "w+", shape=x.shape)
+    for axis in (-1, 0):
+        assert A.sparsemax(mapped, axis=axis, out=out) is out
+        np.testing.assert_array_equal(out, A.sparsemax(x, axis=axis))
+    assert A.taylor_softmax(x, 4, out=out) is out
+    with A.use("reference"):
+        assert A.softmax(mapped, out=out) is out
+    np.testing.assert_allclose(out, A.softmax(x), rtol=1e-6)
+    with pytest.raises(ValueError, match="read-only"):
+        A.softmax(x, out=mapped)
+
+
+def test_a_matrix_is_refused_in_a_sentence():
+    with pytest.warns(PendingDeprecationWarning):
+        x = np.matrix([[1.0, 2.0]])
+    for f in (
+        A.softmax,
+        lambda x: A.cross_entropy(x, np.array([0])),
+        lambda x: A.attention(x, x, x),
+        A.linear_attention,
+    ):
+        with pytest.raises(TypeError, match=r"numpy\.matrix is not read.*numpy\.asarray"):
+            f(*[x] * (3 if f is A.linear_attention else 1))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        Entmax(1e301), Entmax(1e-310), A.NormMax(1e300), A.NormMax(1e305), A.Budget(1e-305), A.SparseSoftmax(p=1e-310),
+        A.SparseSoftmax(k=10**16), A.PerturbMax(scale=1e301), A.PerturbMax(nodes=5000),
+    ],
+    ids=repr,
+)  # fmt: skip
+@every_kind
+def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind):
+    x = scores(kind)
+    assert "it takes " in native.refuse("forward", mapping, scores())
+    with A.use("reference"):
+        want = A.apply(mapping, x)
+    np.testing.assert_array_equal(back(A.apply(mapping, x)), back(want))
+    if isinstance(mapping, Entmax):
+        np.testing.assert_array_equal(back(A.entmax(x, mapping.alpha)), back(want))
+    if isinstance(mapping, A.SparseSoftmax) and mapping.k:
+        np.testing.assert_array_equal(back(A.sparse_softmax(x, k=mapping.k)), back(want))
+
+
+@pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
+@pytest.mark.parametrize("kind", native._RANGES)
+def test_the_library_takes_what_its_ranges_say(kind):
+    make = {
+        "entmax": Entmax, "budget": A.Budget, "normmax": A.NormMax, "topk": lambda k: A.SparseSoftmax(k=int(k)),
+        "topp": lambda p: A.SparseSoftmax(p=p), "perturb_max": lambda s: A.PerturbMax(scale=s), "taylor": lambda k: A.Taylor(int(k)),
+    }[kind]  # fmt: skip
+    low, high = native._RANGES[kind]
+    for value in (1.0000001 if kind == "normmax" else low, 2.0 if kind == "budget" else high):
+        p = native.forward(make(value), scores())
+        assert p.shape == (2, 5)
+
+
+def test_a_taylor_polynomial_beyond_doubles_is_refused():
+    assert np.isfinite(A.taylor_softmax(np.array([1.0, 900.0]), 170)).all()
+    with pytest.raises(ValueError, match="at most 170"):
+        A.Taylor(172)

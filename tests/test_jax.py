@@ -13,6 +13,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+import jax.export
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -227,6 +228,36 @@ def test_without_jit():
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "mapping", [Entmax, NormMax, Budget, lambda v: SparseSoftmax(p=v / 2)], ids=["entmax", "normmax", "budget", "topp"]
+)
+def test_outside_of_jit_one_program_serves_every_number(mapping):
+    x, y = jnp.asarray(X, jnp.float32), jnp.asarray([0, 1, 2])
+    compiled = []
+
+    def calls(value):
+        m = mapping(value)
+        np.testing.assert_allclose(A.apply(m, x), A.apply(m, np.asarray(x)), atol=1e-6)
+        jax.grad(lambda x: (A.apply(m, x) ** 2).sum())(x)
+        jax.vmap(lambda x: A.apply(m, x))(x)
+        if mapping is not Budget:
+            loss = A.fenchel_young(m, x, y)
+            np.testing.assert_allclose(loss, A.fenchel_young(m, np.asarray(x), np.asarray(y)), rtol=1e-5)
+            jax.grad(lambda x: A.fenchel_young(m, x, y))(x)
+
+    calls(1.2345)
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+    try:
+        for i in range(3):
+            calls(1.2346 + 0.0123 * i)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not [event for event in compiled if "backend_compile" in event]
+    with jax.disable_jit(False):
+        program = jax.jit(lambda x: A.apply(mapping(1.2345), x))
+        np.testing.assert_allclose(program(x), A.apply(mapping(1.2345), x), atol=1e-6)
+
+
 def test_equal_mappings_are_compiled_once():
     from anymax.autodiff import jax as leaf
 
@@ -235,9 +266,9 @@ def test_equal_mappings_are_compiled_once():
     size = leaf._compiled._cache_size()
     A.entmax(x, 1.37)
     A.apply(Entmax(alpha=1.37), x + 1)
-    A.apply(Entmax(jnp.asarray(1.37)), x)  # an array is an argument: one more program ...
-    A.apply(Entmax(jnp.asarray(1.38)), x)  # ... for every value of it
-    assert leaf._compiled._cache_size() == size + 1
+    A.apply(Entmax(jnp.asarray(1.37)), x)  # an array is an argument, as an unusual number is
+    A.apply(Entmax(jnp.asarray(1.38)), x)
+    assert leaf._compiled._cache_size() == size
     traces = []
 
     @jax.jit
@@ -271,3 +302,13 @@ def test_shard_map_over_two_devices():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+
+
+@pytest.mark.parametrize("alpha", [3.0, np.float32(2.5)])
+def test_export_of_any_number_of_classes(alpha):
+    (n,) = jax.export.symbolic_shape("n")
+    f = jax.jit(lambda x: A.entmax(x, alpha if isinstance(alpha, float) else jnp.asarray(alpha)))
+    program = jax.export.export(f)(jax.ShapeDtypeStruct((3, n), jnp.float32))
+    for size in (1, 5, 70):
+        x = jnp.asarray(np.random.default_rng(size).normal(size=(3, size)), jnp.float32)
+        np.testing.assert_allclose(program.call(x), f(x), atol=1e-6)

@@ -419,6 +419,12 @@ MESHES = {
         got, want = (jax.jit(jax.grad(lambda x, a: (h(x, a) ** 2).sum()))(x, jnp.asarray(1.4)) for h in (two, A.entmax))
         same(got, want)
     """,
+    "shard_map, by the name that JAX had before 0.8": """
+        if hasattr(jax.lax, "pvary"):
+            del jax.lax.pcast
+        two = jax.shard_map(A.entmax, mesh=mesh, in_specs=(P("rows"), P()), out_specs=P("rows"))
+        same(two(x, jnp.asarray(1.4)), A.entmax(x, 1.4))
+    """,
     "shardings in types": """
         mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
         with jax.set_mesh(mesh):

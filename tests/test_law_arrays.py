@@ -417,3 +417,31 @@ def test_masked_arrays_are_not_read_as_if_they_had_no_mask():
         am.sparsemax_loss(x.data, np.ma.masked_array([0, 1, 2], mask=[True, False, False]))
     p = am.softmax(x.data, mask=~np.ma.getmaskarray(x))
     assert (p[x.mask] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
+def test_floats_of_8_bits_are_computed_in_single_precision_and_rounded_once(kind, dtype):
+    module = pytest.importorskip(kind)
+    narrow = getattr(pytest.importorskip("ml_dtypes"), dtype)
+    rounded = np.random.default_rng(0).normal(size=(3, 100)).astype(np.float32).astype(narrow)
+    single = rounded.astype(np.float32)
+    x = {
+        "numpy": lambda: rounded,
+        "torch": lambda: module.from_numpy(single).to(getattr(module, dtype)),
+        "jax": lambda: module.numpy.asarray(single).astype(dtype),
+    }[kind]()
+    keep = np.arange(100) % 3 > 0
+    for f in (
+        am.sparsemax, am.entmax15, am.softmax, am.taylor_softmax, am.perturb_max, lambda x: am.budget(x, 3),
+        lambda x: am.softmax(x, axis=0), lambda x: am.sparsemax(x, mask=keep), am.log_softmax,
+        am.logsumexp, lambda x: am.threshold(am.Sparsemax(), x)[0],
+    ):  # fmt: skip
+        got = f(x)
+        assert got.dtype == x.dtype
+        got = got.float().numpy() if kind == "torch" else np.asarray(got).astype(np.float32)
+        np.testing.assert_array_equal(got, np.asarray(f(single), np.float32).astype(narrow).astype(np.float32))
+    kept = am.topk(3)(x)  # has -inf, which not all such dtypes have
+    assert (back(kept) > -np.inf).sum() == 3 * 3
+    loss = am.sparsemax_loss(x, KINDS[kind](np.array([1, 2, 3])))
+    np.testing.assert_allclose(float(loss), am.sparsemax_loss(single, np.array([1, 2, 3])), rtol=1e-6)

@@ -1,6 +1,7 @@
 """Memory that is kept for results: never one that is in use, and again once it is not."""
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -279,3 +280,112 @@ def test_what_is_too_large_to_be_kept_still_comes_from_numpy():
     assert (p.shape, p.dtype) == (x.shape, x.dtype)
     with pytest.raises(RuntimeError, match="not resizable"):  # as memory of NumPy's, which comes in huge pages
         p.resize_(2 * len(x), 512)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory, which threads run into first")
+def test_threads_that_cannot_be_made_are_done_without():
+    code = """
+import resource
+import numpy as np
+import anymax as A
+from anymax.kernels import native
+native.set_num_threads(16)
+x = np.random.default_rng(0).normal(size=(256, 1024)).astype("float32")
+with A.use("reference"):
+    want, out = A.sparsemax(x), np.empty_like(x)
+A.sparsemax(x[:2], out=out[:2])
+size = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")][0] << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), resource.RLIM_INFINITY))
+for _ in range(3):
+    A.sparsemax(x, out=out)
+    assert np.abs(out - want).max() < 1e-6
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+A.sparsemax(x, out=out)
+assert len(__import__("os").listdir("/proc/self/task")) >= 15
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", ["torch", "jax", "pandas"])
+def test_a_framework_that_another_thread_is_importing(module):
+    """Half of it is in sys.modules; arrays of NumPy are not asked whether they are its."""
+    code = f"""
+import sys, types
+import numpy as np
+sys.modules[{module!r}] = types.ModuleType({module!r})
+import anymax as A
+x = np.random.default_rng(0).normal(size=(4, 9))
+y = np.array([0, 1, 2, 3])
+A.softmax(x), A.sparsemax(x, axis=0), A.entmax(x, np.full((4, 1), 1.3)), A.sparsemax(x, mask=x > 0), A.softmax(x.tolist())
+A.apply(A.NormMax(1.5), x), A.apply(A.PerturbMax(), x), A.apply(A.Ratio.square(), x), A.log_softmax(x), A.logsumexp(x)
+A.cross_entropy(x, y), A.sparsemax_loss(x, y, reduction="none"), A.fenchel_young(A.Budget(2), x, x * 0 + 2 / 9)
+A.attention(x, x, x, A.Sparsemax(), is_causal=True), A.linear_attention(x, x, x), A.threshold(A.Sparsemax(), x)
+A.sample(A.Softmax(), x, generator=np.random.default_rng(0)), A.jacobian(A.Entmax(1.5), x[0]), A.topk(3)(x)
+print(A.explain(A.Sparsemax(), x))
+with A.use("reference"):
+    A.softmax(x)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_interrupt_of_the_first_call_of_torch_spoils_nothing():
+    """Ctrl-C before or after any one of the registrations of the leaves, one after another; then the call is made again."""
+    pytest.importorskip("torch")
+    code = """
+import sys
+import torch
+import anymax as A
+left = 0
+def interrupted(function):
+    def run(*args, **options):
+        global left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        result = function(*args, **options)
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return result
+    return run
+library = torch.library
+for owner, name in ((library.Library, "define"), (library.Library, "impl"), (library, "register_fake"), (library, "register_vmap")):
+    setattr(owner, name, interrupted(getattr(owner, name)))
+x, times = torch.randn(3, 5, dtype=torch.float64), 0
+while left <= 0:
+    times, left = times + 1, times + 1
+    try:
+        A.softmax(x)
+        if "triton" in sys.argv:
+            import anymax.autodiff.flash
+    except KeyboardInterrupt:
+        pass
+assert times > 20, times
+left = 0
+p = A.softmax(x.requires_grad_())
+p[:, 0].sum().backward()
+assert torch.allclose(p, torch.softmax(x, -1))
+assert torch.func.vmap(torch.func.grad(lambda s: A.entmax(s, 1.3)[0]))(x).isfinite().all()
+"""
+    found = ["triton"] if importlib.util.find_spec("triton") else []
+    subprocess.run([sys.executable, "-c", code, *found], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory")
+@pytest.mark.parametrize("shape", [(33, 1 << 20), (3, 11 << 20), (1 << 21, 16)])
+def test_the_size_of_supports_is_counted_in_pieces(shape):
+    pytest.importorskip("torch")
+    code = f"""
+import resource
+import torch
+import anymax as A
+x = torch.randn({shape}, generator=torch.Generator().manual_seed(0)).half()
+A.threshold(A.Sparsemax(), x[:1, :40]), A.sparsemax(x[:1])
+size = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")][0] << 10
+resource.setrlimit(resource.RLIMIT_AS, (size + 9 * x.numel(), resource.RLIM_INFINITY))
+tau, support = A.threshold(A.Sparsemax(), x)  # p has two bytes an entry, and integers eight more
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert support.shape == tau.shape == x.shape[:1] and support.dtype == torch.int64
+assert torch.equal(support, (A.sparsemax(x) > 0).sum(-1))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -599,6 +599,50 @@ def test_out_is_written_without_a_copy(monkeypatch):
     assert np.array_equal(out, am.entmax15(a))
 
 
+@pytest.mark.parametrize("shared", ["view", "from_numpy", "from_dlpack", "frombuffer"])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("call", [am.softmax, am.sparsemax, am.sigsoftmax])
+def test_out_that_overlaps_the_scores_by_address(shared, axis, call):
+    torch = pytest.importorskip("torch")
+    base = np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32)
+    whole = torch.from_numpy(base)
+    make = {
+        "view": lambda a: torch.as_strided(
+            whole, a.shape, [s // 4 for s in a.strides], (a.ctypes.data - base.ctypes.data) // 4
+        ),
+        "from_numpy": torch.from_numpy,
+        "from_dlpack": torch.from_dlpack,
+        "frombuffer": lambda a: torch.as_strided(
+            torch.frombuffer(memoryview(base).cast("B")[a.ctypes.data - base.ctypes.data :], dtype=torch.float32),
+            a.shape, [s // 4 for s in a.strides],
+        ),
+    }[shared]  # fmt: skip
+    for read, write in (
+        (base[1:], base[:-1]),
+        (base[:-1, 1:], base[1:, 1:]),
+        (base[:, 1:], base[:, :-1]),
+        (base, base),
+    ):
+        base[...] = np.random.default_rng(1).normal(size=base.shape)
+        x, out = make(read), make(write)
+        want = call(x.clone(), axis=axis)
+        assert torch.equal(call(x, axis=axis, out=out), want)
+
+
+def test_out_that_overlaps_the_mask_or_a_parameter():
+    memory = np.zeros(64 * 512 * 4, np.uint8)
+    x = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
+    for where in (np.s_[: 64 * 512], np.s_[-64 * 512 :]):
+        keep = memory[where].view(bool).reshape(64, 512)
+        keep[...] = np.random.default_rng(1).random((64, 512)) < 0.5
+        want = am.sparsemax(x, mask=keep.copy())
+        np.testing.assert_array_equal(am.sparsemax(x, mask=keep, out=memory.view(np.float32).reshape(64, 512)), want)
+    alpha = memory[1024 : 1024 + 64 * 8].view(np.float64).reshape(64, 1)
+    alpha[...] = np.linspace(1.1, 1.9, 64)[:, None]
+    want = am.entmax(x, alpha.copy())
+    np.testing.assert_array_equal(am.entmax(x, alpha, out=memory.view(np.float32).reshape(64, 512)), want)
+
+
 @pytest.mark.parametrize("mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.SparseSoftmax(k=2)], ids=repr)
 def test_the_short_way_is_the_long_way(mapping):
     for shape in ((10,), (1, 10), (3, 4, 50), (2, 3000)):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import subprocess
+import sys
 
 import mpmath
 import numpy as np
@@ -602,3 +605,181 @@ def test_opcheck(op, name):
     torch.library.opcheck(getattr(torch.ops.anymax, op).default, args, raise_exception=True)
     strided = tuple(a.transpose(0, 1).contiguous().transpose(0, 1) if a is x else a for a in args)
     torch.library.opcheck(getattr(torch.ops.anymax, op).default, strided, test_utils="test_faketensor")
+
+
+# -- what comes back from the graph is not always what was saved -----------------------------------------------------------------
+
+ROWS_OF_SCORES = torch.randn(64, 512, generator=torch.Generator().manual_seed(33))
+CLASSES = torch.arange(64) * 7
+HOOKED = {
+    "softmax": lambda x: A.softmax(x).pow(2).sum(),
+    "sparsemax": lambda x: A.sparsemax(x).pow(2).sum(),
+    "axis": lambda x: A.entmax15(x, axis=0).pow(2).sum(),
+    "mask": lambda x: A.sparsemax(x, mask=torch.arange(512) > 5).pow(2).sum(),
+    "sigsoftmax": lambda x: A.sigsoftmax(x).pow(2).sum(),
+    "log_softmax": lambda x: A.log_softmax(x)[:, 3].sum(),
+    "cross_entropy": lambda x: A.cross_entropy(x, CLASSES),
+    "sparsemax_loss": lambda x: A.sparsemax_loss(x, CLASSES),
+    "loss_of_each": lambda x: A.sparsemax_loss(x, CLASSES, reduction="none").square().sum(),
+    "loss_ignored": lambda x: A.cross_entropy(x, CLASSES.where(CLASSES > 9, -100)),
+    "attention": lambda x: A.attention(*x.view(1, 8, 64, 64).expand(3, -1, -1, -1, -1), Sparsemax()).square().sum(),
+    "blockwise": lambda x: (
+        A.attention(*3 * x.view(1, 2, 256, 64).expand(3, -1, -1, -1, -1), Sparsemax(), implementation="blockwise")
+        .square()
+        .sum()
+    ),
+    "linear": lambda x: A.linear_attention(*x.view(8, 64, 64).expand(3, -1, -1, -1)).square().sum(),
+}
+UNPACK = {
+    "double": lambda t: t.double() if t.is_floating_point() else t,
+    "strided": lambda t: torch.stack([t, t], -1)[..., 0],
+    "negated": lambda t: torch._neg_view(-t) if t.is_floating_point() else t,
+}
+
+
+def gradient_of(f, hooks=None):
+    x = ROWS_OF_SCORES.clone().requires_grad_()
+    with hooks or contextlib.nullcontext():
+        out = f(x)
+    out.backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("unpack", UNPACK)
+@pytest.mark.parametrize("f", HOOKED)
+def test_hooks_may_give_back_another_float_or_other_strides(f, unpack):
+    if f == "attention" and unpack == "double":
+        pytest.skip("torch's own product of matrices refuses it")
+    want = gradient_of(HOOKED[f])
+    got = gradient_of(HOOKED[f], autograd.graph.saved_tensors_hooks(lambda t: t, UNPACK[unpack]))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("f", ["sparsemax", "axis", "mask", "softmax", "blockwise", "linear"])
+def test_hooks_that_round_everything(f):
+    """A map saves nothing but floats then; torch's own losses and ours refuse a target that was made one."""
+    want = gradient_of(HOOKED[f])
+    hooks = autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.bfloat16()), lambda s: s[1].to(s[0]))
+    got = gradient_of(HOOKED[f], hooks)
+    assert (got - want).norm() < 0.02 * want.norm()
+
+
+@pytest.mark.parametrize("f", ["cross_entropy", "sparsemax_loss", "loss_of_each", "loss_ignored"])
+@pytest.mark.parametrize("wrong", [torch.Tensor.bfloat16, torch.Tensor.int, lambda t: t[1:]])
+def test_a_target_that_came_back_as_another_is_refused(f, wrong):
+    with autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t if t.is_floating_point() else wrong(t)):
+        loss = HOOKED[f](ROWS_OF_SCORES.clone().requires_grad_())
+        with pytest.raises(RuntimeError, match=r"was saved, and .* came back; a hook of saved tensors"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("wrong", [torch.Tensor.long, lambda t: t[..., 1:], torch.Tensor.to_sparse, torch.Tensor.ravel])
+@pytest.mark.parametrize("f", ["softmax", "sparsemax", "axis", "blockwise", "linear", "log_softmax"])
+def test_floats_that_came_back_as_another_kind_or_shape_are_refused(f, wrong):
+    leaf = ROWS_OF_SCORES.clone().requires_grad_()
+    with autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t if t is leaf else wrong(t)):
+        p = HOOKED[f](leaf * 1.0)
+        with pytest.raises(RuntimeError):
+            p.backward()
+
+
+@pytest.mark.parametrize("f", [A.sparsemax, lambda x: A.sparsemax_loss(x, CLASSES)])
+@pytest.mark.parametrize(
+    "wrong", [torch.Tensor.float, lambda t: t.flip(0), lambda t: t + 1000, lambda t: t.int() * 0 - 7, lambda t: t[:-1]]
+)
+def test_a_support_that_came_back_as_another_is_refused(f, wrong):
+    out = f(ROWS_OF_SCORES.clone().requires_grad_())
+    memory = out.grad_fn._raw_saved_tensors[-1]
+    memory.register_hooks(lambda t: t, wrong)
+    with pytest.raises(RuntimeError, match=r"came back; a hook|the saved support has changed"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("f", ["cross_entropy", "sparsemax_loss", "loss_of_each", "log_softmax", "sigsoftmax"])
+def test_scores_that_were_assigned_to_since(f):
+    x = ROWS_OF_SCORES.clone().requires_grad_()
+    out = HOOKED[f](x)
+    x.data = x.data[:, :100]
+    with pytest.raises(RuntimeError):
+        out.backward()
+
+
+# -- what torch refuses, and what it once refused without saying why -----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: A.entmax(x, 3.0),
+        lambda x: A.sparse_softmax(x, p=0.8),
+        A.topp(0.8),
+        lambda x: A.sparse_softmax(x, p=1.0),
+    ],
+)
+def test_jit_trace(f):
+    x, y = scores(34), scores(35, (5, 6))
+    torch.testing.assert_close(torch.jit.trace(f, x)(y), f(y))
+
+
+def test_out_of_inference_mode_is_refused_as_torch_refuses_it():
+    x = scores(36)
+    with torch.inference_mode():
+        out = torch.zeros_like(x)
+        assert A.softmax(x, out=out) is out
+    for options in ({}, {"mask": x > 0}, {"axis": 0}):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            A.softmax(x, out=out, **options)
+
+
+# -- rows on several devices ---------------------------------------------------------------------------------------------------------
+
+TWO_RANKS = """
+import sys, torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+import anymax as A
+rank = int(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+x = torch.randn(7, 300, generator=torch.Generator().manual_seed(3))
+keep, alphas = torch.arange(300) % 3 > 0, torch.linspace(1.1, 1.9, 7)[:, None]
+def whole(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+def gradient(f, *leaves):
+    return torch.autograd.grad(whole(f(*leaves).square().sum()), leaves)
+calls = [
+    A.entmax15, A.softmax, A.log_softmax, A.normmax, lambda x: A.entmax(x, 1.3), lambda x: A.entmax15(x, axis=0),
+    lambda x: A.sparsemax(x, mask=keep), lambda x: A.sparsemax(x, mask=keep.numpy()), lambda x: A.sparsemax(x, mask=alphas > 1.5),
+    lambda x: A.sparsemax(x, axis=(0, 1)), lambda x: A.entmax(x, alphas), lambda x: A.perturb_max(x[:, :20]),
+    lambda x: whole(gradient(A.entmax15, x.detach().requires_grad_())[0]),
+    lambda x: gradient(lambda a: A.entmax(x, a), torch.tensor(1.3, requires_grad=True))[0],
+    lambda x: gradient(lambda a: A.entmax(x, a), alphas.clone().requires_grad_())[0],
+]
+for place in (Shard(0), Shard(1), Replicate()):
+    d = distribute_tensor(x.clone(), mesh, [place])
+    for i, f in enumerate(calls):
+        got, want = f(d), f(x)
+        assert not isinstance(got, DTensor) or i != 0 or place != Shard(0) or got.placements == (Shard(0),)
+        assert torch.allclose(whole(got), want, rtol=1e-4, atol=1e-6), (place, i, (whole(got) - want).abs().max())
+    for f in (A.logsumexp, lambda d: A.cross_entropy(d, torch.arange(7)), lambda d: A.nll(A.Taylor(2), d, torch.arange(7)),
+              lambda d: A.threshold(A.Sparsemax(), d)):
+        try:
+            f(d)
+        except TypeError as error:
+            assert "takes no DTensor; give each device its own rows" in str(error)
+        else:
+            raise AssertionError("served")
+half = DTensor.from_local(x / 2, mesh, [Partial()])
+assert torch.allclose(whole(A.sparsemax(half)), A.sparsemax(x), atol=1e-6)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo")
+def test_a_dtensor_is_served_by_the_rows_of_each_device(tmp_path):
+    both = [
+        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store")]) for rank in range(2)
+    ]
+    assert [p.wait(timeout=300) for p in both] == [0, 0]

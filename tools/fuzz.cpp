@@ -1373,6 +1373,22 @@ void refused() {
                     with("a support without values", [&](anymax_call &c) { c.support = support, c.support.value = nullptr; });
                     with("a support of less than nothing", [&](anymax_call &c) { c.support = support, c.support.capacity = -1; });
                 }
+                if (op == ANYMAX_VJP || op == ANYMAX_LOSS_GRAD) {
+                    std::vector<int32_t> at((size_t)(rows * n), 0), held((size_t)rows, 2);
+                    for (int64_t i = 0; i < rows * n; i++) at[(size_t)i] = (int32_t)(i % n);
+                    const auto changed = [&](const char *what, auto change) {
+                        const std::vector<int32_t> index_then = at, count_then = held;
+                        change();
+                        with(what, [&](anymax_call &c) { c.support = anymax_support{at.data(), bytes.data(), held.data(), n}; });
+                        at = index_then, held = count_then;
+                    };
+                    changed("a support beyond its row", [&] { at[(size_t)n + 1] = (int32_t)n; });
+                    changed("a support before its row", [&] { at[(size_t)n] = -1; });
+                    changed("a support out of order", [&] { at[(size_t)n] = 1, at[(size_t)n + 1] = 0; });
+                    changed("a class twice in a support", [&] { at[(size_t)n + 1] = 0; });
+                    changed("a support above its capacity", [&] { held[1] = (int32_t)n + 1; });
+                    changed("a support of less than nothing", [&] { held[1] = -2; });
+                }
                 anymax_call empty = good;
                 empty.outer = 0;
                 empty.x.data = empty.p.data = empty.g.data = empty.out.data = nullptr, empty.index = nullptr;

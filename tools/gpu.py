@@ -1,342 +1,483 @@
-"""Everything that wants a GPU, in one call of ten minutes: tests, tuning, measurements. `python tools/gpu.py [folder for the results]`;
-attention is a call of its own, `python tools/gpu.py --attention [folder]`, and so is decoding, `--decoding`.
+"""Everything that wants a GPU, in calls of at most ten minutes on a borrowed machine.
 
-The steps have a time limit each, write their whole output to the folder, and leave one line for the table that is printed last.
+    python tools/gpu.py FOLDER                       all stages, in the order of what one wants to know first
+    python tools/gpu.py FOLDER --stages bench --only 'gpu forward'
+    python tools/gpu.py FOLDER --pack                wheels of what such a machine lacks, to carry along: PYTHONPATH=FOLDER
+    python tools/gpu.py FOLDER --keep                what the folder has measured, as a record in benchmarks/results
+    python tools/gpu.py FOLDER --dry                 the same from beginning to end without a GPU: interpreter, tiny shapes
+
+Each case runs in a process of its own, forked from this one when all is imported, and leaves one line of JSON in FOLDER/cases.jsonl as soon
+as it is done: a crash or a time limit loses that case and no other. What FOLDER has already is not run again, so that a call that was cut
+off goes on where it stopped. The machine needs torch, Triton and NumPy (and pytest for the parity of every option).
+
+smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
+parity  tests/rows_triton.py, tests/attention_triton.py, tests/test_cuda.py, in pieces, on all cores
+bench   the cases again, one after the other, against their peers, on the device's clock
+tune    a few plans for each kernel and shape
+check   compute-sanitizer on small cases; ncu on the kernels of the bars, where they are installed
 """
 
 from __future__ import annotations
 
-import functools
+import argparse
+import contextlib
 import json
 import os
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-START = time.monotonic()
-TOTAL = 570  # seconds
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
 
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=20"]
-BENCH = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--json", "--no-save"]
-SHAPES = ((4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
-
-
-def left() -> float:
-    return max(5.0, TOTAL - (time.monotonic() - START))
+WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
+STAGES = ("smoke", "parity", "bench", "tune", "check")
+SUITES = ("rows_triton.py", "attention_triton.py", "test_cuda.py")
+PIECE = 12  # tests of one function that one process runs
+ONE_BY_ONE = ("bench", "tune", "check")  # stages whose cases must not share the device
 
 
-def step(folder: Path, name: str, words: list[str], limit: float) -> str:
-    """The last line that a command printed; its output goes to a file."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    log = folder / f"{name}.log"
-    begin = time.monotonic()
-    with log.open("w") as file:
-        try:
-            code = subprocess.run(
-                words,
-                cwd=ROOT,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=min(limit, left()),
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = "out of time"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"{name:9} {time.monotonic() - begin:4.0f} s  [{code}] {lines[-1][:150] if lines else ''}"
+class Job(NamedTuple):
+    """A case: `call` returns what its line says beside name and time."""
+
+    stage: str
+    name: str
+    call: Callable[[], dict[str, Any]]
+    limit: float
 
 
-def tune() -> None:
-    """The fastest plan of each kernel at each shape: lines of JSON, the plan that is in force first."""
+# -- processes -------------------------------------------------------------------------------------------------------------------
+
+
+class Running(NamedTuple):
+    job: Job
+    pid: int
+    pipe: int
+    start: float
+
+
+def begin(job: Job, log: Path) -> Running:
+    """The case in a child; what it prints goes to the log, what it returns through a pipe."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return Running(job, pid, read, time.monotonic())
+    os.setsid()  # what the child starts ends with it
+    os.close(read)
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    try:
+        line = job.call()
+    except BaseException as error:  # its line says so; the traceback is in the log
+        print(f"== {job.stage} {job.name}", flush=True)
+        traceback.print_exc()
+        line = {"ok": False, "error": f"{type(error).__name__}: {error}"[:600]}
+    with os.fdopen(write, "w") as pipe:
+        pipe.write(json.dumps(line))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def finish(one: Running, late: bool) -> dict[str, Any]:
+    """The line of a child that has ended, or is ended."""
+    if late:
+        os.killpg(one.pid, signal.SIGKILL)
+    with os.fdopen(one.pipe) as pipe:
+        text = "" if late else pipe.read()
+    _, status = os.waitpid(one.pid, 0)
+    line = {"stage": one.job.stage, "case": one.job.name, "seconds": round(time.monotonic() - one.start, 2)}
+    if text:
+        return {**line, **json.loads(text)}
+    code = os.waitstatus_to_exitcode(status)
+    why = f"out of time ({one.job.limit:g} s)" if late else f"its process ended with {code}"
+    return {**line, "ok": False, "error": why}
+
+
+def run(jobs: list[Job], folder: Path, width: int, stop: float) -> None:
+    """The cases, `width` at a time, until `stop`; a line each as it ends."""
+    waiting, under_way = list(jobs), {}
+    while waiting or under_way:
+        while waiting and len(under_way) < width and time.monotonic() < stop:
+            one = begin(waiting.pop(0), folder / "log.txt")
+            under_way[one.pipe] = one
+        if not under_way:
+            if waiting:
+                print(f"# out of time: {len(waiting)} cases of {waiting[0].stage} are left", flush=True)
+            return
+        ready, _, _ = select.select(list(under_way), [], [], 0.2)
+        now = time.monotonic()
+        late = [
+            pipe
+            for pipe, one in under_way.items()
+            if pipe not in ready and now > min(one.start + one.job.limit, stop + 5)
+        ]
+        for pipe in (*ready, *late):
+            line = finish(under_way.pop(pipe), pipe in late)
+            with (folder / "cases.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            if not line["ok"] or line["stage"] in ONE_BY_ONE:
+                print(json.dumps({key: value for key, value in line.items() if key != "readings"}), flush=True)
+
+
+def seen(folder: Path) -> set[tuple[str, str]]:
+    """What the folder has a line for."""
+    file = folder / "cases.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {(line["stage"], line["case"]) for line in map(json.loads, lines)}
+
+
+# -- the stages -------------------------------------------------------------------------------------------------------------------
+
+
+def table(only: str) -> list[Any]:
+    """Cases of the benchmark whose packages are here; those that compile longest come first."""
+    from benchmarks.__main__ import missing
+    from benchmarks.gpu import table
+
+    cases = [case for case in table() if re.search(only, case.key, re.IGNORECASE) and missing(case) is None]
+    return sorted(cases, key=lambda case: ("adasplash" not in case.key, not case.group.endswith("attention")))
+
+
+def smoke(args: argparse.Namespace) -> Iterator[Job]:
+    from benchmarks.gpu_clock import DEVICE
+
+    def once(case: Any) -> dict[str, Any]:
+        with DEVICE.own_stream():
+            work = case.setup(case)
+            wrong = work.check()
+            with work.context or contextlib.nullcontext():
+                for call in work.contenders.values():
+                    call()
+            DEVICE.synchronize()
+        return {"ok": not wrong, **({"error": wrong} if wrong else {}), "engine": work.engine}
+
+    for case in table(args.only):
+        yield Job("smoke", case.key, lambda case=case: once(case), 300)
+
+
+def bench(args: argparse.Namespace) -> Iterator[Job]:
+    import dataclasses
+
+    from benchmarks.__main__ import run_case
+    from benchmarks.measure import Plan
+
+    told = ("verdict", "ours_ms", "peer_ms", "ratio", "at_least", "at_most", "message")
+
+    def timed(case: Any) -> dict[str, Any]:
+        rows = [dataclasses.asdict(r) for r in run_case(case, Plan(budget=args.budget, sample=0.002, least=5))]
+        first = rows[0]
+        return {
+            "ok": first["verdict"] not in ("error", "wrong"), "engine": first["engine"], "of_copy": first["of_copy"],
+            "gb_per_s": first["gb_per_s"], "peers": {r["peer"]: {k: r[k] for k in told if r[k] not in (None, "")} for r in rows},
+            "readings": rows,
+        }  # fmt: skip
+
+    for case in table(args.only):
+        yield Job("bench", case.key, lambda case=case: timed(case), 90)
+
+
+def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    """Plans that differ from this one by a factor of two in one number."""
+    import dataclasses
+
+    for name in names:
+        now = getattr(plan, name)
+        for other in (now * 2, now // 2):
+            if other >= 1:
+                yield dataclasses.replace(plan, **{name: other})
+
+
+def tune(args: argparse.Namespace) -> Iterator[Job]:
+    """Each plan of a kernel at a shape beside its neighbours. A plan that does not compile or does not fit is a line with an error."""
+    import functools
+
     import torch
 
     import anymax
     from anymax.kernels import triton as engine
     from anymax.kernels.triton import plans
+    from benchmarks.gpu import ring, scores
+    from benchmarks.gpu_clock import DEVICE, around, measure
+    from benchmarks.measure import Plan
 
-    def seconds(call, repeat: int = 5) -> float:
-        for _ in range(2):
-            call()
-        times = []
-        for _ in range(repeat):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) * 1e-3)
-        return sorted(times)[repeat // 2]
-
-    def candidates(n: int):
-        block = 1 << (n - 1).bit_length()
-        for warps in (4, 8, 16, 32):
-            for vector in (2, 4, 8):
-                lanes = warps * 32 * vector
-                if block <= 65536 and lanes <= block and block // (warps * 32) <= 64:
-                    yield plans.Plan(1, block // lanes, lanes, True, warps)
-                if n > 4096 and warps > 4:
-                    for k in (2, 4, 8):
-                        if k * vector <= 32:
-                            yield plans.Plan(1, k, lanes, False, warps)
-        if block <= 2048:
-            for rows in (2, 4, 8):
-                yield plans.Plan(rows, 1, block, True, max(1, min(8, rows * block // 256)))
-
-    jobs = {
-        "dense": ("forward", anymax.Softmax()), "separable": ("forward", anymax.Entmax(1.5)),
-        "truncated": ("forward", anymax.SparseSoftmax(k=50)), "backward": ("vjp", anymax.Sparsemax()),
+    rows = {
+        "dense": anymax.Softmax(), "separable": anymax.Entmax(1.5), "truncated": anymax.SparseSoftmax(k=20), "backward": anymax.Sparsemax(),
     }  # fmt: skip
-    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
-    for shape in SHAPES:
-        for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(shape, device="cuda", dtype=dtype)
-            out, g = torch.empty_like(x), torch.randn_like(x)
-            p = engine.forward(anymax.Sparsemax(), x)
-            copy = seconds(lambda x=x, out=out: out.copy_(x))
-            for kernel, (op, mapping) in jobs.items():
-                if time.monotonic() > stop:
-                    print("out of time: the last lines are missing")
-                    return
-                if op == "forward":
-                    call = lambda m=mapping, x=x, out=out: engine.forward(m, x, None, out)  # noqa: E731
-                else:
-                    call = lambda m=mapping, x=x, p=p, g=g: engine.vjp(m, x, p, g)  # noqa: E731
-                now = seconds(call)
-                tried = {}
-                for plan in candidates(shape[-1]):
-                    plans.forced[kernel] = plan
-                    try:
-                        tried[plan] = seconds(call, 3)
-                    except Exception as error:  # out of registers or shared memory: not a plan
-                        print(f"# {kernel} {plan}: {type(error).__name__}")
-                    finally:
-                        plans.forced.clear()
-                    if time.monotonic() > stop:
-                        break
-                best = min(tried, key=tried.__getitem__) if tried else None
-                print(
-                    json.dumps(
-                        {
-                            "kernel": kernel, "shape": shape, "dtype": str(dtype)[6:], "copy_ms": copy * 1e3,
-                            "now_of_copy": round(copy / now, 3),
-                            "best_of_copy": round(copy / tried[best], 3) if best else None, "best": str(best),
-                        }
-                    ),
-                    flush=True,
-                )  # fmt: skip
+
+    def timed(force: Callable[[], Any], call: Callable[[], Any]) -> dict[str, Any]:
+        with DEVICE.own_stream(), torch.no_grad():
+            force()
+            timing = measure({"plan": call}, Plan(budget=args.budget / 2, sample=0.001, least=5))
+        return {"ok": True, "ms": round(1e3 * timing.median("plan"), 5)}
+
+    def row(kernel: str, case: Any, plan: Any) -> dict[str, Any]:
+        xs = scores(case.shape, case.dtype, ring(case))
+        outs, mapping = [torch.empty_like(x) for x in xs], rows[kernel]
+        if kernel == "backward":
+            ps = [engine.forward(mapping, x) for x in xs]
+            call = around(lambda x, p, g: engine.vjp(mapping, x, p, g), xs, ps, outs[::-1])
+        else:
+            call = around(lambda x, out: engine.forward(mapping, x, None, out), xs, outs)
+        return timed(lambda: plans.forced.update({kernel: plan}), call)
+
+    seen: set[tuple[Any, ...]] = set()
+    for case in table(args.only):
+        if case.group == "gpu forward" and (case.shape, case.dtype) not in seen:
+            seen.add((case.shape, case.dtype))
+            for kernel in rows:
+                now = plans.plan(kernel, case.shape[0], case.n, False, False, size=4 if case.dtype == "float32" else 2)
+                for plan in (now, *neighbours(now, ("R", "K", "L", "warps"))):
+                    name = (
+                        f"{kernel} {'x'.join(map(str, case.shape))} {case.dtype} {plan}{' (in force)' * (plan == now)}"
+                    )
+                    yield Job("tune", name, functools.partial(row, kernel, case, plan), 60)
+        elif case.group == "gpu attention" and "beside" not in case.note and case.map == "entmax15":
+            now = plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
+            for tile in (now, *neighbours(now, ("M", "N", "warps", "stages"))):
+
+                def attend(case: Any = case, tile: Any = tile) -> dict[str, Any]:
+                    work = case.setup(case)
+                    return timed(lambda: plans.forced_blocks.append(tile), work.contenders["anymax"])
+
+                yield Job("tune", f"attention {case.name} {tile}{' (in force)' * (tile == now)}", attend, 90)
 
 
-def milliseconds(call: Callable[[], object], times: int) -> float:
-    """Of one call, after one that is not timed."""
-    import torch
-
-    call()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / times
-
-
-def tune_blocks() -> None:
-    """The fastest tiles of attention for heads of each width: lines of JSON, the tile that is in force first."""
-    import itertools
-
-    import torch
-
-    import anymax
-    from anymax.kernels.triton import plans
-    from benchmarks.gpu_attention import heads
-
-    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
-    for d in (64, 128, 256):
-        q, k, v = (a.clone().requires_grad_() for a in heads((1, 8, 16384, d), 0.125))
-        g = torch.randn_like(q)
-        call = functools.partial(anymax.attention, q, k, v, anymax.Entmax(1.5), is_causal=True, implementation="triton")
-        now = plans.blocks(d, 2, 16384, False, False)
-        others = (plans.Blocks(*b) for b in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)))
-        for tile in (now, *others):
-            if time.monotonic() > stop:
-                print("out of time: the last lines are missing")
-                return
-            plans.forced_blocks.append(tile)
-            try:
-                with torch.no_grad():
-                    alone = milliseconds(call, 3)
-                line = {
-                    "d": d,
-                    "tile": str(tile),
-                    "now": tile == now,
-                    "forward_ms": alone,
-                    "both_ms": milliseconds(lambda c=call, i=(q, k, v), g=g: torch.autograd.grad(c(), i, g), 3),
-                }
-                print(json.dumps(line), flush=True)
-            except Exception as error:  # out of registers or shared memory: not a tile
-                print(f"# {d} {tile}: {type(error).__name__}")
-            finally:
-                plans.forced_blocks.clear()
+SANITIZED = {
+    "memcheck": "sparsemax and (layouts or halves or parts)",
+    "racecheck": "normmax-2 and (lanes or steps)",
+    "attention": "entmax-1.25 and a_map",
+}
+NCU = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,sm__warps_active.avg.pct_of_peak_sustained_active"  # noqa: E501
+PROFILED = """
+import torch, anymax
+for shape in ((65536, 128), (4096, 8192), (4096, 128256)):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    for f in (anymax.softmax, anymax.sparsemax, anymax.entmax15, lambda x: anymax.sparse_softmax(x, k=50)):
+        f(x), f(x)
+torch.cuda.synchronize()
+"""
 
 
-def tune_parts() -> None:
-    """The fastest way to cut the keys in decoding: lines of JSON, the way that is in force first."""
-    import dataclasses
-    import itertools
+def check(args: argparse.Namespace) -> Iterator[Job]:
+    """The tools of the CUDA toolkit, where they are installed."""
 
-    import torch
+    def outside(words: list[str], told: str) -> dict[str, Any]:
+        path = os.pathsep.join(sys.path)
+        free = (
+            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if "sanitizer" in words[0] else {}
+        )  # torch's cache would hide a fault
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **free, "PYTHONPATH": path}, check=False
+        )
+        print(done.stdout, done.stderr, flush=True)
+        return {"ok": done.returncode == 0, "said": re.findall(told, done.stdout)[-40:]}
 
-    import anymax
-    from anymax.kernels.triton import plans
-    from benchmarks.gpu_attention import graphed, heads
-
-    stop = time.monotonic() + float(os.environ["TUNE_SECONDS"])
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    for d, length in itertools.product((64, 128), (8192, 131072)):
-        q, k, v = heads((1, 32, length, d), 0.125)
-        q, k, v = q[..., -1:, :].contiguous(), k[:, :8].contiguous(), v[:, :8].contiguous()
-        for name, mapping in (("entmax15", anymax.Entmax(1.5)), ("softmax", anymax.Softmax())):
-            call = functools.partial(anymax.attention, q, k, v, mapping, enable_gqa=True, implementation="triton")
-            now = plans.split(d, 2, 8, 4, 1, length, processors, False, name == "softmax")
-            assert now is not None
-            choices = itertools.product((32, 64, 128), (8, 16, 32, 64, 128), (2, 4, 8), (2, 3, 4))
-            others = (dataclasses.replace(now, **dict(zip(("N", "parts", "warps", "stages"), c))) for c in choices)
-            for cut in (now, *others):
-                if time.monotonic() > stop:
-                    print("out of time: the last lines are missing")
-                    return
-                plans.forced_split.append(cut)
-                try:
-                    with torch.no_grad():
-                        line = {
-                            "d": d,
-                            "keys": length,
-                            "map": name,
-                            "cut": str(cut),
-                            "now": cut == now,
-                            "ms": milliseconds(graphed(call), 10),
-                        }
-                    print(json.dumps(line), flush=True)
-                except Exception as error:  # out of registers or shared memory: not a way
-                    print(f"# {d} {cut}: {type(error).__name__}")
-                finally:
-                    plans.forced_split.clear()
-
-
-def table(folder: Path, name: str = "bench") -> list[str]:
-    """One line a case of the benchmark: our time, its share of a copy, each bar."""
-    lines = []
-    try:
-        text = (folder / f"{name}.log").read_text()
-        rows = json.JSONDecoder().raw_decode(text[text.index("\n{\n") + 1 :])[0]["readings"]
-    except (ValueError, KeyError, OSError):
-        return [f"no measurements: see {name}.log"]
-    for r in rows:
-        share = f"{r['of_copy']:.0%} of copy" if r.get("of_copy") else ""
-        ratio = f"{1 / r['ratio']:.2f}x {r['peer']}" if r.get("ratio") else r.get("message", "")
-        lines.append(f"{r['verdict']:7} {r['group'][4:]:9} {r['name']:44} {share:12} {ratio}")
-    return lines
+    sanitizer, ncu = shutil.which("compute-sanitizer"), shutil.which("ncu")
+    for name, words in SANITIZED.items() if sanitizer else ():
+        file = "attention_triton.py" if name == "attention" else "rows_triton.py"
+        tool = "racecheck" if name == "racecheck" else "memcheck"
+        command = [
+            str(sanitizer),
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "9",
+            "--target-processes",
+            "all",
+            sys.executable,
+            "-m",
+            "pytest",
+        ]
+        command += ["-q", "-x", "-p", "no:cacheprovider", f"tests/{file}", "-k", words]
+        yield Job(
+            "check",
+            f"{name} {words}",
+            lambda command=command: outside(command, r"(?m)^=+ .*|.* passed.*|.*ERROR SUMMARY.*"),
+            200,
+        )
+    if ncu:
+        command = [
+            ncu,
+            "--clock-control",
+            "none",
+            "--csv",
+            "--metrics",
+            NCU,
+            "-k",
+            "regex:_rows",
+            sys.executable,
+            "-c",
+            PROFILED,
+        ]
+        yield Job("check", "ncu", lambda: outside(command, r'(?m)^"\d+".*$'), 120)
+    if args.dry:  # the crash that a dry run plants: the others go on
+        yield Job("check", "crash", lambda: os.abort(), 10)
 
 
-def sanitize(folder: Path, file: str, words: str) -> str:
-    """A few of the tests under compute-sanitizer: out-of-bounds and misaligned accesses, without torch's cache, which would hide them."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        return f"{'sanitize':9} skipped: compute-sanitizer (of the CUDA toolkit) is not on this machine"
-    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    try:
-        checked = [tool, "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all"]
-        return step(folder, "sanitize", [*checked, *PYTEST, file, "-k", words], 100)
-    finally:
-        del os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"]
+def parity(args: argparse.Namespace) -> Iterator[Job]:
+    """The tests of every option, in pieces."""
+
+    def collect() -> dict[str, Any]:
+        import pytest
+
+        ids: list[str] = []
+
+        class Plugin:
+            def pytest_collection_finish(self, session: Any) -> None:
+                ids.extend(item.nodeid for item in session.items)
+
+        files = [str(ROOT / "tests" / name) for name in SUITES]
+        code = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files], [Plugin()])
+        return {"ok": int(code) == 0 and bool(ids), "tests": ids}
+
+    def tests(ids: list[str]) -> dict[str, Any]:
+        import pytest
+
+        failed: dict[str, str] = {}
+        count = {"passed": 0, "skipped": 0}
+
+        class Plugin:
+            def pytest_runtest_logreport(self, report: Any) -> None:
+                if report.failed:
+                    failed[report.nodeid] = str(report.longrepr).strip().splitlines()[-1][:300]
+                elif report.when == "call" or report.skipped:
+                    count[report.outcome] += 1
+
+        pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *(str(ROOT / i) for i in ids)], [Plugin()])
+        return {"ok": not failed and bool(count["passed"] + count["skipped"]), **count, "failed": failed}
+
+    one = begin(Job("parity", "collect", collect, 120), args.folder / "log.txt")
+    found = finish(one, False)
+    groups: dict[str, list[str]] = {}
+    for name in found.get("tests", ()):
+        if re.search(args.only, name):
+            groups.setdefault(name.split("[")[0], []).append(name)
+    if not found["ok"]:
+        print(f"# no tests were collected: see {args.folder / 'log.txt'}", flush=True)
+    for name, ids in groups.items():
+        pieces = [ids[i : i + PIECE] for i in range(0, len(ids), PIECE)]
+        for number, piece in enumerate(pieces):
+            label = f"{name} {number + 1}/{len(pieces)}" if len(pieces) > 1 else name
+            yield Job("parity", label, lambda piece=piece: tests(piece), 300)
 
 
-def rows(folder: Path) -> None:
-    said = [
-        step(folder, "parity", [*PYTEST, "tests/rows_triton.py"], 200),
-        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "not attention"], 100),
-        sanitize(folder, "tests/rows_triton.py", "sparsemax and (layouts or lanes or parts)"),
-        step(folder, "bench", [*BENCH, "--only", "gpu (forward|backward|loss|package)"], 200),
+def pack(folder: Path) -> None:
+    """Pure wheels, unpacked: a folder for PYTHONPATH."""
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        str(folder),
+        *WHEELS,
     ]
-    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 40))
-    said.append(step(folder, "tune", [sys.executable, __file__, "--tune"], left()))
-    print("\n".join(table(folder)))
-    tuned = [line for line in (folder / "tune.log").read_text().splitlines() if line.startswith("{")]
-    for line in tuned:
-        r = json.loads(line)
-        shape, best = "x".join(map(str, r["shape"])), f"{r['best_of_copy'] or 0:.0%}"
-        print(f"plan {r['kernel']:9} {shape:12} {r['dtype']:8} now {r['now_of_copy']:.0%} best {best} {r['best']}")
-    print("\n".join(said))
+    subprocess.run(words, check=True)
 
 
-DECODE = [*BENCH, "--only", "gpu decoding", "--budget", "0.3"]
+def machine() -> dict[str, Any]:
+    """What a record of the benchmarks says of the machine, without a word to the device in this process."""
+    from benchmarks import report
+
+    known = report.facts(os.cpu_count() or 1)
+    words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    told = (
+        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        if shutil.which(words[0])
+        else ""
+    )
+    name, driver, memory = (told.splitlines()[0].split(", ") if told else ("no GPU", "", ""))[:3]
+    known["hardware"] |= {"host": known["hardware"]["cpu"], "cpu": name, "driver": driver, "gpu_memory": memory}
+    return known
 
 
-def attention(folder: Path) -> None:
-    said = [
-        step(folder, "parity", [*PYTEST, "tests/attention_triton.py", "-k", "not keys_in_parts"], 150),
-        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "attention and not one_query"], 80),
-        sanitize(folder, "tests/attention_triton.py", "sparsemax and not keys_in_parts"),
-        step(folder, "decode", DECODE, 80),
-        step(folder, "bench", [*BENCH, "--only", "gpu attention", "--budget", "0.5"], 180),
-    ]
-    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 30))
-    said.append(step(folder, "tune", [sys.executable, __file__, "--tune-attention"], left()))
-    print("\n".join(table(folder, "decode") + table(folder)))
-    for d, tuned in groups(folder, "tune", "d"):
-        for what in ("forward_ms", "both_ms"):
-            now = next(r[what] for r in tuned if r["now"])
-            best = min(tuned, key=lambda r: r[what])
-            print(f"tile d = {d[0]:3} {what:10} now {now:.3f} best {best[what]:.3f} {best['tile']}")
-    print("\n".join(said))
+def state() -> str:
+    """Clocks, power and temperature as they are."""
+    words = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader"]
+    return (
+        subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        if shutil.which(words[0])
+        else ""
+    )
 
 
-def decoding(folder: Path) -> None:
-    said = [
-        step(folder, "parity", [*PYTEST, "tests/attention_triton.py", "-k", "keys_in_parts"], 200),
-        step(folder, "cuda", [*PYTEST, "tests/test_cuda.py", "-k", "one_query"], 60),
-        sanitize(folder, "tests/attention_triton.py", "keys_in_parts and sparsemax"),
-        step(folder, "decode", DECODE, 100),
-    ]
-    os.environ["TUNE_SECONDS"] = str(max(20.0, left() - 20))
-    said.append(step(folder, "parts", [sys.executable, __file__, "--tune-parts"], left()))
-    print("\n".join(table(folder, "decode")))
-    for (d, keys, name), tuned in groups(folder, "parts", "d", "keys", "map"):
-        now, best = next(r["ms"] for r in tuned if r["now"]), min(tuned, key=lambda r: r["ms"])
-        print(f"parts d = {d:3} {keys:6} {name:8} now {now:.4f} best {best['ms']:.4f} {best['cut']}")
-    print("\n".join(said))
+def keep(folder: Path) -> None:
+    """The readings of a folder as a record of the benchmarks, benchmarks/results/*.json, and the tables of all records anew."""
+    from benchmarks import report
 
-
-def groups(folder: Path, name: str, *keys: str) -> list[tuple[tuple, list[dict]]]:
-    """The lines of JSON that a step printed, by these of their entries; what is in force was measured in each."""
-    found: dict[tuple, list[dict]] = {}
-    for line in (folder / f"{name}.log").read_text().splitlines():
-        if line.startswith("{"):
-            r = json.loads(line)
-            found.setdefault(tuple(r[k] for k in keys), []).append(r)
-    return [(key, rows) for key, rows in sorted(found.items()) if any(r["now"] for r in rows)]
+    known = json.loads((folder / "machine.json").read_text())
+    lines = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+    rows = [report.Reading(**reading) for line in lines for reading in line.get("readings", ())]
+    order = {group: i for i, group in enumerate(report.GROUPS)}
+    print(report.save(known, sorted(rows, key=lambda r: order[r.group])), report.render())
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    tuners = {"--tune": tune, "--tune-attention": tune_blocks, "--tune-parts": tune_parts}
-    if len(words) == 1 and words[0] in tuners:
-        tuners[words[0]]()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--stages", default=",".join(STAGES), help="of these, in this order: %(default)s")
+    parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
+    parser.add_argument("--seconds", type=float, default=570, help="for all of it (default %(default)s)")
+    parser.add_argument(
+        "--budget", type=float, default=0.15, help="seconds of rounds for a case of bench (default %(default)s)"
+    )
+    parser.add_argument(
+        "--cores", type=int, default=os.cpu_count() or 1, help="processes that compile at the same time"
+    )
+    parser.add_argument("--pack", action="store_true", help="put the wheels that such a machine lacks into the folder")
+    parser.add_argument("--keep", action="store_true", help="write what the folder has measured to benchmarks/results")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: tiny shapes in Triton's interpreter")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.pack:
+        pack(args.folder)
         return
-    calls = {"--attention": attention, "--decoding": decoding}
-    what = next((calls[word] for word in words if word in calls), rows)
-    words = [word for word in words if word not in calls]
-    folder = Path(words[0] if words else os.environ.get("OUT", ROOT / "benchmarks" / "results" / "gpu"))
-    folder.mkdir(parents=True, exist_ok=True)
-    what(folder)
+    if args.keep:
+        keep(args.folder)
+        return
+    os.environ.setdefault(
+        "TRITON_CACHE_AUTOTUNING", "1"
+    )  # what a peer's tuning found in one process serves in the next
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if args.dry:
+        os.environ["TRITON_INTERPRET"] = "1"
+    stop = time.monotonic() + args.seconds
+    import torch  # noqa: F401  (before the first fork)
+    import triton
+
+    import anymax.kernels.triton.attention
+    import anymax.kernels.triton.launch  # noqa: F401
+    from benchmarks.gpu_clock import DEVICE
+
+    DEVICE.kind = "cpu" if args.dry else "cuda"
+    known = machine()
+    (args.folder / "machine.json").write_text(json.dumps(known))
+    print(
+        f"# {known['hardware']['cpu']}, torch {known['versions']['torch']}, Triton {triton.__version__}, {state()}",
+        flush=True,
+    )
+    have = seen(args.folder)
+    makers = {"smoke": smoke, "parity": parity, "bench": bench, "tune": tune, "check": check}
+    for stage in args.stages.split(","):
+        jobs = [job for job in makers[stage](args) if (job.stage, job.name) not in have]
+        before = time.monotonic()
+        run(jobs, args.folder, 1 if stage in ONE_BY_ONE else args.cores, stop)
+        print(f"# {stage}: {len(jobs)} cases in {time.monotonic() - before:.0f} s", flush=True)
+    print(f"# {state()}", flush=True)
 
 
 if __name__ == "__main__":

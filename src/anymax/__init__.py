@@ -31,7 +31,7 @@ from .functional import (
     threshold,
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
-from .kernels import choose, explain, use
+from .kernels import choose, explain, use, warm_up
 from .linear_attention import LinearState, linear_attention
 from .losses import (
     accuracy_loss,
@@ -85,7 +85,7 @@ __all__ = [
     "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable", "sigsoftmax", "smoothed_nll",
     "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss",
     "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topnsigma", "topp",
-    "transforms", "use",
+    "transforms", "use", "warm_up",
 ]  # fmt: skip
 
 

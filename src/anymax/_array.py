@@ -32,8 +32,8 @@ def is_torch(x: Any) -> bool:
 
 
 def is_jax(x: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(x, jax.Array)
+    # while another thread is importing jax, half of the module is there: then x is none of its arrays
+    return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def is_array(x: Any) -> bool:
@@ -51,6 +51,12 @@ def namespace(x: Array) -> Namespace:
         return xp
     if is_jax(x):
         return sys.modules["jax"].numpy
+    if isinstance(
+        x, np.ndarray
+    ):  # which array_namespace knows only after it has asked modules that may be half imported
+        import array_api_compat.numpy as xp  # late: not at `import anymax`
+
+        return xp
     return array_namespace(x)
 
 
@@ -62,7 +68,16 @@ def compiling() -> bool:
 
 def _is_column(x: Any) -> bool:
     pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(x, (pandas.Series, pandas.Index))
+    return isinstance(x, (getattr(pandas, "Series", ()), getattr(pandas, "Index", ())))
+
+
+def in_memory(x: Any, name: str) -> Any:
+    """A memory-mapped array (joblib makes such of large arguments) as a plain view of its memory; anything else as it is."""
+    if type(x) is np.ndarray or not isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, np.matrix):
+        raise TypeError(f"{name}: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)")
+    return x.view(np.ndarray) if isinstance(x, np.memmap) else x
 
 
 def asarray(x: Any, name: str = "scores") -> Array:
@@ -71,6 +86,7 @@ def asarray(x: Any, name: str = "scores") -> Array:
         raise TypeError(
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
+    x = in_memory(x, name)
     if is_array(x) and not _is_column(x):
         plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
         return x if plain else x.astype(x.dtype.newbyteorder("="))
@@ -113,8 +129,13 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
 
 
 def upcast(x: Array, xp: Namespace) -> Array:
-    """fp16 and bf16 as fp32, in which they are computed; other dtypes as they are."""
-    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES else x
+    """fp16, bf16 and the floats of 8 bits and fewer as fp32, in which they are computed; other dtypes as they are."""
+    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES or narrow(x) else x
+
+
+def narrow(x: Array) -> bool:
+    """True for floats of 8 bits and fewer, many of which have no infinity: nothing is masked or added up in them."""
+    return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:
@@ -249,7 +270,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     x = state[0]
     if is_jax(x):
         jax = sys.modules["jax"]
-        counted = (jax.numpy.asarray(0), state)
+        counted = (jax.numpy.asarray(0), _together(state, jax))
         return jax.lax.while_loop(
             lambda s: (s[0] < limit) & jax.numpy.any(cond(s[1])), lambda s: (s[0] + 1, body(s[1])), counted
         )[1]
@@ -265,6 +286,15 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     return state
 
 
+def _together(state: tuple, jax: Any) -> tuple:
+    """The state, all of it varying over the devices of shard_map where a part is: before JAX 0.8 what is made inside does not by itself."""
+    if hasattr(jax.lax, "pcast"):
+        return state
+    axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]
+    every = frozenset().union(*axes)
+    return tuple(jax.lax.pvary(a, tuple(every - own)) if every - own else a for a, own in zip(state, axes))
+
+
 def known(x: Array) -> bool:
     """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
     return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
@@ -272,8 +302,7 @@ def known(x: Array) -> bool:
 
 def known_any(condition: Array, xp: Namespace) -> bool:
     """True where some entry is known to be True."""
-    some = xp.any(condition)
-    return known(some) and bool(some)
+    return known(condition) and bool(xp.any(condition))
 
 
 def number(value: Any) -> Any:

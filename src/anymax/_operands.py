@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._array import Array, dtype_name, is_array, is_floating, is_jax, is_torch, number
+from ._array import Array, is_array, is_floating, is_jax, is_torch, narrow, number
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
@@ -19,7 +19,7 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
         )
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
-    if not is_floating(q) or dtype_name(q).startswith(("float4", "float8")):
+    if not is_floating(q) or narrow(q):
         raise TypeError(
             f"{who}: q, k and v must be real floating-point arrays of 16 bits or more, got {q.dtype}; convert them first"
         )

@@ -21,6 +21,7 @@ from ._array import (
     Namespace,
     beside,
     eager,
+    in_memory,
     is_array,
     is_jax,
     is_torch,
@@ -178,7 +179,7 @@ def _checked(
     dropout_p = number(dropout_p)
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"attention: dropout_p must be a number of at least 0 and below 1, got {dropout_p!r}")
-    q, k, v, plain = _autocast(q, k, v)
+    q, k, v, plain = _autocast(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
     groups, shape = _operands.check("attention", q, k, v, enable_gqa)
     if is_causal_bias(options["mask"]):
         options |= _of_causal_bias(options, q, shape)

@@ -29,6 +29,8 @@ from ._array import (
 from ._axes import Axes, Joined
 from ._mapping import Mapping
 from ._options import allowed, names
+from ._shards import by_rows, sharded
+from ._shards import refuse as refuse_sharded
 from .autodiff import bridge, plain
 from .kernels import reference, short
 from .mappings import (
@@ -80,6 +82,10 @@ def apply(
         if p is not None:
             return p
     axis = pick_axis(axis, dim)
+    if sharded(x):
+        _check_mapping(mapping)
+        p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
+        return _store(p, out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
@@ -87,12 +93,18 @@ def apply(
     leaf = bridge(rows)
     if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
         rows, keep = _hide(rows, keep), None
-    engine = None if out is None else _writer(out, rows, axis, mapping)
+    to = _array.in_memory(out, "out")
+    engine = None if to is None or rows.dtype != x.dtype else _writer(to, rows, axis, mapping, keep)
     if engine is not None:
-        engine.forward(mapping, rows, keep, to_last(out, axis, namespace(rows)))
+        engine.forward(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         return leaf.wrote(out) if is_torch(out) else out
     p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
-    return _store(_restore_axis(p, axis), out)
+    return _store(_like(_restore_axis(p, axis), x), out)
+
+
+def _like(out: Array, x: Array) -> Array:
+    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
+    return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out
 
 
 _QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
@@ -125,29 +137,49 @@ def _learned(x: Any) -> Any:
     return leaf.quick
 
 
-def _writer(out: Any, rows: Array, axis: int, mapping: Mapping) -> Any:
+def _writer(out: Any, rows: Array, axis: int, mapping: Mapping, keep: Array | None) -> Any:
     """The compiled engine that can write to `out` itself, if any: no gradient, same kind, shape and dtype, no partial overlap."""
     if type(out) is not type(rows) or out.dtype != rows.dtype or not isinstance(out, (np.ndarray, *_tensor())):
         return None
     xp = namespace(rows)
     if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
         return None
-    if is_torch(out):
-        if _tracked(rows) or _tracked(out) or out.device != rows.device:
-            return None
-        start, end = out.data_ptr(), rows.data_ptr()
-        apart = out.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
-        same = start == end and to_last(out, axis, xp).stride() == rows.stride()
-        dense = 0 not in [s for s, n in zip(out.stride(), out.shape) if n > 1]
-    else:
-        start, end = out.ctypes.data, rows.ctypes.data
-        apart = not np.may_share_memory(out, rows)
-        same = start == end and to_last(out, axis, xp).strides == rows.strides
-        dense = out.flags.writeable and 0 not in [s for s, n in zip(out.strides, out.shape) if n > 1]
-    if not dense or not (apart or same):
+    if is_torch(out) and (_tracked(rows) or _tracked(out) or out.device != rows.device or _closed(out)):
         return None
     engine = kernels.choose("forward", mapping, rows)
-    return engine if engine in kernels.COMPILED and engine.refuse("forward", mapping, out) is None else None
+    if engine not in kernels.COMPILED or engine.refuse("forward", mapping, out) is not None:
+        return None
+    turned = to_last(out, axis, xp)
+    (place, *_), steps = _span(turned), _strides(turned)
+    dense = 0 not in [s for s, n in zip(steps, turned.shape) if n > 1]
+    if not dense or not (is_torch(out) or out.flags.writeable):
+        return None
+    same = place == _span(rows)[0] and steps == _strides(rows)
+    read = [a for a in (keep, *mapping.params().values()) if type(a) is type(out)]
+    return engine if all(_apart(out, a) for a in (read if same else [rows, *read])) else None
+
+
+def _closed(out: Array) -> bool:
+    """True for a tensor of inference mode outside of it, whose refusal torch words itself."""
+    return out.is_inference() and not sys.modules["torch"].is_inference_mode_enabled()
+
+
+def _strides(a: Array) -> tuple[int, ...]:
+    return tuple(a.stride()) if is_torch(a) else a.strides
+
+
+def _span(a: Array) -> tuple[int, int, int]:
+    """The address of the first entry, of the lowest, and the end of the highest. Two storages of torch may be one piece of memory."""
+    place, size = (a.data_ptr(), a.element_size()) if is_torch(a) else (a.ctypes.data, a.itemsize)
+    unit = size if is_torch(a) else 1
+    reach = [(n - 1) * s * unit for n, s in zip(a.shape, _strides(a))] if math.prod(a.shape) else []
+    return place, place + sum(r for r in reach if r < 0), place + sum(r for r in reach if r > 0) + size
+
+
+def _apart(a: Array, b: Array) -> bool:
+    _, low, high = _span(a)
+    _, other_low, other_high = _span(b)
+    return high <= other_low or other_high <= low
 
 
 def _tensor() -> tuple[type, ...]:
@@ -160,11 +192,14 @@ def log_apply(
 ) -> Array:
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
     axis = pick_axis(axis, dim)
+    if sharded(x):
+        _check_mapping(mapping)
+        return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
-    return _restore_axis(log_rows(mapping, rows), axis)
+    return _like(_restore_axis(log_rows(mapping, rows), axis), x)
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
@@ -200,6 +235,7 @@ def threshold(
     if not hasattr(mapping, "threshold"):
         raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("threshold", x)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = _join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
@@ -208,10 +244,27 @@ def threshold(
     xp = namespace(rows)
     tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    size = xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
+    size = _support_size(p, xp)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
-    tau, size = _restore_axis(tau, axis), _restore_axis(size, axis)
+    tau, size = _like(_restore_axis(tau, axis), x), _restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+
+
+_COUNTED = 1 << 20  # entries at a time: torch and NumPy make integers of eight bytes of all that they are to count
+
+
+def _support_size(p: Array, xp: Any) -> Array:
+    """How many entries of each row are above 0, [..., 1]."""
+    size, n = math.prod(p.shape), p.shape[-1]
+    if size <= 4 * _COUNTED or not _array.known(p):
+        return xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
+    p, lead = xp.reshape(p, (-1, n)), p.shape[:-1]
+    high, wide = max(1, _COUNTED // n), min(n, _COUNTED)
+    parts = [
+        sum(_support_size(p[i : i + high, j : j + wide], xp) for j in range(0, n, wide))
+        for i in range(0, p.shape[0], high)
+    ]
+    return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
 def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
@@ -243,6 +296,7 @@ def logsumexp(
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("logsumexp", x)
     if isinstance(axis, (tuple, list)):
         joined, _, mask = _join(Softmax(), x, axis, mask)
         temperature = joined.beside(temperature, "temperature")
@@ -263,7 +317,7 @@ def logsumexp(
     if out is None:
         with quiet(rows):
             out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
-    out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
+    out = _like(_restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
 
@@ -347,8 +401,9 @@ def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **op
         and type(alpha) is float
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
+        and (link := _entmax(alpha)) is not None
     ):
-        p = quick(_entmax(alpha), x, out)
+        p = quick(link, x, out)
         if p is not None:
             return p
     return apply(Entmax(alpha), x, axis, out=out, **allowed("entmax", _APPLY, options))
@@ -382,8 +437,9 @@ def sparse_softmax(
         and type(k) is int
         and not _compiling()
         and (quick := _QUICK.get(type(x))) is not None
+        and (link := _TOPK.get(k) or _topk(k)) is not None
     ):
-        q = quick(_TOPK.get(k) or _topk(k), x, out)
+        q = quick(link, x, out)
         if q is not None:
             return q
     options = allowed("sparse_softmax", _APPLY, options)
@@ -455,7 +511,7 @@ def _split(
     if n == 0:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
     mapping.check(n)
-    rows = to_last(x, axis, xp)
+    rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
     keep = None
     if mask is not None:
         keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
@@ -531,7 +587,7 @@ def _store(p: Array, out: Any) -> Array:
         return p
     if not (is_torch(p) or hasattr(p, "flags")):
         raise TypeError(f"out: {type(p).__name__} is immutable; out= is for NumPy arrays and torch tensors")
-    if type(out) is not type(p):
+    if type(_array.in_memory(out, "out")) is not type(p):
         raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")

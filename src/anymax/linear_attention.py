@@ -20,6 +20,7 @@ from ._array import (
     Namespace,
     beside,
     eager,
+    in_memory,
     is_array,
     is_integer,
     is_jax,
@@ -190,6 +191,7 @@ def linear_attention(
     enable_gqa, is_causal = (
         flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
     )
+    q, k, v = (in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v")))
     groups, shape = check("linear_attention", q, k, v, enable_gqa)
     xp = namespace(q)
     if lengths is not None:

@@ -32,6 +32,7 @@ from ._array import (
 )
 from ._axes import Joined
 from ._mapping import Mapping
+from ._shards import refuse as refuse_sharded
 from .autodiff import bridge
 from .functional import _join, log_rows, prepare
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -275,6 +276,7 @@ def _fenchel_young(
 
 def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
     """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
+    refuse_sharded("a loss", scores)
     axes = options.get("axis")
     axes = options.get("dim") if axes is None else axes
     if not isinstance(axes, (tuple, list)):
@@ -318,6 +320,10 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     if is_torch(rows) and target.device != rows.device:
         return None
+    if weight is None and hasattr(leaf, "device_loss") and type(target) is type(rows):
+        value = leaf.device_loss(mapping, rows, target, options.get("ignore_index", -100), reduction)
+        if value is not None:
+            return _cast(value, _result_dtype(rows), xp)
     n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
     ignored = index == options.get("ignore_index", -100)
     traced = not known(index)  # or on a GPU, which is not waited for

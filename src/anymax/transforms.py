@@ -35,6 +35,7 @@ from ._array import (
     known_any,
     like,
     namespace,
+    narrow,
     number,
     pick_axis,
     power,
@@ -72,7 +73,7 @@ class Transform:
         params = {k: _align(k, v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
         with quiet(x):
             y = self.rows(y, xp, **params)
-        y = y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+        y = y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
         return from_last(y, axis, xp)
 
     def __repr__(self) -> str:
@@ -112,7 +113,7 @@ class Composed:
         y = upcast(x, xp)  # once: no rounding to half precision in between
         for transform in self.transforms:
             y = transform(y)
-        return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+        return y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.transforms))})"

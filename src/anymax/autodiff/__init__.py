@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,18 @@ class plain:
             return None
         _, code, param = link
         return call(code, param, x, out)
+
+
+_registered: dict[str, Any] = {}
+
+
+def library(leaf: str) -> Any:
+    """Where a leaf registers its operations with torch. What an interrupted import of it has left there is taken back first."""
+    torch = sys.modules["torch"]
+    if leaf in _registered:
+        _registered[leaf]._destroy()
+    _registered[leaf] = torch.library.Library("anymax", "FRAGMENT")
+    return _registered[leaf]
 
 
 def bridge(x: Array) -> Any:

@@ -20,6 +20,7 @@ from .._mapping import Mapping
 from .._scores import Scores, outer, tile
 from ..kernels import native
 from . import torch as bridge
+from .saving import hooked, save, saved
 
 Tensor = torch.Tensor
 
@@ -183,8 +184,8 @@ def _forward(
         torch.bmm(rows, k[block.heads, block.keys].mT, out=x)
         x = x.view(t.shape)
         x = _plainly(x, t) if plain else t.of(x, xp)
-        p, saved = _probabilities(t.mapping, x)
-        pair = None if saved is None or job.dropout_p or "sink" in job.names else _non_zeros(saved, t.shape[3])
+        p, support = _probabilities(t.mapping, x)
+        pair = None if support is None or job.dropout_p or "sink" in job.names else _non_zeros(support, t.shape[3])
         if pair is None:
             p = _dropped(p[..., : t.shape[3]], job, block)
             o = torch.bmm(p.reshape(t.shape[0], -1, t.shape[3]), v[block.heads, block.keys])
@@ -224,14 +225,14 @@ def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | 
     return engine.forward(mapping, x), None
 
 
-def _non_zeros(saved: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:
+def _non_zeros(support: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:
     """(index, probability) of the non-zeros, [rows, most], filled up with zeros; None where they are not few."""
-    most, least = int(saved.count.max()), int(saved.count.min())
+    most, least = int(support.count.max()), int(support.count.min())
     if least < 0 or most * _FEW > keys:
         return None
     most = max(most, 1)
-    absent = torch.arange(most, dtype=torch.int32) >= saved.count[:, None]
-    return saved.index[:, :most].masked_fill(absent, 0), saved.value[:, :most].masked_fill(absent, 0.0)
+    absent = torch.arange(most, dtype=torch.int32) >= support.count[:, None]
+    return support.index[:, :most].masked_fill(absent, 0), support.value[:, :most].masked_fill(absent, 0.0)
 
 
 def _weighted(pair: tuple[Tensor, Tensor], v: Tensor, block: _Block) -> Tensor:
@@ -276,15 +277,16 @@ class _Attend(torch.autograd.Function):
         # the sparse backward is for q, k and v alone, and for maps whose derivative needs p alone
         alone = not any(ctx.needs_input_grad[4:]) and not job.scores.mapping.needs_scores
         alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
+        alone = alone and not hooked()
         out, few = _forward(job, q, k, v, arrays, alone)
         ctx.job, ctx.sparse = job, [pair is not None for pair in few]
-        ctx.save_for_backward(q, k, v, *arrays, *itertools.chain(*(pair for pair in few if pair is not None)))
+        save(ctx, q, k, v, *arrays, *itertools.chain(*(pair for pair in few if pair is not None)))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         job, (g,) = ctx.job, grads
-        q, k, v, *rest = ctx.saved_tensors
+        q, k, v, *rest = saved(ctx)
         arrays, kept = rest[: len(job.names)], iter(rest[len(job.names) :])
         wants = ctx.needs_input_grad[1:]
         if job.dropout_p and batched(g):

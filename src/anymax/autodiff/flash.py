@@ -17,12 +17,13 @@ from .._array import beside, modes
 from .._scores import Scores, lie
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
-from . import blockwise
+from . import blockwise, library
 from .blockwise import batched
+from .saving import As, restored, save, saved
 
 Tensor = torch.Tensor
 
-_LIBRARY = torch.library.Library("anymax", "FRAGMENT")
+_LIBRARY = library(__name__)
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor[] arrays, str names, str link, int power, float param, float scale, float softcap, "
     "bool causal, SymInt left, SymInt right, SymInt offset, float dropout_p, bool alibi, bool sink"
@@ -53,10 +54,21 @@ def _attention_fake(
 
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
-    *job, out, state, lists, counts, flags, g, wants = rest
-    saved = kernels.Saved(state, lists, counts, flags)
-    found = kernels.backward(kernels.Job(*job), q, k, v, _named(names, arrays), out, saved, g, set(wants.split()))
+    *call, out, state, lists, counts, flags, g, wants = rest
+    job = kernels.Job(*call)
+    held = _held(job, q, k, v, state, lists, counts, flags)
+    found = kernels.backward(job, q, k, v, _named(names, arrays), out, held, g, set(wants.split()))
     return [found[n] for n in wants.split()]
+
+
+def _held(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
+    """What the forward pass has saved, fit to be read by address: hooks of saved tensors may have changed numbers of blocks too."""
+    _, sizes = kernels.sizes(job, q, k, v, True)
+    state, lists, counts, flags = (
+        restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())
+    )
+    wide = flags.shape[-1]
+    return kernels.Saved(state, lists.clamp(0, max(wide - 1, 0)), counts.clamp(0, wide), flags)
 
 
 def _backward_fake(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
@@ -80,23 +92,22 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, job: Any, mapping: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor
     ) -> Tensor:
-        out, saved = kernels.forward(job, q, k, v, _named(names, arrays), True)
+        out, held = kernels.forward(job, q, k, v, _named(names, arrays), True)
         ctx.job, ctx.mapping, ctx.names = job, mapping, names
-        ctx.save_for_backward(q, k, v, *arrays, out, *saved)
+        save(ctx, q, k, v, *arrays, out, *held)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, *rest = ctx.saved_tensors
-        arrays, (out, *saved) = rest[:-5], rest[-5:]
+        q, k, v, *rest = saved(ctx)
+        arrays, (out, *held) = rest[:-5], rest[-5:]
         names = ("q", "k", "v", *ctx.names.split())
         wants = [n for n, needed in zip(names, ctx.needs_input_grad[3:]) if needed]
         if torch.is_grad_enabled() or batched(grads[0]):
             found = _again(ctx.job, ctx.mapping, dict(zip(names, (q, k, v, *arrays))), grads[0], wants)
         else:
-            found = kernels.backward(
-                ctx.job, q, k, v, _named(ctx.names, arrays), out, kernels.Saved(*saved), grads[0], set(wants)
-            )
+            held = _held(ctx.job, q, k, v, *held)
+            found = kernels.backward(ctx.job, q, k, v, _named(ctx.names, arrays), out, held, grads[0], set(wants))
         return None, None, None, *(found[n] if n in wants else None for n in names)
 
 

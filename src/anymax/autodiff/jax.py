@@ -24,7 +24,7 @@ from .._array import Array, upcast
 from .._mapping import Mapping
 from ..kernels import reference, xla
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
-from ..mappings import Softmax, SparseSoftmax
+from ..mappings import Budget, Entmax, NormMax, Softmax, SparseSoftmax
 
 
 def _zero(tangent: Any) -> bool:
@@ -33,7 +33,12 @@ def _zero(tangent: Any) -> bool:
 
 def _filled(tangents: Any, primals: Any) -> Any:
     """Tangents that are zero as arrays of zeros."""
-    return jax.tree.map(lambda t, a: jnp.zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
+    return jax.tree.map(lambda t, a: _zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
+
+
+def _zeros_like(a: Array) -> Array:
+    """Zeros that vary along the axes of a mesh as `a` does, which they did not by themselves before JAX 0.8."""
+    return alike(jnp.zeros_like(a), a)[0]
 
 
 # -- p(x) ------------------------------------------------------------------------------------------------------------
@@ -162,7 +167,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
         change = jax.jvp(f, (params, x), _filled((dparams, dx), (params, x)))[1]
-    return (value, tau), (change, jnp.zeros_like(tau))
+    return (value, tau), (change, _zeros_like(tau))
 
 
 def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) -> Array:
@@ -226,13 +231,37 @@ def _key(mapping: Mapping) -> Static:
     return Static(mapping, kernels.forced())
 
 
+_NUMBERS: dict[type, str] = {Entmax: "alpha", NormMax: "alpha", Budget: "k", SparseSoftmax: "p"}  # that may be arrays
+
+
+def _usual(value: Any) -> bool:
+    """True for numbers that people write down, of one decimal, quarters and thirds; and near 1, where fp32 has too few digits."""
+    if type(value) is not float or not 1e-3 < abs(value - 1.0) < 1e3:
+        return True
+    return any(abs(value * of - round(value * of)) < 1e-12 for of in (10, 4, 3))
+
+
+def _opened(mapping: Mapping, x: Array) -> Mapping:
+    """Outside of jit, with an unusual number as an array: a program is compiled for all of them, not one for each."""
+    name = _NUMBERS.get(type(mapping))
+    if name is None or _usual(value := getattr(mapping, name)):
+        return mapping
+    while isinstance(x, jax.core.Tracer):  # of grad and vmap: what they look at
+        x = getattr(x, "primal", getattr(x, "val", None))
+    if not isinstance(x, jax.Array):
+        return mapping
+    return mapping.replace(**{name: jnp.asarray(value)})
+
+
 def apply(mapping: Mapping, x: Array) -> Array:
+    mapping = _opened(mapping, x)
     params = mapping.params()
     x, *values = alike(x, *params.values())
     return _compiled(_key(mapping), dict(zip(params, values)), x)
 
 
 def loss(mapping: Mapping, x: Array, y: Array) -> Array:
+    mapping = _opened(mapping, x)
     params = mapping.params()
     x, y, *values = alike(x, y, *params.values())
     return _compiled_loss(_key(mapping), dict(zip(params, values)), x, y)
@@ -240,6 +269,7 @@ def loss(mapping: Mapping, x: Array, y: Array) -> Array:
 
 def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
+    mapping = _opened(mapping, x)
     if kernels.choose("index_loss", mapping, x) is not xla:
         return None
     params = mapping.params()
@@ -264,4 +294,5 @@ def quick(link: tuple[Mapping, int, float], x: Array, out: Any = None) -> Array 
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
     if out is not None or not x.ndim or not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
         return None
-    return _short(link[0])(x)
+    name = _NUMBERS.get(type(link[0]))
+    return None if name is not None and not _usual(getattr(link[0], name)) else _short(link[0])(x)

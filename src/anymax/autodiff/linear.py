@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..kernels import linear, native
+from .saving import save, saved
 
 Tensor = torch.Tensor
 
@@ -19,12 +20,12 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
         out, below = linear.attend(q, k, v, how, save=True)
         ctx.how, ctx.plain = how, plain
-        ctx.save_for_backward(q, k, v, out, below)
+        save(ctx, q, k, v, out, below)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, out, below = ctx.saved_tensors
+        q, k, v, out, below = saved(ctx)
         (g,) = grads
         wants = ctx.needs_input_grad
         create_graph = torch.is_grad_enabled()

@@ -24,11 +24,13 @@ from .._mapping import Mapping
 from ..kernels import native, reference, short
 from ..kernels._memory import MANY, kept
 from ..mappings import CATALOGUE
+from . import library
+from .saving import As, hooked, restored, save, saved
 
 Tensor = torch.Tensor
 
 _KINDS = {kind.__name__: kind for kind in CATALOGUE}
-_LIBRARY = torch.library.Library("anymax", "DEF")
+_LIBRARY = library(__name__)
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
@@ -74,6 +76,7 @@ def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
 
 def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
     mapping = _restore(spec, params)
+    x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
     return _apart(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
@@ -129,26 +132,26 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mapping: Mapping, mask: Tensor | None) -> Tensor:
         engine = kernels.choose("forward", mapping, x)
         ctx.mapping = mapping
-        if engine in kernels.COMPILED:
-            p, saved = engine.forward_saving(mapping, x, mask)
+        if engine in kernels.COMPILED and not hooked():
+            p, support = engine.forward_saving(mapping, x, mask)
         else:
-            p, saved = engine.forward(mapping, x), None
-        ctx.kind, ctx.sizes = type(saved), saved and saved[1:]
-        ctx.save_for_backward(x if mapping.needs_scores else p, p, *(saved[:1] if saved else ()))
+            p, support = engine.forward(mapping, x, *([] if mask is None else [mask])), None
+        ctx.kind, ctx.sizes = type(support), support and support[1:]
+        save(ctx, x if mapping.needs_scores else p, p, *(support[:1] if support else ()))
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, *memory = ctx.saved_tensors
+        x, p, *memory = saved(ctx)
         return _vjp(ctx.mapping, x, p, grads[0], ctx.kind(*memory, *ctx.sizes) if memory else None), None, None
 
 
-def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, saved: Any = None) -> Tensor:
+def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
     if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
         return reference.vjp(mapping, x, p, g)
     engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
-    if engine in kernels.COMPILED and saved is not None and g.shape == p.shape:
-        return engine.vjp(mapping, x, p, g, saved)
+    if engine in kernels.COMPILED and support is not None and g.shape == p.shape:
+        return engine.vjp(mapping, x, p, g, support)
     return engine.vjp(mapping, x, p, g)
 
 
@@ -159,12 +162,12 @@ class _Log(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any) -> Tensor:
         log_p = engine.log_forward(mapping, x)
         ctx.mapping = mapping
-        ctx.save_for_backward(x, log_p)
+        save(ctx, x, log_p)
         return log_p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, log_p = ctx.saved_tensors
+        x, log_p = saved(ctx)
         (g,) = grads
         engine = None if torch.is_grad_enabled() else kernels.compiled("log_vjp", ctx.mapping, g)
         if engine is None:
@@ -180,29 +183,51 @@ class _IndexLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any, reduction: str = "none") -> Tensor:
-        value, saved, tau = engine.index_loss(mapping, x, index, True)
-        ctx.mapping, ctx.engine, ctx.has_tau, ctx.sizes = mapping, engine, tau is not None, saved and saved[1:]
-        ctx.reduction = reduction
-        ctx.save_for_backward(x, index, *(() if tau is None else (tau,)), *(saved[:1] if saved else ()))
+        value, support, tau = engine.index_loss(mapping, x, index, engine is not native or not hooked())
+        ctx.mapping, ctx.engine, ctx.sizes, ctx.reduction = mapping, engine, support and support[1:], reduction
+        save(ctx, x, index, tau, support and support[0])
         return _reduced(value, reduction)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, index, *rest = ctx.saved_tensors
+        x, index, tau, memory = saved(ctx)
         (g,) = grads
         if ctx.reduction != "none":
             g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
-        tau = rest.pop(0) if ctx.has_tau else None
-        saved = native.Saved(*rest, *ctx.sizes) if rest else None
-        return _index_gradient(ctx.mapping, ctx.engine, x, index, g, saved, tau), *(None,) * 4
+        support = None if memory is None else native.Saved(memory, *ctx.sizes)
+        return _index_gradient(ctx.mapping, ctx.engine, x, index, g, support, tau), *(None,) * 4
 
 
-def _index_gradient(mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, saved: Any, tau: Any) -> Tensor:
+class _DeviceLoss(torch.autograd.Function):
+    """The loss for class indices on a GPU, reduced: which samples count is the kernel's to say, so that no index is waited for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, ignore: int, reduction: str) -> Tensor:
+        value, count, state = kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, True)
+        ctx.call = mapping, ignore
+        save(ctx, x, index, state, count)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (x, index, state, count), (mapping, ignore) = grads, saved(ctx), ctx.call
+        g = g if count is None else g / count
+        if _grad():
+            counted = (index != ignore) & (index >= 0)
+            index = torch.where(counted, index.to(torch.int64), -1)
+        return _index_gradient(mapping, kernels.triton, x, index, g, None, state, ignore), None, None, None, None
+
+
+def _index_gradient(
+    mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, support: Any, tau: Any, ignore: int | None = None
+) -> Tensor:
+    if ignore is not None and not _grad():
+        return engine.index_loss_grad(mapping, x, index, g, support, tau, ignore)
     if _grad() or engine.refuse("vjp", mapping, g) is not None:
-        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
+        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0, max=x.shape[-1] - 1)[..., None], 1.0)
         counted = (index >= 0)[..., None]
         return (g[..., None] * torch.where(counted, apply(mapping, x) - y, torch.zeros_like(x))).to(x.dtype)
-    return engine.index_loss_grad(mapping, x, index, g, saved, tau)
+    return engine.index_loss_grad(mapping, x, index, g, support, tau)
 
 
 class _QuickLoss(torch.autograd.Function):
@@ -210,24 +235,37 @@ class _QuickLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Tensor, Any, Tensor | None, Any, Any, float]) -> Tensor:
-        value, saved, memory, *ctx.call = made
-        ctx.sizes = saved and saved[1:]
+        value, support, memory, *ctx.call = made
+        ctx.sizes, ctx.dtype, ctx.shape = support and support[1:], x.dtype, x.shape
         ctx.save_for_backward(x, index, memory)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, index, memory), ((mapping, code, param), call, factor) = grads, ctx.saved_tensors, ctx.call
-        if not (_grad() or _asked() is not None or g.is_neg()):
+        lazy = g.is_neg() or x.is_neg() or (memory is not None and memory.is_neg())
+        if not (lazy or _grad() or _asked() is not None):
             capacity = ctx.sizes[1] if ctx.sizes else 0
             scale = g if factor else g.contiguous()
             out = call(code | native.LOSS_GRAD, param, x, None, index, scale, memory, capacity, factor)
             if out is not None:
                 return out, None, None
+        x, index = restored(x, As(ctx.dtype, ctx.shape, _CPU)), restored(index, As(torch.int64, ctx.shape[:-1], _CPU))
+        support, tau = _support(memory, ctx.sizes), None
+        if memory is not None and not ctx.sizes:
+            tau = restored(memory, As(ctx.dtype, ctx.shape[:-1], _CPU))
         g = (g * factor).expand(index.shape) if factor else g
-        saved = native.Saved(memory, *ctx.sizes) if ctx.sizes else None
-        tau = None if ctx.sizes else memory
-        return _index_gradient(mapping, native, x, index, g, saved, tau), None, None
+        return _index_gradient(mapping, native, x, index, g, support, tau), None, None
+
+
+_CPU = torch.device("cpu")
+
+
+def _support(memory: Tensor | None, sizes: Any) -> native.Saved | None:
+    """The saved support of these sizes."""
+    if memory is None or not sizes:
+        return None
+    return native.Saved(restored(memory, As(torch.int32, (native.saved_size(*sizes),), _CPU)), *sizes)
 
 
 def _reduced(value: Tensor, reduction: str) -> Tensor:
@@ -265,11 +303,11 @@ class _Loss(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, y, ctx.mapping = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, y, output[1])
+        save(ctx, x, y, output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, p = ctx.saved_tensors
+        x, y, p = saved(ctx)
         if torch.is_grad_enabled():
             p = apply(ctx.mapping, x)
         return grads[0] * (p - y), None, None
@@ -357,6 +395,15 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     return engine.index_loss(mapping, x, index, False)[0]
 
 
+def device_loss(mapping: Mapping, x: Tensor, index: Tensor, ignore: int, reduction: str) -> Tensor | None:
+    """The reduced loss of rows for class indices on a GPU, fp32, in few launches; None: another engine serves."""
+    if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton:
+        return None
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _DeviceLoss.apply(x, index, mapping, ignore, reduction)
+    return kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, False)[0]
+
+
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     plain = _transformed() or _learns(mapping) or (torch.is_grad_enabled() and y.requires_grad)
     if not plain and not torch.compiler.is_compiling() and not modes():
@@ -405,6 +452,8 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
         return call(code, param, x, None)
     if type(out) is not Tensor or out.requires_grad or out.is_neg():
         return None
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        return None
     return wrote(call(code, param, x, out))
 
 
@@ -439,20 +488,20 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
     if link and call and x.ndim == 2:
         _, code, param = link
         rows, n = x.shape
-        saved = memory = None
-        if wants and not native.few(mapping, n):
+        support = memory = None
+        if wants and not native.few(mapping, n) and not hooked():
             if native.sparse(code >> 8):
-                saved = native.saving(rows, native.loss_capacity(n), 2 if x.dtype is torch.float64 else 1, _int32)
-                memory = saved.memory
+                support = native.saving(rows, native.loss_capacity(n), 2 if x.dtype is torch.float64 else 1, _int32)
+                memory = support.memory
             elif code == 0:  # softmax
                 memory = torch.empty(rows, dtype=x.dtype, device="cpu")
         factor = 0.0 if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
         value = torch.empty(() if factor else rows, dtype=x.dtype, device="cpu")
         if (
-            call(code | native.LOSS, param, x, value, index, None, memory, saved.capacity if saved else 0, factor)
+            call(code | native.LOSS, param, x, value, index, None, memory, support.capacity if support else 0, factor)
             is not None
         ):
-            return _QuickLoss.apply(x, index, (value, saved, memory, link, call, factor)) if wants else value
+            return _QuickLoss.apply(x, index, (value, support, memory, link, call, factor)) if wants else value
     if native.refuse("index_loss", mapping, x) is not None:
         return None
     low, high = torch.aminmax(index)
@@ -461,19 +510,6 @@ def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Te
     if wants:
         return _IndexLoss.apply(x, index, mapping, native, reduction)
     return _reduced(native.index_loss(mapping, x, index, False)[0], reduction)
-
-
-def _fits(out: Tensor, x: Tensor) -> bool:
-    """True where the result can be written to `out` as it is."""
-    return (
-        type(out) is Tensor
-        and out.dtype is x.dtype
-        and out.shape == x.shape
-        and out.is_cpu
-        and out.is_contiguous()
-        and not out.requires_grad
-        and (out.data_ptr() == x.data_ptr() or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr())
-    )
 
 
 class _Quick(torch.autograd.Function):
@@ -486,20 +522,25 @@ class _Quick(torch.autograd.Function):
         rows = x.numel() // n
         words = 2 if x.dtype is torch.float64 else 1
         size = native.capacity(code >> 8, param, rows, n)
-        saved = native.saving(rows, size, words, _int32) if size else None
-        p = call(code, param, x, None, None, None, saved and saved.memory, size)
+        size = 0 if size and hooked() else size
+        support = native.saving(rows, size, words, _int32) if size else None
+        p = call(code, param, x, None, None, None, support and support.memory, size)
         if p is None:
-            p, saved, size = reference.forward(mapping, x), None, 0
-        ctx.call = mapping, call, code | native.VJP, param, size, saved and saved[1:]
-        ctx.save_for_backward(p, x if mapping.needs_scores else saved and saved.memory)
+            p, support, size = reference.forward(mapping, x), None, 0
+        ctx.call = mapping, call, code | native.VJP, param, size, support and support[1:]
+        ctx.save_for_backward(p, x if mapping.needs_scores else support and support.memory)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, other), (mapping, call, code, param, capacity, sizes) = grads, ctx.saved_tensors, ctx.call
         x, memory = (other, None) if mapping.needs_scores else (p, other)
-        if not (_grad() or _asked() is not None or g.is_neg()):
+        lazy = g.is_neg() or p.is_neg() or (other is not None and other.is_neg())
+        if not (lazy or _grad() or _asked() is not None):
             out = call(code, param, x, None, p, g, memory, capacity)
             if out is not None:
                 return out, None, None
-        return _vjp(mapping, x, p, g, native.Saved(memory, *sizes) if sizes else None), None, None
+        was = As(g.dtype, g.shape, _CPU)
+        p = restored(p, was)
+        x = restored(x, was) if mapping.needs_scores else p
+        return _vjp(mapping, x, p, g, _support(memory, sizes)), None, None

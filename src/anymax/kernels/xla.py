@@ -115,8 +115,12 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
     every = frozenset().union(*varying)
     if all(axes == every for axes in varying):
         return arrays
-    cast = sys.modules["jax"].lax.pcast
-    return tuple(cast(a, tuple(every - axes), to="varying") if every - axes else a for a, axes in zip(arrays, varying))
+    return tuple(_to_vary(a, tuple(every - axes)) if every - axes else a for a, axes in zip(arrays, varying))
+
+
+def _to_vary(a: Array, axes: tuple[Any, ...]) -> Array:
+    lax = sys.modules["jax"].lax
+    return lax.pcast(a, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(a, axes)  # before JAX 0.8
 
 
 def _varying(a: Array) -> frozenset[Any]:

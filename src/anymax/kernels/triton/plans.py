@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,51 +18,71 @@ class Plan:
     warps: int
     parts: int = 0  # > 0: of a row, each to a program of its own
 
+    def wide(self, x: Any, wave: int = 32) -> int:
+        """Numbers of a part that are read side by side, 16 bytes a thread."""
+        return max(self.L, min(self.K * self.L, self.warps * wave * 16 // x.element_size()))
 
-WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
-STEP = {
-    "separable": (4, 4096, 16),
-    "truncated": (4, 4096, 16),
-    "dense": (4, 4096, 16),
-    "backward": (2, 4096, 16),
-}  # K, L, warps
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the rows of a kernel are cut that are more than one warp's."""
+
+    held: int  # numbers that a warp holds
+    whole: int  # the longest row that is one tile
+    steps: tuple[tuple[float, int, int], ...]  # of a longer one (up to so many classes, K, warps)
+
+
+HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
+THREADS = 4  # of a row of few classes: its sums are then two shuffles
+FAMILIES = {
+    "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
+    "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
+    "logarithmic": Family(1024, 16384, ((math.inf, 4, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
+    "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
+    "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
+    "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
+}
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
-PART = (
-    8,
-    512,
-    8,
-)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+PART = (16, 512, 8)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 128  # live lanes that are gathered to one tile
-SHORT = 2048  # classes of a tile of several short rows
+FEW = 256  # live lanes that are gathered to one tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
-def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False) -> Plan:
+def plan(
+    kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False, size: int = 4
+) -> Plan:
     """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp;
-    `cut`: a row may be cut in parts."""
+    `cut`: a row may be cut in parts; `size`: bytes of a number."""
     if kernel in forced:
         return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
     most = 1024 // wave
     block = _power_of_two(n)
+    vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
     if cut and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
+        if kernel not in LANED:
+            k, lanes = 4, warps * vector
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
-    if block > WHOLE[kernel]:
-        k, lanes, warps = STEP[kernel]
-        return Plan(1, k, lanes, False, min(warps, most))
+    family = FAMILIES[kernel]
+    if block > family.whole:
+        k, warps = next((k, warps) for longest, k, warps in family.steps if block <= longest)
+        warps = min(warps, most)
+        return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
         side = max(1, min(32, 16384 // block, _power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
-    if block <= SHORT:
-        side = 1 if one_row else max(1, min(SHORT // block, _power_of_two(rows)))
-        return Plan(side, 1, block, True, max(1, min(4, side * block // 128)))
-    warps = min(max(4, block // 512), 32, most)
-    lanes = min(block, warps * wave * 4)
+    if block <= HELD:  # one warp: no barrier
+        side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
+        lanes = min(block, max(THREADS * 16 // size, vector // side))
+        return Plan(side, block // lanes, lanes, True, 1)
+    warps = max(1, min(block // family.held, 16, most))
+    lanes = min(block, warps * vector)
     return Plan(1, block // lanes, lanes, True, warps)
 
 
@@ -75,7 +97,7 @@ def span(p: Plan, n: int) -> int:
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
     """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
     depth = _power_of_two(-(-span(p, n) // p.L))
-    few = min(FEW, p.L, 32768 // depth)
+    few = min(FEW, p.L, 8192 // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
 
@@ -94,7 +116,10 @@ class Blocks:
     N: int
     warps: int
     stages: int
-    key_warps: int = 0  # of the kernel of keys and values, which holds two sums; 0: as many as the others have
+    part: int = 0  # queries that the kernel of keys and values takes at a time, a divisor of M; 0: all
+    registers: int = (
+        0  # of a thread of that kernel and of the forward, at most, so that three programs fit a processor; 0: any
+    )
 
 
 forced_blocks: list[Blocks] = []  # of the tuner and of the tests
@@ -104,22 +129,21 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
     """`width`: the wider of the heads' two dimensions; `size`: bytes of a number; `long`: much is done for each score."""
     if forced_blocks:
         return forced_blocks[-1]
-    if width <= 64:
-        m, n, warps, stages = 128, 64, 8, 2
+    if size > 2:
+        m, n, warps, stages = (64 if width <= 64 else 32), (32 if width <= 128 else 16), 8, 1
     elif width <= 128:
         m, n, warps, stages = 64, 64, 4, 2
     else:
         m, n, warps, stages = 64, 32, 8, 1
-    if size > 2:
-        m, n, warps, stages = m // 2, max(16, n // 2), 8, 1
     if long:
         m, n, warps = min(m, 64), min(n, 32), 8 if width > 128 or size > 2 else 4
-    key_warps = 8 if m * n >= 4096 else warps
     if hip:  # 64 KB of shared memory
-        m, n, warps, stages, key_warps = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1, 4
+        m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
+    pairs = m == n == 64  # a tile and its transpose are of one group of four warps, the unit of wgmma
+    part, registers = 32 if pairs else 0, 168 if pairs and width <= 64 else 0
     while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
-        m, warps, key_warps = m // 2, max(1, warps // 2), max(1, key_warps // 2)
-    return Blocks(m, n, warps, stages, key_warps)
+        m, warps, part = m // 2, max(1, warps // 2), 0
+    return Blocks(m, n, warps, stages, part, 0 if hip else registers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +161,9 @@ class Split:
     merged: int = 16  # parts at a time
 
 
+LISTED = 2048  # blocks of keys that are listed for a block of queries, at most
+KEPT = 256  # blocks of queries that are listed for a block of keys at a time
+SKIPPED = 2048  # keys, from which on blocks are left out by their centres
 TILE = 64  # queries of a tile, at most; a call of more is not decoding
 FEWEST_KEYS = 1024
 MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32

@@ -1,0 +1,78 @@
+"""What an autograd function saves for its backward, and what the graph gives back.
+
+Hooks (`torch.autograd.graph.saved_tensors_hooks`) may give back another tensor than they were given, and `x.data = ...` changes one that
+was saved. Kernels read by address, so that everything is looked at first: another floating dtype or other strides are made right, any
+other difference is an error. Whether indices lie within their row is the library's to see (csrc/abi.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+_c: Any = torch._C
+_hooks = getattr(_c._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
+def hooked() -> bool:
+    """True where a hook gets what is saved. No support is saved then: its memory has numbers among indices, which a hook may round."""
+    return _hooks(False) is not None
+
+
+class As(NamedTuple):
+    """What a tensor was when it was saved."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+    contiguous: bool = True
+    kind: type = Tensor
+
+    @classmethod
+    def of(cls, t: Tensor) -> As:
+        kind = Tensor if type(t) in _PLAIN else type(t)
+        return cls(t.dtype, t.shape, t.device, kind is Tensor and t.is_contiguous(), kind)
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """`ctx.save_for_backward`, and what these tensors are."""
+    ctx.save_for_backward(*tensors)
+    ctx.saved_as = [None if t is None else As.of(t) for t in tensors]
+
+
+def saved(ctx: Any) -> list[Any]:
+    """The tensors that `save` was given, as they were then."""
+    return [t if was is None else restored(t, was) for t, was in zip(ctx.saved_tensors, ctx.saved_as)]
+
+
+def restored(t: Tensor, was: As) -> Tensor:
+    """A tensor that came back from the graph, as it was saved; an error where it is another."""
+    kind = Tensor if type(t) in _PLAIN else type(t)
+    floats = t.dtype == was.dtype or (t.dtype.is_floating_point and was.dtype.is_floating_point)
+    if (
+        kind is not was.kind
+        or t.shape != was.shape
+        or t.device != was.device
+        or not floats
+        or t.layout != torch.strided
+    ):
+        raise RuntimeError(
+            f"backward: {_words(was.kind, was.dtype, was.shape, was.device)} was saved, and "
+            f"{_words(kind, t.dtype, t.shape, t.device)}{'' if t.layout == torch.strided else f' ({t.layout})'} came back; a hook of saved "
+            "tensors (or an assignment to .data) must leave kind, shape and device as they were, and may change only the dtype of "
+            "floating-point tensors"
+        )
+    t = t if t.dtype == was.dtype else t.to(was.dtype)
+    if kind is not Tensor:
+        return t
+    t = t.resolve_neg() if t.is_neg() else t
+    return t.contiguous() if was.contiguous else t
+
+
+def _words(kind: type, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> str:
+    return f"a {kind.__name__} of {dtype}, shape {tuple(shape)}, on {device}"

@@ -1,0 +1,75 @@
+"""tools/gpu.py from beginning to end without a GPU: tiny shapes in Triton's interpreter, a case that crashes among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "tools" / "gpu.py"
+pytestmark = [
+    pytest.mark.skipif(not TOOL.exists(), reason="the tools are in the repository only"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks"),
+]
+
+
+def called(folder, *words):
+    command = [sys.executable, str(TOOL), str(folder), "--dry", "--cores", "1", *words]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]
+    return out.stdout, [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+
+
+def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_path):
+    words = (
+        "--stages",
+        "smoke,bench,check",
+        "--only",
+        "gpu (forward|loss)/(softmax|sparsemax_loss) 6x40 normal$",
+        "--budget",
+        "0.01",
+    )
+    said, lines = called(tmp_path, *words)
+    cases = [f"gpu {case} 6x40 normal" for case in ("forward/softmax", "loss/sparsemax_loss")]
+    assert [line["case"] for line in lines] == [*cases, *cases, "crash"]
+    assert [line["ok"] for line in lines] == [True] * 4 + [False]
+    assert lines[-1]["error"] == "its process ended with -6"
+    assert all(line["engine"] == "triton" for line in lines[:4])
+    assert lines[2]["peers"]["copy"]["ours_ms"] > 0
+    assert "# bench: 2 cases" in said
+    again, same = called(tmp_path, *words)
+    assert same == lines
+    assert "# bench: 0 cases" in again
+
+
+def test_tests_run_in_pieces(tmp_path):
+    _, lines = called(tmp_path, "--stages", "parity", "--only", "test_logsumexp")
+    (line,) = lines
+    assert line["ok"]
+    assert (line["passed"], line["failed"]) == (3, {})
+
+
+def test_a_case_that_hangs_is_ended(tmp_path):
+    sys.path.insert(0, str(ROOT))
+    try:
+        from tools import gpu
+    finally:
+        sys.path.remove(str(ROOT))
+    import time
+
+    jobs = [
+        gpu.Job("bench", "hangs", lambda: time.sleep(60) or {}, 0.5),
+        gpu.Job("bench", "runs", lambda: {"ok": True}, 5),
+    ]
+    gpu.run(jobs, tmp_path, 1, time.monotonic() + 30)
+    first, second = map(json.loads, (tmp_path / "cases.jsonl").read_text().splitlines())
+    assert first["error"] == "out of time (0.5 s)"
+    assert second["ok"]

@@ -1,0 +1,433 @@
+"""What the compiler says of the GPU kernels: registers, stack, shared memory, barriers, instructions; no GPU is needed.
+
+    python -m tools.gpu_static                     every kernel at its real plans, sm_90; writes benchmarks/results/gpu-static.md
+    python -m tools.gpu_static --only entmax15 --target sm_80,sm_100 --dry
+
+A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler. The time
+is a model: whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers have to issue, with
+a loop over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT = ROOT / "benchmarks" / "results" / "gpu-static.md"
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}  # KiB of a multiprocessor
+POINTERS = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "int64": "i64", "int32": "i32", "int16": "i16",
+    "int8": "i8", "uint8": "u8", "bool": "i1",
+}  # fmt: skip
+# of an H100 SXM: multiprocessors, clock, copy speed in bytes read and written, measured with 2 GB
+PROCESSORS, CLOCK, COPY = 132, 1.755e9, 3.0e12
+SOLVER_TURNS = 4
+LAUNCH = 2e-6  # seconds before the first program runs
+
+ROWS = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+KERNELS = {
+    "launch": (
+        "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts",
+    ),
+    "attention": (
+        "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
+        "attention_solve", "attention_values", "attention_merge",
+    ),
+}  # fmt: skip
+
+
+# -- what is launched --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.fn.__name__
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.grid)
+
+
+class Recorder:
+    """In the place of a kernel: remembers with what it was launched."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self.kernel, self.launches = kernel, launches
+        self.fn = kernel.fn
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(isinstance(side, int) and side > 0 for side in grid)
+        return lambda *args, **options: self.launches.append(Launch(self.kernel, grid, args, options))
+
+
+@contextlib.contextmanager
+def recorded(wave: int = 32) -> Iterator[list[Launch]]:
+    """The list that all launches of the engine go to meanwhile; `wave`: threads of a warp."""
+    from anymax.kernels.triton import attention, launch
+
+    launches: list[Launch] = []
+    before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
+    launch._wave = lambda: wave
+    for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"])):
+        for name in names:
+            if (kernel := getattr(module, name, None)) is not None:
+                before.append((module, name, kernel))
+                setattr(module, name, Recorder(kernel, launches))
+    try:
+        yield launches
+    finally:
+        for module, name, kernel in before:
+            setattr(module, name, kernel)
+
+
+def compiled(target: str, launch: Launch) -> Any:
+    """What the runtime would compile for this launch on that device."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = dict(launch.options)
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
+    names = list(inspect.signature(launch.kernel.fn).parameters)
+    assert set(names) == {*names[: len(launch.args)], *options}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    hints: dict[tuple[int], list] = {}
+    for i, name in enumerate(names):
+        value = launch.args[i] if i < len(launch.args) else options[name]
+        if i >= len(launch.args) or (isinstance(value, int) and value == 1):
+            signature[name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], hints[(i,)] = "*" + POINTERS[str(value.dtype)[6:]], [["tt.divisibility", 16]]
+        elif isinstance(value, int):
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0:
+                hints[(i,)] = [["tt.divisibility", 16]]
+        else:
+            assert isinstance(value, float), (name, value)
+            signature[name] = "fp32"
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=compiler)
+
+
+# -- what the compiler made of it ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Instructions between a label and the branch back to it, without those of the loops inside."""
+
+    start: int
+    end: int
+    depth: int
+    instructions: int
+    fp64: int
+    loads: int
+    inner: bool  # it has a loop of its own
+
+    @property
+    def tiles(self) -> bool:
+        """A loop over the tiles of a row, which reads memory; else a solver's."""
+        return self.loads > 0 and not self.inner
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    kernel: str
+    warps: int
+    registers: int
+    stack: int  # bytes of a thread that do not fit its registers
+    shared: int  # bytes of a program
+    barriers: int
+    instructions: int
+    fp64: int
+    wide_loads: int  # of 128 bits
+    loads: int
+    loops: tuple[Loop, ...]
+    target: str
+
+    @property
+    def per_processor(self) -> int:
+        """Programs that fit a multiprocessor at the same time."""
+        granted = -(-max(self.registers, 1) * 32 // 256) * 256 * self.warps
+        by_shared = SHARED[self.target] * 1024 // (self.shared + 1024)
+        return max(1, min(65536 // granted, by_shared, 64 // self.warps, 32))
+
+    @property
+    def fp64_in_loops(self) -> int:
+        return sum(loop.fp64 for loop in self.loops if loop.tiles)
+
+    def issued(self, tiles: int) -> float:
+        """Instructions that a warp issues, in the model."""
+        outside = self.instructions - sum(loop.instructions for loop in self.loops)
+        total = float(outside)
+        for loop in self.loops:
+            around = [o for o in self.loops if o is not loop and o.start <= loop.start and o.end >= loop.end]
+            times = math.prod(SOLVER_TURNS for o in around if not o.tiles) * (tiles if loop.tiles else SOLVER_TURNS)
+            total += loop.instructions * times
+        return total
+
+
+_FP64 = re.compile(r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64|F2F\.F32\.F64|I2F\.F64|F2I\.F64|MUFU\.\w*64H)")
+
+
+def figures(made: Any, target: str) -> Figures:
+    """Of a kernel compiled for an NVIDIA target."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(made.asm["cubin"])
+
+        def tool(path: str, *words: str) -> str:
+            return subprocess.run([path, *words, str(cubin)], capture_output=True, text=True, check=True).stdout
+
+        usage = tool(knobs.nvidia.cuobjdump.path, "-res-usage")
+        sass = tool(knobs.nvidia.nvdisasm.path, "-c")
+    said = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
+    lines = [line.strip() for line in sass.splitlines()]
+    labels, code = {}, []
+    for line in lines:
+        if match := re.match(r"(\.L_\w+):", line):
+            labels[match[1]] = len(code)
+        elif re.match(r"/\*[0-9a-f]+\*/", line):
+            code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*", "", line))
+    while code and re.match(r"(NOP|BRA `?\(?\.L_x_\d+\)?)", code[-1]):
+        code.pop()
+    spans = []
+    for i, line in enumerate(code):
+        match = re.search(r"\bBRA\b.*?(\.L_\w+)", line)
+        if match and labels.get(match[1], i + 1) <= i and labels[match[1]] != i:
+            spans.append((labels[match[1]], i + 1))
+    loops = []
+    for begin, end in sorted(set(spans)):
+        inside = [(b, e) for b, e in set(spans) if (b, e) != (begin, end) and begin <= b and e <= end]
+        own = [c for i, c in enumerate(code[begin:end], begin) if not any(b <= i < e for b, e in inside)]
+        loops.append(
+            Loop(
+                begin, end, sum(b <= begin and end <= e for b, e in set(spans)), len(own), _count(_FP64, own),
+                _count(r"\bLDG", own), bool(inside),
+            )
+        )  # fmt: skip
+    return Figures(
+        made.metadata.name, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
+        len(code), _count(_FP64, code), _count(r"\bLDG\S*\.128", code), _count(r"\bLDG", code), tuple(loops), target,
+    )  # fmt: skip
+
+
+def _count(pattern: str | re.Pattern[str], code: list[str]) -> int:
+    return sum(bool(re.search(pattern, line)) for line in code)
+
+
+# -- the cases ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    call: Callable[[], Any]  # launches the kernels
+    moved: int = 0  # bytes that have to be read and written
+    n: int = 0  # classes of a row
+    attention: bool = False
+
+
+def row_cases(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> Iterator[Case]:
+    import torch
+
+    import anymax as am
+    from anymax.kernels import triton as engine
+
+    maps = {
+        "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax15": am.Entmax(1.5), "entmax 1.25": am.Entmax(1.25),
+        "entmax 1.7": am.Entmax(1.7), "entmax 3": am.Entmax(3.0), "budget": am.Budget(50), "normmax": am.NormMax(2.0),
+        "top-k": am.SparseSoftmax(k=50), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(),
+    }  # fmt: skip
+    for shape in ROWS:
+        for dtype in dtypes:
+            size = math.prod(shape) * getattr(torch, dtype).itemsize
+            make = functools.partial(torch.empty, shape, dtype=getattr(torch, dtype), device="meta")
+            label = f"{'x'.join(map(str, shape))} {dtype}"
+            for name, mapping in maps.items():
+
+                def forward(mapping: Any = mapping, make: Any = make) -> None:
+                    engine.forward(mapping, make(), None, make())
+
+                def backward(mapping: Any = mapping, make: Any = make) -> None:
+                    _, saved = engine.forward_saving(mapping, make())
+                    engine.vjp(mapping, make(), make(), make(), saved)
+
+                def loss(mapping: Any = mapping, make: Any = make, rows: int = shape[0]) -> None:
+                    t = torch.empty(rows, dtype=torch.int64, device="meta")
+                    x = make()
+                    _, _, state = engine.index_loss(mapping, x, t, True)
+                    engine.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), None, state)
+
+                yield Case(f"forward/{name} {label}", forward, 2 * size, shape[-1])
+                if name in ("softmax", "sparsemax", "entmax15", "top-k"):
+                    yield Case(f"backward/{name} {label}", backward, 3 * size, shape[-1])
+                    yield Case(f"loss/{name} {label}", loss, 3 * size, shape[-1])
+
+
+def attention_cases() -> Iterator[Case]:
+    import torch
+
+    from anymax.kernels.triton import attention
+
+    links = {
+        "softmax": ("softmax", 1, 0.0),
+        "entmax15": ("power", 2, 0.5),
+        "sparsemax": ("power", 1, 1.0),
+        "entmax 1.3": ("any", 1, 0.3),
+    }
+    for d in (64, 128):
+        for name, (link, power, param) in links.items():
+            job = attention.Job(link, power, param, d**-0.5, 0.0, True, -1, -1, 0, 0.0, False, False)
+            make = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+
+            def both(job: Any = job, make: Any = make, d: int = d) -> None:
+                q, k, v = (make(1, 8, 8192, d) for _ in range(3))
+                out, saved = attention.forward(job, q, k, v, {}, True)
+                attention.backward(job, q, k, v, {}, out, saved, out, {"q", "k", "v"})
+
+            def one(job: Any = job, make: Any = make, d: int = d) -> None:
+                free = job._replace(causal=False)
+                attention.forward(free, make(1, 32, 1, d), make(1, 8, 32768, d), make(1, 8, 32768, d), {}, False)
+
+            yield Case(f"attention/{name} d{d}", both, attention=True)
+            yield Case(f"decoding/{name} d{d}", one, attention=True)
+
+
+def cases() -> Iterator[Case]:
+    yield from row_cases()
+    yield from attention_cases()
+
+
+def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
+    """The kernels that a case launches, compiled."""
+    from anymax.kernels.triton import attention
+
+    before = attention._processors
+    attention._processors = lambda device: PROCESSORS  # of a device that is not there
+    try:
+        with recorded(TARGETS[target][2]) as launches:
+            case.call()
+    finally:
+        attention._processors = before
+    return [(launch, figures(compiled(target, launch), target)) for launch in launches]
+
+
+def seconds(case: Case, found: list[tuple[Launch, Figures]]) -> tuple[float, float]:
+    """(the model's time, the time of the bytes alone)."""
+    total = 0.0
+    for launch, f in found:
+        k, lanes = launch.options.get("K", 1), launch.options.get("L", 1)
+        tiles = max(1, -(-case.n // max(1, k * lanes * (launch.grid[1] if len(launch.grid) > 1 else 1))))
+        issue = launch.programs * f.warps * f.issued(tiles) / (min(PROCESSORS, launch.programs) * 4 * CLOCK)
+        # few warps hide no latency: a scheduler with less than two issues every other cycle at best
+        resident = min(f.per_processor, -(-launch.programs // PROCESSORS)) * f.warps / 4
+        total += issue * max(1.0, 2.0 / max(resident, 0.25)) + LAUNCH
+    copy = case.moved / COPY
+    return max(total, copy + LAUNCH), copy
+
+
+# -- the table ----------------------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "case", "kernel", "plan [R, K, L]", "warps", "registers", "stack B", "shared", "barriers", "instructions", "fp64 in loops",
+    "loads 128 / all", "programs",
+)  # fmt: skip
+
+
+def cells(*values: Any) -> str:
+    return f"| {' | '.join(map(str, values))} |" + " |" * (len(COLUMNS) - len(values))
+
+
+def tile(options: dict[str, Any]) -> str:
+    """Of rows, of rows cut in parts, or of attention."""
+    for names, between in ((("R", "K", "L"), ", "), (("K", "L"), ", "), (("M", "N"), " x ")):
+        if all(name in options for name in names):
+            return between.join(str(options[name]) for name in names)
+    return ""
+
+
+def lines(case: Case, target: str) -> list[str]:
+    out = []
+    found = read(case, target)
+    for launch, f in found:
+        kernel = f"{launch.name} {launch.options.get('MODE', '')}".strip()
+        out.append(
+            cells(
+                case.name, kernel, tile(launch.options), f.warps, f.registers, f.stack, f.shared, f.barriers, f.instructions,
+                f.fp64_in_loops, f"{f.wide_loads} / {f.loads}", f.per_processor,
+            )
+        )  # fmt: skip
+    if case.moved:
+        model, copy = seconds(case, found)
+        out.append(cells(case.name, "*predicted*", f"{model * 1e6:.0f} us, {copy / model:.0%} of copy speed"))
+    return out
+
+
+def _in_process(job: tuple[str, str]) -> list[str]:
+    name, target = job
+    case = next(c for c in cases() if c.name == name)
+    try:
+        return lines(case, target)
+    except Exception as error:
+        return [cells(name, f"**{type(error).__name__}: {str(error).splitlines()[0][:120]}**")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
+    parser.add_argument("--target", default="sm_90")
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    import multiprocessing
+
+    import triton
+
+    jobs = [(c.name, t) for t in args.target.split(",") for c in cases() if re.search(args.only, c.name)]
+    text = [cells(*COLUMNS), "|" + "---|" * len(COLUMNS)]
+    print("\n".join(text), flush=True)
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for block in pool.imap(_in_process, jobs):
+            print("\n".join(block), flush=True)
+            text += block
+    if not args.dry:
+        head = f"Triton {triton.__version__}, {args.target}; made by `python -m tools.gpu_static`."
+        head += " Times are predictions of a model, not measurements."
+        REPORT.write_text("\n".join(["# The GPU kernels by the compiler's figures", "", head, "", *text, ""]))
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "src")]
+    main()
