@@ -1,4 +1,4 @@
-"""The table: every case that is measured, with its shape, its peers and its bars. `setup` makes the calls of a case."""
+"""What a case is: a shape, its peers and its bars; and the cases of the maps. `setup` makes the calls of a case."""
 
 from __future__ import annotations
 
@@ -561,11 +561,7 @@ def _others() -> Iterator[Case]:
             yield Case("layout", name, shape, masked, (Bar("torch.softmax of masked_fill"),), note="half masked")
 
 
-def table() -> list[Case]:
-    from .attention import attention_cases  # late: they are written in terms of this file
-    from .sklearn import sklearn_cases
-
-    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others, attention_cases, sklearn_cases)
-    cases = [case for part in parts for case in part()]
-    order = list(GROUPS)
-    return sorted(cases, key=lambda case: order.index(case.group))  # stable
+def map_cases() -> Iterator[Case]:
+    """Those of one map, loss or transform; attention and the classifiers have files of their own."""
+    for part in (_forward, _softmax, _gradients, _package, _jax, _overhead, _others):
+        yield from part()

@@ -321,6 +321,24 @@ def test_there_are_no_circles():
         visit(name)
 
 
+def test_the_benchmarks_have_no_circles():
+    """Late imports count: a circle that waits is one all the same."""
+    folder = pathlib.Path(__file__).parents[1] / "benchmarks"
+    if not folder.is_dir():
+        pytest.skip("the benchmarks are in the repository only")
+    graph = {}
+    for path in folder.glob("*.py"):
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) and n.level]
+        graph[path.stem] = {n.module for n in nodes if n.module} | {
+            a.name for n in nodes if not n.module for a in n.names
+        }
+    while graph:  # what imports none of the rest goes
+        leaves = [name for name, targets in graph.items() if not targets & graph.keys()]
+        assert leaves, f"a circle among {sorted(graph)}"
+        for name in leaves:
+            del graph[name]
+
+
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {

@@ -30,7 +30,7 @@ from ._array import (
 from ._solve import root
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 @dataclasses.dataclass(frozen=True)
