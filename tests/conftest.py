@@ -35,19 +35,26 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
 
 
-def left_to_the_whole_battery(item):
+def places(items):
+    """Of each test the places of its parameters' values in their lists, by the order in which they come; of `engine` none, which is both."""
+    seen, out = {}, []
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        lists = seen.setdefault(item.nodeid.split("[")[0], {})
+        names = [name for name in params if name != "engine"]
+        out.append([lists.setdefault(name, {}).setdefault(id(params[name]), len(lists[name])) for name in names])
+    return out
+
+
+def left_to_the_whole_battery(item, its_places):
     """True for a test that the short battery leaves out."""
-    call = getattr(item, "callspec", None)
     for mark in item.iter_markers("whole"):
         if not mark.args:
             return True
         (condition,) = mark.args
-        if condition(**{name: call.params[name] for name in inspect.signature(condition).parameters}):
+        if condition(**{name: item.callspec.params[name] for name in inspect.signature(condition).parameters}):
             return True
-    places = (
-        [] if call is None else [place for name, place in call.indices.items() if name != "engine"]
-    )  # both engines, or none
-    return any(sum(places) % mark.args[0] for mark in item.iter_markers("thin"))
+    return any(sum(its_places) % mark.args[0] for mark in item.iter_markers("thin"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,8 +63,8 @@ def pytest_collection_modifyitems(config, items):
         return
     named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}
     taken, left = [], []
-    for item in items:
-        out = left_to_the_whole_battery(item) and getattr(item, "originalname", item.name) not in named
+    for item, its_places in zip(items, places(items)):
+        out = left_to_the_whole_battery(item, its_places) and getattr(item, "originalname", item.name) not in named
         (left if out != config.option.rest else taken).append(item)
     if left:
         config.hook.pytest_deselected(items=left)

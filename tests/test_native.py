@@ -833,7 +833,7 @@ def test_results_written_past_the_caches_are_those_of_their_pieces(n):
             assert torch.equal(out[piece], am.apply(mapping, x[piece])), mapping
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole(lambda n: n in (1003, 70001))
 @pytest.mark.parametrize(("n", "dtype"), [(300, "float32"), (1003, "float32"), (5000, "float64"), (70001, "float32")])
 def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, monkeypatch):
     monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: native.loss_capacity(n))
