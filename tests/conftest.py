@@ -11,8 +11,11 @@ A test that is named on the command line (`file::test`) runs in any case.
 """
 
 import contextlib
+import ctypes
+import gc
 import inspect
 import os
+import sys
 
 # Threads of OpenMP that have nothing to do wait asleep. Awake, as is the default, those of one worker of `-n auto` keep the processors from
 # the others: tests of small tensors took ten times the time. It is read when torch is loaded.
@@ -36,7 +39,7 @@ def pytest_configure(config):
 
 
 def places(items):
-    """Of each test the places of its parameters' values in their lists, by the order in which they come; of `engine` none, which is both."""
+    """Of each test the places of its parameters' values in their lists, in the order in which they come; `engine` is always both."""
     seen, out = {}, []
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -69,6 +72,20 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = taken
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_of_a_file():
+    """What compilers keep for the tests of a file goes with it, so that a worker of `-n auto` does not grow with all of them."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    if sys.platform == "linux":  # glibc keeps what is freed, unless it is asked
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(params=["chosen", "reference"])
