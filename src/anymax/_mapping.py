@@ -53,11 +53,23 @@ class Mapping(ABC):
     """A map from scores to a probability distribution: frozen data, checked when it is made."""
 
     name: ClassVar[str]
-    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
+    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
     needs_scores: bool = True  # False where `vjp` needs p and not x
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A kernel holds for the class that names it: one that inherits it and overrides a formula is served by its own formulas."""
+        super().__init_subclass__(**options)
+        owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
+        fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
+        spared = {"name", "kernel", "facts", "instead", "check", "no_potential", *fields}
+        if owner is not cls and any(
+            not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
+            for a in dir(owner)
+        ):
+            cls.kernel = None
 
     @property
     @abstractmethod

@@ -51,7 +51,7 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
     mapping, scores, target = _one_axis(mapping, scores, target, options)
-    if isinstance(mapping, Softmax):  # for class indices it is the same loss
+    if isinstance(mapping, Mapping) and mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
             return out
