@@ -237,6 +237,7 @@ FLOORS = (
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
+    ("contract",),
     ("nn", "plot", "hf", "_linear", "sklearn"),
     ("__init__",),
     ("cli",),

@@ -27,7 +27,7 @@ from ._array import (
     upcast,
 )
 from ._axes import Axes, Joined
-from ._mapping import Mapping
+from ._mapping import Mapping, one_a_row
 from ._options import allowed, names
 from .autodiff import bridge, plain
 from .kernels import reference, short
@@ -262,7 +262,7 @@ def logsumexp(
             out = xp.where(xp.isnan(out), _array.top(s, xp), out)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
+            out = _smooth_max(s, one_a_row(_aligned(temperature, s, axis, "temperature"), "temperature"), xp)
     out = _restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
@@ -463,6 +463,8 @@ def _split(
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
+        for k, v in mapping.params().items():
+            mapping.check_width(k, v)
     return x, rows, mapping, axis, keep
 
 
@@ -492,20 +494,14 @@ def _hide(rows: Array, keep: Array) -> Array:
 
 
 def _aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
-    """A per-row parameter in the layout and dtype of the rows."""
+    """A parameter in the layout and dtype of the rows."""
     if not is_array(value):
         return value
     if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
         return value.item() if isinstance(value, np.ndarray) else value
     xp = namespace(rows)
     value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
-    value = _to_rows(value, rows, axis, name, xp)
-    if value.shape[-1] != 1:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} varies along the classes (axis {axis} of the scores); "
-            "it must have size 1 there, one value for each row"
-        )
-    return value
+    return _to_rows(value, rows, axis, name, xp)
 
 
 def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
