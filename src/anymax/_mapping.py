@@ -63,6 +63,9 @@ class Mapping(ABC):
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
     needs_scores: bool = True  # False where `vjp` needs p and not x
+    example: ClassVar[
+        dict[str, Any]
+    ] = {}  # the parameters that show the map where none are given; needed for a field without a default
     per_class: ClassVar[
         tuple[str, ...]
     ] = ()  # the parameters that may vary along the classes; others have one value a row
@@ -72,7 +75,7 @@ class Mapping(ABC):
         super().__init_subclass__(**options)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {"name", "kernel", "facts", "instead", "check", "no_potential", *fields}
+        spared = {"name", "kernel", "facts", "instead", "example", "check", "no_potential", *fields}
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
@@ -36,6 +36,7 @@ class Budget(Separable):
 
     name = "budget"
     kernel = "budget"
+    example: ClassVar[dict[str, Any]] = {"k": 2}
 
     def __post_init__(self) -> None:
         object.__setattr__(
