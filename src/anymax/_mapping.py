@@ -44,7 +44,7 @@ class Facts:
 
     monotone: x_i > x_j implies p_i >= p_j. shift_invariant: p(x + c) = p(x). sparse: some p_i can be exactly 0.
     has_potential: the Jacobian is symmetric, p is a gradient, so a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much (None: never).
+    margin: the loss is 0 once the target's score leads all others by this much (None: never). strict: the converse too.
     """
 
     monotone: bool
@@ -52,6 +52,11 @@ class Facts:
     sparse: bool
     has_potential: bool
     margin: float | None = None
+
+    @property
+    def strict(self) -> bool:
+        """p_i > p_j exactly where x_i > x_j. Sparse maps break it: of two scores off the support neither has more than 0."""
+        return self.monotone and not self.sparse
 
 
 class Mapping(ABC):

@@ -2,9 +2,10 @@
 
 Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
 `ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
-classes; `reduction` is "mean", "sum" or "none"; the classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple
-of axes they are counted as a reshape of these would, in the order given. A masked class (-inf) that is not the target changes nothing; a
-masked target gives +inf. A mean over nothing is 0.
+classes (epsilon over the n - 1 others alone is `label_smoothing=epsilon * n / (n - 1)`); `reduction` is "mean", "sum" or "none"; the
+classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple of axes they are counted as a reshape of these
+would, in the order given. A masked class (-inf) that is not the target changes nothing; a masked target gives +inf. A mean over
+nothing is 0.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ def accuracy_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 
 
 def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
-    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential; the value means nothing."""
+    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential.
+
+    The value means nothing: it may have either sign, and a smaller one is not better. Watch `nll` or the accuracy instead.
+    """
     batch = _Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
