@@ -95,7 +95,7 @@ def test_a_map_has_all_its_places():
         for case in row.cases:
             assert case.oracle.__module__ == "oracles", f"{case.id}: its oracle belongs in tests/oracles.py"
     required = dataclasses.MISSING
-    for kind in CATALOGUE:
+    for kind in set(CATALOGUE) - {am.Ratio}:  # whose functions have ready-made kinds instead
         given = {f.name for f in dataclasses.fields(kind) if f.default is required and f.default_factory is required}
         assert given <= kind.example.keys(), f"{kind.__name__}: `example` says what its fields without a default are"
 
