@@ -326,7 +326,8 @@ class Separable(Mapping):
             reachable = (count > 0) & (rank <= last)
             anchor = take(ordered, xp.where(rank < last, rank, last), xp)
             anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
-            end, edge = self.slope(each, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+            one = xp.where(each < mass, each, mass * xp.ones_like(each))  # no class has more than the mass, which may be tiny
+            end, edge = self.slope(one, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
         else:
             most = most * xp.ones_like(x)
             key = xp.where(keep, x - self.slope(most, xp), none)  # full above this threshold

@@ -274,8 +274,11 @@ def _tracked(x: Array) -> bool:
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     high = _array.top(s, xp)
-    if not is_array(t) and t == 0:
+    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t is infinite: the limit, the maximum
+    if not is_array(t) and t < tiny:
         return high
+    cold = t < tiny if is_array(t) else None
+    t = t if cold is None else _array.safe(t, ~cold, 1.0, xp)
     finite = (high < xp.inf) & (high > -xp.inf)
     anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
     keep = s > -xp.inf
@@ -284,7 +287,7 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     alone = _array.positions(s, first.dtype, xp) == first
     rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
     smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
-    return xp.where(finite, smooth, high)
+    return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)

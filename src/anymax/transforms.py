@@ -149,9 +149,10 @@ def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> T
 
 
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
+    tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
     if not is_array(T):
-        return _on_kept(x, lambda y: y / T, xp) if T > 0 else _largest(x, xp)
-    cold = T == 0
+        return _on_kept(x, lambda y: y / T, xp) if tiny <= T else _largest(x, xp)
+    cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
         return _on_kept(x, lambda y: y / T, xp)
     warm = _on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)

@@ -255,6 +255,8 @@ def link_of(mapping: Mapping) -> Link | str:
     if not is_array(value):
         if kind == "taylor" and value > 64:
             return f"it goes to order 64, not {value}"
+        if kind == "budget" and value < 1e-6:
+            return f"it finds thresholds to the rounding of 1, which is too coarse for a budget of {value:g}"
         return Link(kind, _MAPS[kind], float(value), None, 0, 0)
     return Link(kind, _MAPS[kind], 0.0, value, 0, 0)
 
