@@ -6,6 +6,7 @@ import logging
 import shutil
 
 import pytest
+from cases import whole
 
 torch = pytest.importorskip("torch")
 
@@ -19,21 +20,23 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*is deprecated:FutureWarning"),
 ]
 
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax1.25": Entmax(1.25),
-    "entmax3": Entmax(3.0),
-    "budget": Budget(1.5),
-    "normmax": NormMax(2.0),
-    "taylor": Taylor(2),
-    "sigsoftmax": Sigsoftmax(),
-    "ratio": Ratio.sigmoid(),
-    "sparse_softmax_k": SparseSoftmax(k=3),
-    "sparse_softmax_p": SparseSoftmax(p=0.8),
-    "perturb_max": PerturbMax(),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax1.25": Entmax(1.25),
+        "entmax3": Entmax(3.0),
+        "budget": Budget(1.5),
+        "normmax": NormMax(2.0),
+        "taylor": Taylor(2),
+        "sigsoftmax": Sigsoftmax(),
+        "ratio": Ratio.sigmoid(),
+        "sparse_softmax_k": SparseSoftmax(k=3),
+        "sparse_softmax_p": SparseSoftmax(p=0.8),
+        "perturb_max": PerturbMax(),
+    }
+)
 every_map = pytest.mark.parametrize("name", MAPS)
 few = pytest.mark.parametrize("name", ["softmax", "entmax1.25", "budget", "taylor"])
 T = torch.tensor([0, 3, 2])

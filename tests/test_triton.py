@@ -130,7 +130,15 @@ MAPS = {
 }  # fmt: skip
 
 
-KERNELS = ("separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts")
+KERNELS = (
+    "separable_rows",
+    "truncated_rows",
+    "dense_rows",
+    "perturb_rows",
+    "backward_rows",
+    "survey_parts",
+    "dense_parts",
+)
 
 
 def recorded(monkeypatch):

@@ -82,8 +82,8 @@ _product = Primitive("anymax_product")
 
 
 def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
-    """The parameters, one number a row."""
-    return [jnp.broadcast_to(a, (*x.shape[:-1], 1)) for a in params.values()]
+    """The parameters, one number a row, or as many as there are classes."""
+    return [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1] if a.ndim else 1)) for a in params.values()]
 
 
 def _product_value(
