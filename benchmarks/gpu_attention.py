@@ -60,7 +60,7 @@ def empty_blocks(case: Case) -> float:
     )
     _, saved = attention.forward(job, q, k, v, {}, True)
     plan, _ = attention.sizes(job, q, k, v, True)
-    tall, wide = saved.flags.shape[-2:]
+    tall, wide = saved.counts.shape[-1], -(-case.shape[-2] // plan.N)
     seen = sum(min(wide, -(-(m + 1) * plan.M // plan.N)) for m in range(tall))
     return 1.0 - float(saved.counts.sum(-1).double().mean()) / seen
 

@@ -6,6 +6,8 @@ interpreter, in a process of its own: TRITON_INTERPRET=1 is read when triton is 
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from triton_place import DEVICE, REAL, WARNINGS
 
@@ -190,29 +192,104 @@ def far_apart(rows, keys, seed=3):
     return q, k, v
 
 
-@pytest.mark.parametrize("name", ["sparsemax", "entmax-1.3"])
-def test_blocks_are_left_out(name, monkeypatch):
+def kept_blocks(saved, wide):
+    """The bits of the table of blocks, [B, H, blocks of queries, blocks of keys]."""
+    place = torch.arange(wide, device=DEVICE)
+    words = saved.flags.long().mT[..., place // 32]
+    return (words >> (place % 32) & 1).bool()
+
+
+@pytest.mark.parametrize("by_centres", [False, True])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax-1.3", "alphas"])
+def test_blocks_are_left_out(name, by_centres, monkeypatch):
     """The lists hold the blocks that have a probability, all of them and nearly no other; the gradients are those of all."""
-    rows, keys = (1000, 3000) if REAL else (34, 100)
-    tensors, seen = far_apart(rows, keys), []
-    inner = flash.kernels.forward
+    rows, keys = (1000, 9000) if REAL else (34, 300)
+    tensors, seen, centred = far_apart(rows, keys), [], []
+    inner, launch = flash.kernels.forward, attention._launch
     monkeypatch.setattr(flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
-    hold(tensors, MAPS[name], {})
+    monkeypatch.setattr(attention, "SKIPPED", 0 if by_centres else keys + 1)
+    monkeypatch.setattr(attention, "_launch", lambda kernel, *a, **o: centred.append(kernel) or launch(kernel, *a, **o))
+    mapping = Entmax(alphas(1.4, 1.6)) if name == "alphas" else MAPS[name]
+    hold(tensors, mapping, {}, tol=2e-5)  # scores of size 60
+    assert (attention.attention_centres in centred) == by_centres
     (_, saved), = seen  # fmt: skip
-    plan = plans.blocks(max(D, E), 4, rows, False, False)
-    _, p = am.attention(*tensors, MAPS[name], need_weights=True, implementation="reference")
-    tall, wide = saved.flags.shape[-2:]
+    plan = plans.blocks(max(D, E), 4, rows, False, name == "alphas")
+    _, p = am.attention(*tensors, mapping, need_weights=True, implementation="reference")
+    tall, wide = saved.counts.shape[-1], -(-keys // plan.N)
     table = torch.zeros(1, H, tall * plan.M, wide * plan.N, device=DEVICE)
     table[..., :rows, :keys] = p
     want = table.reshape(1, H, tall, plan.M, wide, plan.N).amax((-1, -3)) > 1e-6
-    live = saved.flags.bool()
+    live = kept_blocks(saved, wide)
     assert want.float().mean() < 0.6
     assert not (want & ~live).any()
     assert (live & ~want).float().mean() < 0.03
     assert torch.equal(live.sum(-1).int(), saved.counts)
     for place in torch.cartesian_prod(*(torch.arange(n) for n in saved.counts.shape)).tolist():
         count = int(saved.counts[tuple(place)])
-        assert saved.lists[tuple(place)][:count].tolist() == live[tuple(place)].nonzero().flatten().tolist()
+        mine = saved.lists[tuple(place)][:count].tolist()
+        assert sorted(mine) == live[tuple(place)].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("option", ["causal at the end", "window", "lengths", "mask"])
+def test_blocks_are_left_out_by_their_centres_under(option, monkeypatch):
+    """A mask takes keys away, and leaves the bounds of the blocks true."""
+    rows, keys = (1000, 9000) if REAL else (34, 300)
+    monkeypatch.setattr(attention, "SKIPPED", 0)
+    hold(far_apart(rows, keys), Entmax(1.5), every_option(rows, keys)[option], tol=2e-5)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_poisoned_key_is_not_left_out(value, monkeypatch):
+    """Its block has no centre; each query that sees it is NaN, as without the centres, or has nothing of it."""
+    rows, keys = (1000, 9000) if REAL else (34, 300)
+    q, k, v = far_apart(rows, keys)
+    k[:, :, 3, 1] = float(value)
+    outs = []
+    for least in (0, keys + 1):
+        monkeypatch.setattr(attention, "SKIPPED", least)
+        outs.append(am.attention(q, k, v, Entmax(1.5), implementation="triton"))
+    assert torch.equal(outs[0].isnan(), outs[1].isnan())
+    assert outs[0].isnan().any() == (value != "-inf")
+    close(outs[0].nan_to_num(), outs[1].nan_to_num().double(), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax-1.3", "budget"])
+@pytest.mark.parametrize("listed", [1, 5])
+def test_lists_that_run_over_stand_for_all_blocks(name, listed, monkeypatch):
+    """Their length is bounded, and the bits of the table are shared: nothing but time is lost."""
+    monkeypatch.setattr(attention, "LISTED", listed)
+    rows, keys = (1000, 9000) if REAL else (34, 180)
+    tensors, seen = far_apart(rows, keys), []
+    inner = flash.kernels.forward
+    monkeypatch.setattr(flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
+    hold(tensors, MAPS[name], {"is_causal": True, "offset": keys - rows, "bias": numbers(1, keys, seed=5)}, tol=2e-5)
+    assert seen[0][1].lists.shape[-1] == listed + 32
+    assert seen[0][1].flags.shape[2] == 1
+    assert (seen[0][1].counts > listed).any()
+
+
+@pytest.mark.parametrize("number", [-30000, 30000])
+def test_what_hooks_give_back_leads_out_of_no_memory(number):
+    """Lists and numbers of blocks that are none: the gradients are wrong, and nothing else is read or written."""
+    spoil = lambda a: a if a.is_floating_point() else torch.full_like(a, number)  # noqa: E731
+    leaves = [a.requires_grad_() for a in heads(rows=34, keys=50)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda a: a, spoil):
+        out = am.attention(*leaves, Entmax(1.5), is_causal=True, offset=20, implementation="triton")
+        found = torch.autograd.grad(out.sum(), leaves)
+    assert [a.shape for a in found] == [a.shape for a in leaves]
+
+
+def test_memory_grows_with_the_length_not_with_its_square(monkeypatch):
+    monkeypatch.setattr(plans, "forced_blocks", [])
+
+    def bytes_of(length):
+        q = torch.empty(1, 1, length, 64, dtype=torch.bfloat16, device="meta")
+        job = attention.Job("power", 2, 0.5, 0.125, 0.0, True, -1, -1, 0, 0.0, False, False)
+        _, parts = attention.sizes(job, q, q, q, True)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts.values())
+
+    assert bytes_of(2**20) <= 8.5 * bytes_of(2**17)
+    assert bytes_of(2**20) <= 128 * 2**20
 
 
 def test_flat_rows():

@@ -10,28 +10,32 @@ import textwrap
 import numpy as np
 import plainly
 import pytest
+from cases import whole
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+import jax.export
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax3": Entmax(3.0),
-    "budget": Budget(1.5),
-    "normmax": NormMax(2.0),
-    "taylor": Taylor(2),
-    "ratio": Ratio.sigmoid(),
-    "ratio_traced": Ratio(lambda x: 1.0 + x * x),
-    "sigsoftmax": Sigsoftmax(),
-    "sparse_softmax_k": SparseSoftmax(k=3),
-    "sparse_softmax_p": SparseSoftmax(p=0.8),
-    "perturb_max": PerturbMax(),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax3": Entmax(3.0),
+        "budget": Budget(1.5),
+        "normmax": NormMax(2.0),
+        "taylor": Taylor(2),
+        "ratio": Ratio.sigmoid(),
+        "ratio_traced": Ratio(lambda x: 1.0 + x * x),
+        "sigsoftmax": Sigsoftmax(),
+        "sparse_softmax_k": SparseSoftmax(k=3),
+        "sparse_softmax_p": SparseSoftmax(p=0.8),
+        "perturb_max": PerturbMax(),
+    }
+)
 FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
 every_map = pytest.mark.parametrize("name", MAPS)
 X = np.random.default_rng(0).normal(size=(3, 5))
@@ -301,3 +305,13 @@ def test_shard_map_over_two_devices():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+
+
+@pytest.mark.parametrize("alpha", [3.0, np.float32(2.5)])
+def test_export_of_any_number_of_classes(alpha):
+    (n,) = jax.export.symbolic_shape("n")
+    f = jax.jit(lambda x: A.entmax(x, alpha if isinstance(alpha, float) else jnp.asarray(alpha)))
+    program = jax.export.export(f)(jax.ShapeDtypeStruct((3, n), jnp.float32))
+    for size in (1, 5, 70):
+        x = jnp.asarray(np.random.default_rng(size).normal(size=(3, size)), jnp.float32)
+        np.testing.assert_allclose(program.call(x), f(x), atol=1e-6)

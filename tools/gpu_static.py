@@ -50,7 +50,7 @@ KERNELS = {
         "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts",
     ),
     "attention": (
-        "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_columns", "attention_parts",
+        "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
         "attention_solve", "attention_values", "attention_merge",
     ),
 }  # fmt: skip
@@ -115,7 +115,7 @@ def compiled(target: str, launch: Launch) -> Any:
     from triton.compiler import ASTSource
 
     options = dict(launch.options)
-    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages") if name in options}
+    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
     names = list(inspect.signature(launch.kernel.fn).parameters)
     assert set(names) == {*names[: len(launch.args)], *options}
     signature: dict[str, str] = {}

@@ -127,7 +127,8 @@ def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
     low = xp.zeros_like(kept)  # always in the support
     high = xp.where(kept > 0, kept, xp.ones_like(kept))  # never in it, as an index
     r = 1.0 / c
-    for _ in range(max(1, (n - 1).bit_length() + 1)):
+    rounds = max(1, (n - 1).bit_length() + 1) if isinstance(n, int) else 32  # a size may be a symbol, below 2^31
+    for _ in range(rounds):
         middle = (low + high) // 2
         gap = z - take(order, middle, xp)
         above = keep & (gap > 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Array, Namespace, descending, is_jax, is_torch, like, running_sum, stop_gradient, top
+from ._array import Array, Namespace, descending, is_array, is_jax, is_torch, like, running_sum, stop_gradient, top
 
 
 def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
@@ -48,7 +48,10 @@ def topp_keep(x: Array, p: Any, xp: Namespace) -> Array:
     inside = before < level * upto[..., -1:]
     count = xp.sum(xp.astype(inside, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)
     edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
-    return (_first(y, edge, count, xp) | strange | (level >= 1)) & live
+    kept = _first(y, edge, count, xp) | strange
+    if is_array(level):
+        return (kept | (level >= 1)) & live
+    return live if level >= 1 else kept & live  # a bool beside a tensor is no operation of torch.jit.trace
 
 
 def _kth(x: Array, k: int, xp: Namespace) -> Array:

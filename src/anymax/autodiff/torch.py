@@ -459,6 +459,8 @@ def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None
         return call(code, param, x, None)
     if type(out) is not Tensor or out.requires_grad or out.is_neg():
         return None
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        return None
     return wrote(call(code, param, x, out))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +20,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(f"the command line needs {error.name}; install it with: pip install 'anymax[cli]'", 1)
     try:
         result = program.main(args if args is None else list(args), prog_name="anymax", standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk can be told
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "anymax"
         return _fail(error.format_message(), error.exit_code, command)
@@ -25,7 +28,19 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except BrokenPipeError:  # as of `anymax inventory | head -1`
+        _say_no_more()
+        return 1
+    except OSError as error:
+        _say_no_more()
+        return _fail(f"can't write: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}", 1)
     return result if isinstance(result, int) else 0
+
+
+def _say_no_more() -> None:
+    """What is left to write goes nowhere, lest Python tries again at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int, command: str = "anymax") -> int:

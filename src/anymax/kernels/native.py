@@ -44,6 +44,12 @@ _MAPS = {
     "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
 }  # fmt: skip
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
+# what the library takes of each parameter (csrc/abi.cpp checks it too); beyond, the reference serves
+_RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
+    "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
+    "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
+}  # fmt: skip
+_NODES = 4096
 _NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
 _NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
 _WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
@@ -249,14 +255,23 @@ def link_of(mapping: Mapping) -> Link | str:
             return f"it has no kernel for the noise {noise!r}; it knows {', '.join(_NOISES)}"
         if is_array(scale):
             return "it takes one scale of the noise for all rows"
+        if (nodes or 0) > _NODES:
+            return f"it takes up to {_NODES} nodes, not {nodes}"
+        if reason := _out_of_range(kind, "scale", scale):
+            return reason
         return Link(kind, _MAPS[kind], float(scale), None, _NOISES[noise], nodes or 0)
     attribute = _PARAMETERS.get(kind)
     value = getattr(mapping, attribute) if attribute else 0.0
     if not is_array(value):
-        if kind == "taylor" and value > 64:
-            return f"it goes to order 64, not {value}"
+        if attribute and (reason := _out_of_range(kind, attribute, value)):
+            return reason
         return Link(kind, _MAPS[kind], float(value), None, 0, 0)
     return Link(kind, _MAPS[kind], 0.0, value, 0, 0)
+
+
+def _out_of_range(kind: str, attribute: str, value: float) -> str | None:
+    low, high = _RANGES[kind]
+    return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"
 
 
 def refuse(op: str, mapping: Mapping, x: Any) -> str | None:

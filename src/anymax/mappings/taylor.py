@@ -30,6 +30,11 @@ class Taylor(RatioMap):
     def __post_init__(self) -> None:
         k = check_integer("Taylor", "order", self.order, "an even integer such as 2 or 4")
         object.__setattr__(self, "order", k)
+        if k > 170:
+            raise ValueError(
+                f"Taylor(order={k}): the order must be at most 170, the last whose coefficient 1 / order! is a normal number; such "
+                "polynomials are exp to rounding near 0: use Softmax()"
+            )
         if k < 2 or k % 2:
             raise ValueError(
                 f"Taylor(order={k}): the order must be even and at least 2, because only the even Taylor polynomials of exp "

@@ -13,20 +13,20 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..native import Link
-from .attention_backward import attention_bias, attention_columns, attention_keys, attention_queries
-from .attention_forward import attention_forward
+from .attention_backward import attention_bias, attention_keys, attention_queries
+from .attention_forward import attention_centres, attention_forward
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
 from .launch import POWERS
-from .plans import SOLVING, Blocks, Split, blocks, split
+from .plans import KEPT, LISTED, SKIPPED, SOLVING, Blocks, Split, blocks, split
 
 Tensor = torch.Tensor
 
 # |sum p - 1| after which one step of Newton is the last, where the rate is smooth and where it jumps at the edge of the support; what a
 # step leaves is about the square, in half precision below the rounding of p
 _ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
+_ROOT = 1e-3  # alpha - 1 from which on p = u^(1 / (alpha - 1)) is exact enough for half precision with u in fp32
 _SMOOTH = 0.67  # of alpha - 1: above it the rate all but jumps at the edge of the support
 
 
@@ -62,7 +62,7 @@ def link_of(link: Link | str) -> tuple[str, int, float]:
 
 
 class Saved(NamedTuple):
-    """What the backward wants: (top, z) of each query, and the blocks that have a probability."""
+    """What the backward wants: (top, z) of each query, and the blocks that have a probability: see `attention_forward`."""
 
     state: Tensor
     lists: Tensor
@@ -83,10 +83,31 @@ def sizes(
     index = torch.int16 if max(tall, wide) < 2**15 else torch.int32
     return plan, {
         "state": ((batch, heads, rows, 2) if save else (0,), torch.float64),
-        "lists": ((batch, heads, tall, wide) if held else (0,), index),
+        "lists": ((batch, heads, tall, _most(wide) + 32) if held else (0,), index),
         "counts": ((batch, heads, tall) if held else (0,), torch.int32),
-        "flags": ((batch, heads, tall, wide) if held else (0,), torch.int8),
+        "flags": ((batch, heads, -(-wide // (32 * _coarse(wide))), tall) if held else (0,), torch.int32),
     }
+
+
+def _cdiv(n: int, size: int) -> int:
+    """Triton's own function of this name is one for kernels too, and takes ten times as long."""
+    return -(-n // size)
+
+
+def _features(a: Tensor) -> int:
+    """Columns of a tile: a power of two; in half precision at least 64, for on Hopper, Triton 3.6 multiplies by a tile of 32 columns
+    wrongly where four warps share the work (seen: values after the first 16 keys)."""
+    return max(16 if a.dtype.itemsize > 2 else 64, 1 << (a.shape[3] - 1).bit_length())
+
+
+def _most(wide: int) -> int:
+    """Entries of a list of blocks: memory grows with the length, not with its square."""
+    return min(wide, LISTED)
+
+
+def _coarse(wide: int) -> int:
+    """Blocks of keys that share a bit."""
+    return -(-wide // LISTED)
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], save: bool) -> tuple[Tensor, Saved]:
@@ -109,16 +130,30 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         if cut is not None:
             _forward_split(job, q, *few, arrays, out, cut)
             return out, saved
-    lists = saved.lists
+    lists, wide = saved.lists, _cdiv(k.shape[2], plan.N)
     if not save and job.link != "softmax":
-        shape = (*q.shape[:2], triton.cdiv(q.shape[2], plan.M), triton.cdiv(k.shape[2], plan.N))
+        shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
         lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
     common, options = _common(job, q, k, v, arrays)
+    plain = not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
+    skip = plain and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
+    centres = radii = q
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
     with _device(q):
+        if skip:
+            programs = k.shape[0] * k.shape[1] * wide
+            centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
+            radii = torch.empty(programs, dtype=torch.float32, device=k.device)
+            _launch(
+                attention_centres, programs, k, centres, radii, k.shape[2], k.shape[3], k.shape[1], *_steps(k)[:3], N=plan.N,
+                D=options["D"], num_warps=4,
+            )  # fmt: skip
         _launch(
-            attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
-            q, k, v, out, saved.state, lists, saved.counts, saved.flags, *common, _enough(job, q), **options, SINK=job.sink,
-            SAVE=save, M=plan.M, N=plan.N, num_warps=plan.warps, num_stages=plan.stages,
+            attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
+            q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
+            _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip, M=plan.M, N=plan.N,
+            num_warps=plan.warps, num_stages=plan.stages,
+            **capped,
         )  # fmt: skip
     return out, saved
 
@@ -139,11 +174,11 @@ def _forward_split(
     batch, each, rows, _ = q.shape
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
-    wide, parts = triton.cdiv(keys, cut.N), cut.parts
+    wide, parts = _cdiv(keys, cut.N), cut.parts
     new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
     sums = new((queries, parts, 2), dtype=torch.float64)
     partial = new((queries, parts, e))
-    tiles = batch * k.shape[1] * triton.cdiv(groups * rows, cut.M) * parts
+    tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
     with _device(q):
         if job.link == "softmax":
@@ -155,7 +190,7 @@ def _forward_split(
             attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch
         )  # fmt: skip
         if job.link != "softmax":
-            lists = new((queries, triton.cdiv(wide, parts) * parts), dtype=torch.int32)
+            lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
             reach = (job.offset, max(job.left, 0), max(job.right, 0))
             seen = {n: options[n] for n in ("LINK", "P", "CAUSAL", "LEFT", "RIGHT", "RANGED")}
             _launch(
@@ -197,29 +232,26 @@ def backward(
     g = g.to(q.dtype).contiguous()
     common, options = _common(job, q, k, v, arrays)
     batch, heads, rows, _ = q.shape
-    tall, wide = triton.cdiv(rows, plan.M), triton.cdiv(k.shape[2], plan.N)
-    delta = torch.empty((batch, heads, rows, 2), dtype=torch.float32, device=q.device)
+    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
+    numbers = torch.empty((4, batch * heads * rows), dtype=torch.float32, device=q.device)
+    plane = numbers.shape[1]
     learn = bool(wants & {"heads", "param"})
     sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
     launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
+    capped = {"maxnreg": plan.registers} if plan.registers else {}
     with _device(q):
         _launch(
             attention_queries, tall * batch * heads,
-            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, delta, sums, *common, **options, SINK=job.sink,
-            LEARN=learn, **launch,
+            q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),
+            **options, SINK=job.sink, LEARN=learn, **launch,
         )  # fmt: skip
         if wants & {"k", "v"}:
-            lists, counts = saved.lists, saved.counts
+            lists = saved.lists
             if job.link != "softmax":
-                lists = torch.empty((batch, heads, wide, tall), dtype=saved.lists.dtype, device=q.device)
-                counts = torch.empty((batch, heads, wide), dtype=torch.int32, device=q.device)
-                size = min(1024, max(16, triton.next_power_of_2(tall)))
-                _launch(
-                    attention_columns, wide * batch * heads, saved.flags, lists, counts, tall, wide, SIZE=size, num_warps=4
-                )  # fmt: skip
+                lists = torch.empty((wide * batch * k.shape[1], KEPT), dtype=torch.int32, device=q.device)
             _launch(
-                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, counts, g, dk, dv, delta, *common,
-                **options, **{**launch, "num_warps": plan.key_warps or plan.warps},
+                attention_keys, wide * batch * k.shape[1], q, k, v, saved.state, lists, saved.flags, g, dk, dv, numbers, plane,
+                *common, _coarse(wide), **options, T=plan.part or plan.M, SIZE=KEPT, **launch, **capped,
             )  # fmt: skip
         for name in sorted(wants & {"bias", "additive"}):
             a = arrays[name]
@@ -228,8 +260,8 @@ def backward(
             programs = math.prod(1 if one else n for one, n in zip(alone, (batch, heads, tall, wide)))
             summed = {f"ALL_{axis}": one for axis, one in zip("BHIJ", alone)}
             _launch(
-                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, delta, *common[:7], batch, *common[7:],
-                *into.stride(), **summed, **options, **launch,
+                attention_bias, programs, q, k, v, saved.state, saved.flags, g, into, numbers, plane, *common[:7], batch, *common[7:],
+                _coarse(wide), *into.stride(), **summed, **options, **launch,
             )  # fmt: skip
             found[name] = into
     if "heads" in wants:
@@ -246,6 +278,11 @@ def backward(
         own = own.sum([n for n in range(3) if shape[n] == 1], keepdim=True) if 1 in shape else own
         found["param"] = own.to(arrays["param"].dtype)
     return found
+
+
+def _link(job: Job, q: Tensor) -> str:
+    """The link that the kernels of this dtype take."""
+    return "root" if job.link == "any" and q.element_size() == 2 and job.param >= _ROOT else job.link
 
 
 def _enough(job: Job, q: Tensor) -> float:
@@ -294,9 +331,9 @@ def _common(
         float(job.dropout_p),
     )  # fmt: skip
     options = {
-        "LINK": job.link, "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
+        "LINK": _link(job, q), "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
         "RIGHT": job.right >= 0, "RANGED": ranges is not None, "CAP": job.softcap > 0.0, "ALIBI": job.alibi,
         "BIAS": four[0] is not None, "ADD": four[1] is not None, "KEEP": four[2] is not None, "DROP": job.dropout_p > 0.0,
-        "D": max(16, triton.next_power_of_2(q.shape[3])), "E": max(16, triton.next_power_of_2(v.shape[3])),
+        "D": _features(q), "E": _features(v),
     }  # fmt: skip
     return common, options

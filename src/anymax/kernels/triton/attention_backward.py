@@ -13,8 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_forward import load_block, once_more, row_max, row_sum
-from .attention_tile import constants, kept, lean, parameter, scores, seeing, seen, shares, slope_of, span
+from .attention_forward import listed, load_block, once_more, row_max, row_sum
+from .attention_tile import (
+    constants,
+    kept,
+    lean,
+    parameter,
+    recalled,
+    remembered,
+    scores,
+    seeing,
+    seen,
+    shares,
+    slope_of,
+    span,
+)
 
 
 @triton.jit
@@ -29,14 +42,14 @@ def level(c, LINK: tl.constexpr):
 
 
 @triton.jit
-def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, longest,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DQ; DELTA [., rows, 2] takes the anchor of g and the rest of delta; SUMS [., rows, 3] where LEARN the gradients of the sink, the
+    """DQ; ROWS takes what the other kernels want of a query: see `remembered`; SUMS [., rows, 3] where LEARN the gradients of the sink, the
     slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
     of its own finds it."""
     tall = tl.cdiv(rows, M)
@@ -77,9 +90,12 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
         steps = tl.cdiv(high, N) - begin
         mine = LISTS
     else:
-        begin = 0
-        mine = LISTS + (head.to(tl.int64) * tall + m) * wide
+        begin, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
+        begin = begin // N
+        mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
         steps = tl.load(COUNTS + head.to(tl.int64) * tall + m)
+        over = steps > longest
+        steps = tl.where(over, tl.cdiv(high, N) - begin, steps)
     s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s, and of s g'
     h1 = tl.zeros([M, 1], tl.float32)  # of dp/dalpha times g
     l0, l1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # and of s times the distance
@@ -97,7 +113,8 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
         for t in range(steps):
             n = begin + t
             if LINK != "softmax":
-                n = tl.load(mine + t).to(tl.int32)
+                # a hook of saved tensors may have changed the list: no number of it leads out of the keys
+                n = tl.minimum(tl.maximum(listed(mine, t, steps, over, begin), 0), wide - 1)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -153,9 +170,8 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, DELTA, SUMS, BI
     cols = tl.arange(0, D)[None, :]
     dq = tl.where(poisoned, float("nan"), acc * scale)
     tl.store(DQ + (first_row + i) * d + cols, dq.to(DQ.dtype.element_ty), mask=(i < rows) & (cols < d))
-    delta = DELTA + (first_row + i) * 2
-    tl.store(delta, anchor, mask=i < rows)
-    tl.store(delta + 1, rest, mask=i < rows)
+    EXACT: tl.constexpr = q.dtype == tl.float32
+    remembered(ROWS + first_row, plane, i, rows, row, anchor, rest, LINK, EXACT)
     if LEARN:
         sums = SUMS + (first_row + i) * 3
         if SINK:
@@ -179,14 +195,15 @@ def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr
 
 
 @triton.jit
-def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                    heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop,
+                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse,
                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
-                   M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DK and DV of N keys: a sum over the blocks of queries that LISTS names for them, of all heads that share the keys."""
+                   M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
+    """DK and DV of N keys: a sum over the blocks of queries that FLAGS has for them, of all heads that share the keys, T queries at a time.
+    LISTS [programs, SIZE] takes so many of the blocks at a time."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     n = tl.program_id(0) % wide
@@ -216,48 +233,50 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
         )  # fmt: skip
         slope = slope_of(HEADS, h, ALIBI)
         first_row = head.to(tl.int64) * rows
-        if LINK == "softmax":
-            begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
-            begin = begin // M
-            steps = tl.cdiv(high, M) - begin
-            mine = LISTS
-        else:
-            begin = 0
-            mine = LISTS + (head.to(tl.int64) * wide + n) * tall
-            steps = tl.load(COUNTS + head.to(tl.int64) * wide + n)
-        for t in range(steps):
-            m = begin + t
+        begin, high = seeing(j0, at, N, CAUSAL, LEFT, RIGHT)
+        end = tl.cdiv(high, M)
+        mine = LISTS + tl.program_id(0).to(tl.int64) * SIZE
+        bit = n // coarse
+        flags = FLAGS + (head.to(tl.int64) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32) * tall
+        for first in range(begin // M, end, SIZE):
+            steps = tl.minimum(SIZE, end - first)
             if LINK != "softmax":
-                m = tl.load(mine + t).to(tl.int32)
-            i0 = m * M
-            i = i0 + tl.arange(0, M)[None, :]
-            c = level(
-                parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK
-            )
-            state = STATE + (first_row + i) * 2
-            top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
-            z = tl.load(state + 1, mask=i < rows, other=1.0)
-            row = constants(top, z, c, LINK, P)
-            delta = DELTA + (first_row + i) * 2
-            anchor = tl.load(delta, mask=i < rows, other=0.0)
-            rest = tl.load(delta + 1, mask=i < rows, other=0.0)
-            q = load_block(at_q, i0, qi, rows, d, M, D)
-            g_out = load_block(G + first_row * e, i0, e, rows, e, M, E)
-            k_now = once_more(k, at_k, j0, ki_, keys, d, i0 < rows, N, D)
-            x, rise = scores(tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                             M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            p, s = shares(x, top, row, LINK, P)
-            v_now = once_more(v, at_v, j0, vi, keys, e, i0 < rows, N, E)
-            g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
-            if DROP:
-                keep = kept(i, j, head, seed, drop)
-                p = tl.where(keep, p / (1.0 - drop), 0.0)
-                g = tl.where(keep, g / (1.0 - drop), 0.0)
-            dv = tl.dot(p.to(g_out.dtype), g_out, dv, input_precision="ieee")
-            pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
-            if CAP:
-                pull = pull * rise
-            dk = tl.dot(pull.to(q.dtype), q, dk, input_precision="ieee")
+                blocks = first + tl.arange(0, SIZE)
+                live = (tl.load(flags + blocks, mask=blocks < end, other=0) >> (bit % 32)) & 1
+                tl.debug_barrier()  # what was listed before has been read
+                tl.store(mine + tl.cumsum(live, 0) - live, blocks, mask=live > 0)
+                steps = tl.sum(live)
+                tl.debug_barrier()  # the list is whole
+            for t in range(steps * (M // T)):
+                m = first + t // (M // T)
+                if LINK != "softmax":
+                    m = tl.load(mine + t // (M // T))
+                i0 = m * M + t % (M // T) * T
+                i = i0 + tl.arange(0, T)[None, :]
+                c = level(
+                    parameter(PARAM + b.to(tl.int64) * pb + h.to(tl.int64) * ph, i, pl, param, rows, LINK, P, PER_ROW),
+                    LINK,
+                )
+                top, row, anchor, rest = recalled(
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, k.dtype == tl.float32
+                )
+                q = load_block(at_q, i0, qi, rows, d, T, D)
+                g_out = load_block(G + first_row * e, i0, e, rows, e, T, E)
+                k_now = once_more(k, at_k, j0, ki_, keys, d, i0 < rows, N, D)
+                x, rise = scores(tl.dot(k_now, tl.trans(q), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                                 T, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                p, s = shares(x, top, row, LINK, P)
+                v_now = once_more(v, at_v, j0, vi, keys, e, i0 < rows, N, E)
+                g = tl.dot(v_now, tl.trans(g_out), input_precision="ieee")
+                if DROP:
+                    keep = kept(i, j, head, seed, drop)
+                    p = tl.where(keep, p / (1.0 - drop), 0.0)
+                    g = tl.where(keep, g / (1.0 - drop), 0.0)
+                dv = tl.dot(p.to(g_out.dtype), g_out, dv, input_precision="ieee")
+                pull = tl.where(s == 0.0, 0.0, s * ((g - anchor) - rest))
+                if CAP:
+                    pull = pull * rise
+                dk = tl.dot(pull.to(q.dtype), q, dk, input_precision="ieee")
     cols = tl.arange(0, D)[None, :]
     first_key = own.to(tl.int64) * keys
     tl.store(DK + (first_key + j) * d + cols, (dk * scale).to(DK.dtype.element_ty), mask=(j < keys) & (cols < d))
@@ -266,9 +285,9 @@ def attention_keys(Q, K, V, STATE, LISTS, COUNTS, G, DK, DV, DELTA, BIAS_, ADD_,
 
 
 @triton.jit
-def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                    batches, heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, db, dh, di, dj,
+                   mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, coarse, db, dh, di, dj,
                    ALL_B: tl.constexpr, ALL_H: tl.constexpr, ALL_I: tl.constexpr, ALL_J: tl.constexpr,
                    LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
@@ -308,19 +327,18 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARA
                 i0 = m * M
                 i = i0 + tl.arange(0, M)[:, None]
                 c = level(parameter(PARAM + far_b * pb + far_h * ph, i, pl, param, rows, LINK, P, PER_ROW), LINK)
-                state = STATE + (first_row + i) * 2
-                top = tl.load(state, mask=i < rows, other=0.0).to(tl.float32)
-                z = tl.load(state + 1, mask=i < rows, other=1.0)
-                row = constants(top, z, c, LINK, P)
-                delta = DELTA + (first_row + i) * 2
-                anchor = tl.load(delta, mask=i < rows, other=0.0)
-                rest = tl.load(delta + 1, mask=i < rows, other=0.0)
+                EXACT: tl.constexpr = Q.dtype.element_ty == tl.float32
+                top, row, anchor, rest = recalled(
+                    ROWS + first_row, plane, STATE + first_row * 2, i, rows, c, LINK, P, EXACT
+                )
                 low, high = seen(i0, at, M, CAUSAL, LEFT, RIGHT)
                 for n in range(n_first, wide if ALL_J else n_first + 1):
                     j0 = n * N
                     live = (j0 < high) & (j0 + N > low)
                     if LINK != "softmax":
-                        live = live & (tl.load(FLAGS + ((nothing + head) * tall + m) * wide + n) != 0)
+                        bit = n // coarse
+                        word = (nothing + head) * tl.cdiv(tl.cdiv(wide, coarse), 32) + bit // 32
+                        live = live & (((tl.load(FLAGS + word * tall + m) >> (bit % 32)) & 1) != 0)
                     if live:
                         j = j0 + tl.arange(0, N)[None, :]
                         q = load_block(Q + far_b * qb + far_h * qh, i0, qi, rows, d, M, D)
@@ -344,18 +362,3 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, DELTA, BIAS_, ADD_, KEEP_, PARA
     to = DB + b_first.to(tl.int64) * db + h_first.to(tl.int64) * dh + i.to(tl.int64) * di + j.to(tl.int64) * dj
     mask = (i < (1 if ALL_I else rows)) & (j < (1 if ALL_J else keys))
     tl.store(to, acc.to(DB.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def attention_columns(FLAGS, LISTS, COUNTS, tall, wide, SIZE: tl.constexpr):
-    """From the table of blocks, the list of blocks of queries of each block of keys, in order."""
-    n = tl.program_id(0) % wide
-    head = (tl.program_id(0) // wide).to(tl.int64)
-    found = 0
-    for begin in range(0, tall, SIZE):
-        m = begin + tl.arange(0, SIZE)
-        live = tl.load(FLAGS + (head * tall + m) * wide + n, mask=m < tall, other=0) != 0
-        place = found + tl.cumsum(live.to(tl.int32), 0) - 1
-        tl.store(LISTS + (head * wide + n) * tall + place, m.to(LISTS.dtype.element_ty), mask=live)
-        found += tl.sum(live.to(tl.int32))
-    tl.store(COUNTS + head * wide + n, found)

@@ -1,10 +1,12 @@
 """Attention forward: the threshold of each query from blocks of keys, then the output; no matrix of scores.
 
 One dense pass keeps the maximum of each lane, whose own root bounds the threshold, and lists the blocks that reach above the bound so
-far. Newton's steps and the output pass run over that list, which each pass makes shorter. Softmax needs one pass, with a running maximum.
+far; a block whose centre and radius say that it can't reach is not even multiplied. It begins at the diagonal, where the high scores of
+most models lie. Newton's steps and the output pass run over the list, which each pass makes shorter. Softmax needs one pass, with a
+running maximum.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import constants, kept, parameter, scores, seen, shares, slope_of, span
-from .separable import fall
+from .attention_tile import constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
+
+NEAR = tl.constexpr(4)  # blocks next to the diagonal, from which a first bound is had
 
 
 @triton.jit
@@ -29,6 +32,12 @@ def row_sum(v):
 @triton.jit
 def row_max(v):
     return tl.max(v, 1, keep_dims=True)
+
+
+@triton.jit
+def outwards(t, begin, mid):
+    """The t-th block of keys: from `mid` down to `begin`, then up from `mid`."""
+    return tl.where(t < mid - begin, mid - 1 - t, begin + t)
 
 
 @triton.jit
@@ -56,17 +65,110 @@ def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
+def raised(u, c, LINK: tl.constexpr, P: tl.constexpr):
+    """(u^r, u^(r-1)), r = 1 / c: 0 for u = 0."""
+    if LINK == "root":
+        inside = u > 0.0
+        log_u = tl.log2(tl.where(inside, u, 1.0))
+        r = 1.0 / c.to(tl.float32)
+        return tl.where(inside, tl.exp2(r * log_u), 0.0), tl.where(inside, tl.exp2((r - 1.0) * log_u), 0.0)
+    else:
+        rate = tl.where(u > 0.0, 1.0, 0.0)
+        for _ in tl.static_range(P - 1):
+            rate = rate * u
+        return rate * u, rate
+
+
+@triton.jit
 def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
     """z of a lower bound of the threshold: four of Newton's steps on the lane maxima, which the other keys only add to."""
-    z = top.to(tl.float64) * 0.0 + 1.0  # where the maximum alone has probability 1
-    for _ in range(4):
-        row = constants(top, z, c, LINK, P)
-        value, rate = shares(lanes, top, row, LINK, P)
-        s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
-        if SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        z = tl.where(c > 1.0, z, z - fall(s0, s1, 1.0 / c))
+    if LINK == "power" or LINK == "root":
+        z = tl.full(top.shape, 1.0, tl.float32)  # where the maximum alone has probability 1
+        slope = c.to(tl.float32)
+        gap, more = (lanes - top) * slope, (extra - top) * slope
+        for _ in range(4):
+            value, rate = raised(tl.maximum(gap + z, 0.0), c, LINK, P)
+            s0, s1 = row_sum(value), row_sum(rate)
+            if SINK:
+                value, rate = raised(tl.maximum(more + z, 0.0), c, LINK, P)
+                s0 += value
+                s1 += rate
+            z -= fall(s0, s1, c, LINK, P)
+    else:
+        z = top.to(tl.float64) * 0.0 + 1.0
+        for _ in range(4):
+            row = constants(top, z, c, LINK, P)
+            value, rate = shares(lanes, top, row, LINK, P)
+            s0, s1 = row_sum(value).to(tl.float64), row_sum(rate).to(tl.float64)
+            if SINK:
+                s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+            z = tl.where(c > 1.0, z, z - fall(s0, s1, c, LINK, P).to(tl.float64))
     return z
+
+
+@triton.jit
+def lanes_reach(lanes, extra, top, bound, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
+    """`bound`, the score below which nothing of a row is supported, with what the lane maxima know by now."""
+    safe = tl.where(top > float("-inf"), top, 0.0)
+    z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
+    if LINK == "power":
+        below = safe - z * P
+    elif LINK == "root":
+        below = safe - z / c.to(tl.float32)
+    else:
+        below = (safe - z / c).to(tl.float32)
+    below -= 2e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
+    sure = (c > 0.0) & (c <= 1.0) & (top > float("-inf"))
+    return tl.where(sure, tl.maximum(bound, below), bound)
+
+
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def listed(mine, t, size, over, begin):
+    """Entry t of a list of so many; of one that ran over, all blocks from `begin` on."""
+    return tl.where(over, begin + t, tl.load(mine + t, mask=t < tl.where(over, 0, size), other=0).to(tl.int32))
+
+
+@triton.jit
+def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, coarse, SAVE: tl.constexpr):
+    """Of the `size` entries of the list from `here` on, at most 32, those whose bit is set in some row go to its end `live`, which is
+    returned; the list holds the first `longest`. FLAGS: where SAVE, the column of the table of `attention_forward`."""
+    t = tl.arange(0, 32)
+    on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
+    n = listed(mine, here + t, here + size, over, begin)
+    tl.debug_barrier()  # all have read what is written over now
+    place = live + tl.cumsum(on, 0) - on
+    tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < longest))
+    if SAVE:
+        bit = n // coarse
+        tl.atomic_or(FLAGS + (bit // 32).to(tl.int64) * tall, on << (bit % 32), mask=on > 0, sem="relaxed")
+    return live + tl.sum(on)
+
+
+@triton.jit
+def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.constexpr, D: tl.constexpr):
+    """The centre of each block of keys, as a key, and how far its keys lie from it, with what the products' own rounding may add."""
+    wide = tl.cdiv(keys, N)
+    n = tl.program_id(0) % wide
+    own = tl.program_id(0) // wide
+    j0 = n * N
+    inside = (j0 + tl.arange(0, N)[:, None]) < keys
+    k = load_block(K + (own // shared).to(tl.int64) * kb + (own % shared).to(tl.int64) * kh, j0, ki_, keys, d, N, D).to(
+        tl.float32
+    )
+    centre = (tl.sum(k, 0, keep_dims=True) / tl.minimum(N, keys - j0)).to(CENTRES.dtype.element_ty)
+    apart = tl.where(inside, k - centre.to(tl.float32), 0.0)
+    radius = tl.sqrt(row_sum(apart * apart))
+    radius = tl.max(tl.where(radius == radius, radius, float("inf")))
+    size = tl.sqrt(tl.sum(centre.to(tl.float32) * centre.to(tl.float32)))
+    at = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, D)[None, :]
+    tl.store(CENTRES + at * d + cols, centre, mask=cols < d)
+    tl.store(RADII + at, radius + 1e-4 * (radius + size))
 
 
 @triton.jit
@@ -96,17 +198,27 @@ def first_guess(
         none = tl.zeros_like(c)
         return z, none, high, high, tl.where(full, number, mass), none + 1.0, alive & (full == 0)
     else:
-        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK)
+        z = lanes_bound(lanes, extra, top, c, LINK, P, SINK).to(tl.float64)
         return z, tl.zeros_like(c), z, z, mass, c, alive
 
 
 @triton.jit
-def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.constexpr):
-    """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets."""
+def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
+    """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets. `size`: of
+    the support at z."""
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
-    if LINK == "power" or LINK == "any":
-        return tl.where(alive, z - fall(s0, s1, 1.0 / c), z), low, high, width, go
+    if LINK == "power" and P == 2:
+        # if none of the support at z leaves it, (u - step)^2 sums to 1 for the root of a quadratic; else the truth lies between the two
+        over, rate = excess.to(tl.float32), s1.to(tl.float32)
+        under = rate * rate - size * over
+        exact = (rate > 0.0) & (under >= 0.0)
+        step = fall(s0, s1, c, LINK, P)
+        root = tl.where(exact, over / tl.where(exact, rate + tl.sqrt(tl.where(exact, under, 0.0)), 1.0), step)
+        go = go & ((exact == 0) | ((root - step) * (2.0 * rate) > 10.0 * enough * enough))
+        return tl.where(alive, z - tl.where(go, step, root).to(tl.float64), z), low, high, width, go
+    elif LINK == "power" or LINK == "any" or LINK == "root":
+        return tl.where(alive, z - fall(s0, s1, c, LINK, P).to(tl.float64), z), low, high, width, go
     else:
         high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
         low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
@@ -117,7 +229,7 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
         if LINK == "mixed":
             steep = c > 1.0
             go = go & ((steep == 0) | (high - low > 1e-15 * high))
-            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, 1.0 / c))
+            target = tl.where(steep, tl.where(go, target, z), z - fall(s0, s1, c, LINK, P).to(tl.float64))
         else:
             go = go & (high - low > 1e-15 * high)
             target = tl.where(go, target, z)
@@ -126,15 +238,18 @@ def improved(z, low, high, width, s0, s1, mass, c, alive, enough, LINK: tl.const
 
 
 @triton.jit
-def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
+def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII, BIAS_, ADD_, KEEP_, PARAM, RANGES, HEADS, SEED,
                       heads, groups, rows, keys, d, e, qb, qh, qi, kb, kh, ki_, vb, vh, vi, bb, bh_, bi, bj, ab, ah, ai, aj,
-                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough,
+                      mb, mh, mi, mj, pb, ph, pl, offset, left, right, scale, cap, param, drop, enough, longest, coarse,
                       LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
+                      SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each; LISTS and COUNTS the blocks of keys with a
-    probability, for each block of queries, and FLAGS the same as a table of bytes, where SAVE."""
+    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32] are
+    of the blocks of keys: first those that may have a probability, in the end those that have one, COUNTS of them; a list of more than
+    `longest` stands for all blocks that are seen. FLAGS [., words, blocks of queries], where SAVE, has a bit for `coarse` blocks of
+    keys."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall  # under a causal mask the longest first
@@ -188,10 +303,10 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         top = tl.where(alive, top, 0.0)
         z = tl.where(bad, float("nan"), tl.log(tl.where(s0 > 0.0, s0, 1.0)))
     else:
-        mine = LISTS + (head.to(tl.int64) * tall + m) * wide
+        mine = LISTS + (head.to(tl.int64) * tall + m) * (longest + 32)
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
-        bound = tl.full([M, 1], float("-inf"), tl.float32)
+        bound = tl.where(i < count, float("-inf"), float("inf"))
         # so far below the maximum, nothing is supported
         reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
@@ -199,8 +314,16 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
         if LINK == "budget":
             lowest = tl.where(extra > float("-inf"), extra, float("inf"))
             number = tl.where(extra > float("-inf"), 1.0, 0.0)
-        live = 0
-        for n in range(begin, end):
+        end = tl.maximum(begin, end)
+        first, last = whole_blocks(i0, at, begin, end, M, N, CAUSAL, LEFT, RIGHT)
+        mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, first), last)
+        cut = end - last + first - begin
+        live = cut + tl.minimum(last - first, NEAR)
+        for t in range(live):  # the blocks that a mask cuts, and some next to the diagonal
+            n = tl.where(
+                t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
+            )
+            tl.store(mine + t, n.to(LISTS.dtype.element_ty), mask=t < longest)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -208,28 +331,70 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                           M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
             lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
-            high_x = row_max(x)
-            top = tl.maximum(top, high_x)
             if LINK == "budget":
                 here = x > float("-inf")
                 lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
                 number += row_sum(tl.where(here, 1.0, 0.0))
-                matters = any_of(high_x > float("-inf"))
+        top = tl.maximum(top, row_max(lanes))
+        if LINK != "budget":
+            bound = tl.maximum(bound, top - reach)
+            bound = lanes_reach(lanes, extra, top, bound, c, LINK, P, SINK)
+        wanted = tl.arange(0, 32)
+        one = tl.full([M, 1], 1, tl.int32)
+        size_q = tl.zeros([M, 1], tl.float32)
+        if SKIP:
+            size_q = tl.sqrt(row_sum(q.to(tl.float32) * q.to(tl.float32))) * (tl.abs(scale) * 1.0001)
+        for begin_32 in range(NEAR, last - first, 32):
+            size = tl.minimum(32, last - first - begin_32)
+            places = outwards(begin_32 + wanted, first, mid)
+            new = mine + tl.minimum(live, longest)
+            if SKIP:
+                # no key of a block has a higher score than its centre would have, moved by its radius in the direction of q
+                own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
+                cols = tl.arange(0, D)[None, :]
+                centre = tl.load(
+                    CENTRES + own[:, None] * d + cols, mask=(wanted[:, None] < size) & (cols < d), other=0.0
+                )
+                radius = tl.load(RADII + own, mask=wanted < size, other=0.0)
+                q_now = once_more(q, at_q, i0, qi, rows, d, size > 0, M, D)
+                peak = tl.dot(q_now, tl.trans(centre), input_precision="ieee") * scale + size_q * radius[None, :]
+                may = tl.max(tl.where(peak < bound, 0, 1), 0)
+                may = tl.where(wanted < size, may, 0)
+                tl.store(new + tl.cumsum(may, 0) - may, places.to(LISTS.dtype.element_ty), mask=may > 0)
+                size = tl.sum(may)
             else:
-                bound = tl.maximum(bound, top - reach)
-                matters = any_of((high_x >= bound) & (high_x > float("-inf")))
-                turn = n - begin + 1
-                if (turn > 1) & ((turn & (turn - 1)) == 0):  # at blocks 2, 4, 8, ... what the lanes know by now
-                    safe = tl.where(top > float("-inf"), top, 0.0)
-                    z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
-                    below = (safe - z / c).to(tl.float32)
-                    below -= 1e-6 * (1.0 + tl.abs(below) + tl.abs(safe))
-                    bound = tl.where((c > 0.0) & (c <= 1.0), tl.maximum(bound, below), bound)
-            tl.store(mine + live, n, mask=matters)
-            live += matters.to(tl.int32)
+                tl.store(new + wanted, places.to(LISTS.dtype.element_ty), mask=wanted < size)
+            tl.debug_barrier()
+            bits = tl.zeros([M, 1], tl.int32)
+            for t in range(size):
+                n = tl.load(new + t).to(tl.int32)
+                j0 = n * N
+                j = j0 + tl.arange(0, N)[None, :]
+                k = load_block(at_k, j0, ki_, keys, d, N, D)
+                q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                              M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP, True)  # fmt: skip
+                lanes = tl.maximum(lanes, x, propagate_nan=tl.PropagateNan.ALL)
+                if LINK == "budget":
+                    here = x > float("-inf")
+                    lowest = tl.minimum(lowest, tl.min(tl.where(here, x, float("inf")), 1, keep_dims=True))
+                    number += row_sum(tl.where(here, 1.0, 0.0))
+                    bits |= one << t
+                else:
+                    bits |= tl.where(row_max(x) < bound, 0, one << t)
+            now = shortened(
+                mine, tl.minimum(live, longest), live, size, bits, size < 0, 0, longest, FLAGS, tall, coarse, False
+            )
+            if LINK != "budget":  # noqa: SIM102
+                if now > live:
+                    top = tl.maximum(top, row_max(lanes))
+                    bound = lanes_reach(lanes, extra, top, tl.maximum(bound, top - reach), c, LINK, P, SINK)
+            live = now
+        top = tl.maximum(top, row_max(lanes))
+        over = live > longest
         bad = row_max((((lanes == lanes) & (lanes < float("inf"))) == 0).to(tl.int32)) > 0
         bad = bad | (extra != extra) | (extra == float("inf"))
-        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0)
+        alive = (top > float("-inf")) & (bad == 0) & (unsound == 0) & (i < count)
         top = tl.where(alive, top, 0.0)
         lanes = tl.where(alive, lanes, float("-inf"))
         extra = tl.where(alive, extra, float("-inf"))
@@ -242,12 +407,52 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
             tl.debug_barrier()  # the list of the pass before is whole
             row = constants(top, z, c, LINK, P)
             s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
+            supported = tl.zeros([M, 1], tl.float32)
             if SINK:
                 s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-            were = live
+                supported = tl.where(s1 > 0.0, 1.0, 0.0)
+            were = tl.where(over, end - begin, live)
             live = 0
-            for t in range(were):
-                n = tl.load(mine + t).to(tl.int32)
+            for begin_32 in range(0, were, 32):
+                size = tl.minimum(32, were - begin_32)
+                bits = tl.zeros([M, 1], tl.int32)
+                for t in range(size):
+                    n = listed(mine, begin_32 + t, were, over, begin)
+                    j0 = n * N
+                    j = j0 + tl.arange(0, N)[None, :]
+                    k = load_block(at_k, j0, ki_, keys, d, N, D)
+                    q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
+                    x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
+                                  M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
+                    value, rate = shares(x, top, row, LINK, P)
+                    sum_value = row_sum(value)
+                    s0 += sum_value.to(tl.float64)
+                    s1 += row_sum(rate).to(tl.float64)
+                    if LINK == "power" and P == 2:
+                        supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
+                    bits |= tl.where(sum_value > 0.0, one << t, 0)
+                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise: what is out stays out
+                    live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
+                else:
+                    live += size
+            over = live > longest
+            z, floor, ceiling, width, go = improved(
+                z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, LINK, P
+            )
+            turn += 1
+        tl.debug_barrier()
+        row = constants(top, z, c, LINK, P)
+        s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
+        if SINK:
+            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
+        were = tl.where(over, end - begin, live)
+        live = 0
+        flags = FLAGS + head.to(tl.int64) * (tl.cdiv(tl.cdiv(wide, coarse), 32) * tall) + m
+        for begin_32 in range(0, were, 32):
+            size = tl.minimum(32, were - begin_32)
+            bits = tl.zeros([M, 1], tl.int32)
+            for t in range(size):
+                n = listed(mine, begin_32 + t, were, over, begin)
                 j0 = n * N
                 j = j0 + tl.arange(0, N)[None, :]
                 k = load_block(at_k, j0, ki_, keys, d, N, D)
@@ -255,44 +460,16 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, BIAS_, ADD_, KE
                 x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
                               M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
                 value, rate = shares(x, top, row, LINK, P)
-                s0 += row_sum(value).to(tl.float64)
+                sum_value = row_sum(value)
+                s0 += sum_value.to(tl.float64)
                 s1 += row_sum(rate).to(tl.float64)
-                if LINK == "power" or LINK == "any":  # thresholds only rise: what is out stays out
-                    matters = any_of(value > 0.0)
-                    tl.store(mine + live, n, mask=matters)
-                    live += matters.to(tl.int32)
-                else:
-                    live += 1
-            z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK)
-            turn += 1
-        tl.debug_barrier()
-        row = constants(top, z, c, LINK, P)
-        s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
-        if SINK:
-            s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        were = live
-        live = 0
-        for t in range(were):
-            n = tl.load(mine + t).to(tl.int32)
-            j0 = n * N
-            j = j0 + tl.arange(0, N)[None, :]
-            k = load_block(at_k, j0, ki_, keys, d, N, D)
-            q_now = once_more(q, at_q, i0, qi, rows, d, j0 < keys, M, D)
-            x, _ = scores(tl.dot(q_now, tl.trans(k), input_precision="ieee"), i, j, i0, j0, at, arrays, scale, cap, slope,
-                          M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
-            value, rate = shares(x, top, row, LINK, P)
-            matters = any_of(value > 0.0)
-            if matters:
-                s0 += row_sum(value).to(tl.float64)
-                s1 += row_sum(rate).to(tl.float64)
+                bits |= tl.where(sum_value > 0.0, one << t, 0)
                 if DROP:
                     value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
                 v = load_block(at_v, j0, vi, keys, e, N, E)
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
-                tl.store(FLAGS + (head.to(tl.int64) * tall + m) * wide + n, matters.to(tl.int8))
-                tl.store(mine + live, n, mask=matters)
-            live += matters.to(tl.int32)
+                live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
         # what the last step left of 1 goes back to the level, by one more step of Newton
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)

@@ -168,6 +168,7 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             live += tl.sum(tl.sum(matters, 1), 0)
         tl.debug_barrier()  # the list is whole
         s0, s1 = tl.zeros([1, 1], tl.float64), tl.zeros([1, 1], tl.float64)
+        size = tl.zeros([1, 1], tl.float32)
         for first in range(
             0, live * N, C
         ):  # one row of scores, as of maxima: another shape would have another layout, and spill
@@ -177,9 +178,13 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             value, rate = shares(x, top, row, LINK, P)
             s0 += row_sum(value).to(tl.float64)
             s1 += row_sum(rate).to(tl.float64)
+            if LINK == "power" and P == 2:
+                size += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, mass, c, go, enough, LINK)
+            sink_value, _ = shares(extra, top, row, LINK, P)
+            size += tl.where(sink_value > 0.0, 1.0, 0.0)
+        z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, LINK, P)
         turn += 1
     spare = tl.zeros([1, 1], tl.float64)
     if SINK:

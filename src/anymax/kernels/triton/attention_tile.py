@@ -55,6 +55,23 @@ def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGH
 
 
 @triton.jit
+def whole_blocks(
+    i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr
+):
+    """The blocks of keys first <= n < last, among begin .. end - 1, that all queries i0 .. i0 + M - 1 may see all of."""
+    length, _, offset, left, right = at
+    first, last = begin, length // N
+    if CAUSAL:
+        last = tl.minimum(last, (i0 + offset + 1) // N)
+    if RIGHT:
+        last = tl.minimum(last, (i0 + offset + right + 1) // N)
+    if LEFT:
+        first = tl.maximum(first, tl.cdiv(tl.maximum(i0 + M - 1 + offset - left, 0), N))
+    last = tl.maximum(tl.minimum(last, end), begin)
+    return tl.minimum(first, last), last
+
+
+@triton.jit
 def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """The queries low <= i < high that may see some key of j0 .. j0 + N - 1."""
     length, count, offset, left, right = at
@@ -81,8 +98,8 @@ def slope_of(HEADS, h, ALIBI: tl.constexpr):
 @triton.jit
 def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
            LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-           KEEP: tl.constexpr):  # fmt: skip
-    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend."""
+           KEEP: tl.constexpr, WHOLE: tl.constexpr = False):  # fmt: skip
+    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend. WHOLE: no bound of a window or length cuts it."""
     length, count, offset, left, right = at
     pb, bi, bj, pa, ai, aj, pk, ki, kj = arrays
     x = qk * scale
@@ -101,21 +118,22 @@ def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: 
     if KEEP:
         keep = tl.load(pk + i.to(tl.int64) * ki + j.to(tl.int64) * kj, mask=inside, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
-    whole = (i0 + M <= count) & (j0 + N <= length)
-    if CAUSAL:
-        whole = whole & (j0 + N <= i0 + offset + 1)
-    if RIGHT:
-        whole = whole & (j0 + N <= i0 + offset + right + 1)
-    if LEFT:
-        whole = whole & (j0 + left >= i0 + M - 1 + offset)
-    if whole == 0:  # a tile in the middle has no key to hide
+    if not WHOLE:
+        whole = (i0 + M <= count) & (j0 + N <= length)
         if CAUSAL:
-            inside = inside & (j <= i + offset)
+            whole = whole & (j0 + N <= i0 + offset + 1)
         if RIGHT:
-            inside = inside & (j <= i + offset + right)
+            whole = whole & (j0 + N <= i0 + offset + right + 1)
         if LEFT:
-            inside = inside & (j >= i + offset - left)
-        x = tl.where(inside, x, float("-inf"))
+            whole = whole & (j0 + left >= i0 + M - 1 + offset)
+        if whole == 0:  # a tile in the middle has no key to hide
+            if CAUSAL:
+                inside = inside & (j <= i + offset)
+            if RIGHT:
+                inside = inside & (j <= i + offset + right)
+            if LEFT:
+                inside = inside & (j >= i + offset - left)
+            x = tl.where(inside, x, float("-inf"))
     return x, rise
 
 
@@ -146,7 +164,8 @@ def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, P
 
 @triton.jit
 def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
-    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z."""
+    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z.
+    "root" is "any" in half precision: u with the rounding of fp32 will do where 1/c is no large number."""
     none = top * 0.0
     if LINK == "softmax":
         return (
@@ -160,6 +179,8 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
     elif LINK == "power" or LINK == "budget":
         a, b = ground(top, z, 1.0 / P)
         return a, b, none, b, none, none
+    elif LINK == "root":
+        return (z - c * top).to(tl.float32), c.to(tl.float32), (1.0 / c).to(tl.float32), none, none, none
     elif LINK == "any":
         a, b, e, d = bend(top, z, c, 1.0 / c)
         return a, b, e, d, none, none
@@ -168,6 +189,60 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
         a, b = near, (c * (near - top) + z).to(tl.float32)
         w, r, log_z, _ = bend(top, z, c, 1.0 / c)
         return a, b, w, r, log_z, c.to(tl.float32)
+
+
+@triton.jit
+def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr, EXACT: tl.constexpr):
+    """(top, `constants`, anchor, rest of delta) of queries that `attention_queries` has seen, from its four planes of numbers ROWS."""
+    inside = i < rows
+    anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
+    rest = 0.0
+    if EXACT or LINK == "mixed":
+        rest = tl.load(ROWS + 3 * plane + i, mask=inside, other=0.0)
+    if LINK == "any" or LINK == "mixed":
+        top = tl.load(STATE + 2 * i, mask=inside, other=0.0).to(tl.float32)
+        row = constants(top, tl.load(STATE + 2 * i + 1, mask=inside, other=1.0), c, LINK, P)
+    else:
+        top = 0.0
+        a = tl.load(ROWS + i, mask=inside, other=0.0)
+        if LINK == "root":
+            row = a, c.to(tl.float32), (1.0 / c).to(tl.float32), 0.0, 0.0, 0.0
+        else:
+            b = 0.0
+            if EXACT:
+                b = tl.load(ROWS + plane + i, mask=inside, other=0.0)
+            row = a, b, 0.0, b, 0.0, 0.0
+    return top, row, anchor, rest
+
+
+@triton.jit
+def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXACT: tl.constexpr):
+    """What `recalled` wants; in half precision a query has two numbers, not four: the second are below the rounding of its scores."""
+    inside = i < rows
+    if EXACT or LINK == "mixed":
+        tl.store(ROWS + 2 * plane + i, anchor, mask=inside)
+        tl.store(ROWS + 3 * plane + i, rest, mask=inside)
+    else:
+        tl.store(ROWS + 2 * plane + i, anchor + rest, mask=inside)
+    if LINK != "any" and LINK != "mixed":
+        tl.store(ROWS + i, row[0], mask=inside)
+        if EXACT:
+            tl.store(ROWS + plane + i, row[1], mask=inside)
+
+
+@triton.jit
+def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
+    """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32 and without a logarithm where the power is 1 or 2."""
+    s0, s1 = s0.to(tl.float32), s1.to(tl.float32)
+    some = (s0 > 0.0) & (s1 > 0.0)
+    if LINK == "power" and P == 1:
+        step = s0 - 1.0
+    elif LINK == "power" and P == 2:
+        root = tl.sqrt(tl.where(some, s0, 1.0))
+        step = (s0 - 1.0) * (root / (root + 1.0))
+    else:
+        step = s0 * (1.0 - tl.exp(-c.to(tl.float32) * tl.log(tl.where(some, s0, 1.0))))
+    return tl.where(some, step / tl.where(some, s1, 1.0), 0.0)
 
 
 @triton.jit
@@ -189,6 +264,11 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         p = tl.where(inside, tl.exp(logs), 0.0)
         s = tl.where(inside & (p > 0.0), tl.exp(tl.minimum((1.0 - c) * logs, 80.0)), 0.0)
         return p, s
+    elif LINK == "root":
+        u = x * b + a
+        inside = u > 0.0
+        log_u = tl.log2(tl.where(inside, u, 1.0))
+        return tl.where(inside, tl.exp2(e * log_u), 0.0), tl.where(inside, tl.exp2((e - 1.0) * log_u), 0.0)
     else:
         return terms(x, top, a, b, e, d, LINK, P)
 

@@ -56,7 +56,7 @@ def power(u, r):
 @triton.jit
 def ground(top, z, SLOPE: tl.constexpr):
     """The score at which u is 0: the fp32 number nearest to it, and the rest in u. Subtracted from a score, it costs u no digit."""
-    below = z / SLOPE
+    below = z * (1.0 / SLOPE)
     near = (top.to(tl.float64) - below).to(tl.float32)
     return near, (SLOPE * ((near.to(tl.float64) - top.to(tl.float64)) + below)).to(tl.float32)
 

@@ -125,7 +125,10 @@ class Blocks:
     N: int
     warps: int
     stages: int
-    key_warps: int = 0  # of the kernel of keys and values, which holds two sums; 0: as many as the others have
+    part: int = 0  # queries that the kernel of keys and values takes at a time, a divisor of M; 0: all
+    registers: int = (
+        0  # of a thread of that kernel and of the forward, at most, so that three programs fit a processor; 0: any
+    )
 
 
 forced_blocks: list[Blocks] = []  # of the tuner and of the tests
@@ -135,22 +138,21 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
     """`width`: the wider of the heads' two dimensions; `size`: bytes of a number; `long`: much is done for each score."""
     if forced_blocks:
         return forced_blocks[-1]
-    if width <= 64:
-        m, n, warps, stages = 128, 64, 8, 2
+    if size > 2:
+        m, n, warps, stages = (64 if width <= 64 else 32), (32 if width <= 128 else 16), 8, 1
     elif width <= 128:
         m, n, warps, stages = 64, 64, 4, 2
     else:
         m, n, warps, stages = 64, 32, 8, 1
-    if size > 2:
-        m, n, warps, stages = m // 2, max(16, n // 2), 8, 1
     if long:
         m, n, warps = min(m, 64), min(n, 32), 8 if width > 128 or size > 2 else 4
-    key_warps = 8 if m * n >= 4096 else warps
     if hip:  # 64 KB of shared memory
-        m, n, warps, stages, key_warps = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1, 4
+        m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
+    pairs = m == n == 64  # a tile and its transpose are of one group of four warps, the unit of wgmma
+    part, registers = 32 if pairs else 0, 168 if pairs and width <= 64 else 0
     while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
-        m, warps, key_warps = m // 2, max(1, warps // 2), max(1, key_warps // 2)
-    return Blocks(m, n, warps, stages, key_warps)
+        m, warps, part = m // 2, max(1, warps // 2), 0
+    return Blocks(m, n, warps, stages, part, 0 if hip else registers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,9 @@ class Split:
     merged: int = 16  # parts at a time
 
 
+LISTED = 2048  # blocks of keys that are listed for a block of queries, at most
+KEPT = 256  # blocks of queries that are listed for a block of keys at a time
+SKIPPED = 2048  # keys, from which on blocks are left out by their centres
 TILE = 64  # queries of a tile, at most; a call of more is not decoding
 FEWEST_KEYS = 1024
 MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
