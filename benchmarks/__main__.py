@@ -63,7 +63,7 @@ def select(args: argparse.Namespace) -> list[Case]:
     if args.device == "cuda":
         from .gpu import table
     else:
-        from .cases import table
+        from .table import table
     cases = table()
     if args.quick:
         cases = [c for c in cases if c.size <= _QUICK_SIZE]

@@ -1,4 +1,4 @@
-"""The table: every case that is measured, with its shape, its peers and its bars. `setup` makes the calls of a case."""
+"""What a case is: a shape, its peers and its bars; and the cases of the maps. `setup` makes the calls of a case."""
 
 from __future__ import annotations
 
@@ -134,6 +134,8 @@ def calls(name: str, n: int) -> tuple[Callable[..., Any], anymax.Mapping]:
         "normmax": (anymax.normmax, {}, anymax.NormMax()),
         "sparse_softmax": (anymax.sparse_softmax, {"k": k}, anymax.SparseSoftmax(k=k)),
         "perturb_max": (anymax.perturb_max, {"nodes": 32}, anymax.PerturbMax(nodes=32)),
+        "taylor": (anymax.taylor_softmax, {}, anymax.Taylor()),
+        "sigsoftmax": (anymax.sigsoftmax, {}, anymax.Sigsoftmax()),
         "log_softmax": (anymax.log_softmax, {}, anymax.Softmax()),
         "logsumexp": (anymax.logsumexp, {}, anymax.Softmax()),
         "sparsemax_loss": (anymax.sparsemax_loss, {}, anymax.Sparsemax()),
@@ -473,6 +475,8 @@ def _forward() -> Iterator[Case]:
             yield Case("forward", "entmax 1.25", shape, into_out, (Bar("torch.softmax", at_most=2.5),))
         if shape in ((512, 1000), (64, 32000)):
             yield Case("forward", "perturb_max", shape, into_out, (Bar("torch.softmax", at_most=40.0),))
+            for name in ("taylor", "sigsoftmax"):
+                yield Case("forward", name, shape, into_out, (Bar("torch.softmax"),))
     for shape in SHAPES:
         for name in SPARSE:
             yield Case("fresh", name, shape, fresh, forward_bars(shape, "normal", copy=False))
@@ -561,11 +565,7 @@ def _others() -> Iterator[Case]:
             yield Case("layout", name, shape, masked, (Bar("torch.softmax of masked_fill"),), note="half masked")
 
 
-def table() -> list[Case]:
-    from .attention import attention_cases  # late: they are written in terms of this file
-    from .sklearn import sklearn_cases
-
-    parts = (_forward, _softmax, _gradients, _package, _jax, _overhead, _others, attention_cases, sklearn_cases)
-    cases = [case for part in parts for case in part()]
-    order = list(GROUPS)
-    return sorted(cases, key=lambda case: order.index(case.group))  # stable
+def map_cases() -> Iterator[Case]:
+    """Those of one map, loss or transform; attention and the classifiers have files of their own."""
+    for part in (_forward, _softmax, _gradients, _package, _jax, _overhead, _others):
+        yield from part()

@@ -389,7 +389,7 @@ static int64_t batch_keep(const Batch &b, int64_t r, int64_t n, float least, int
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]), none = splat(least);
     const float *from = b.side + r * b.step;
     int64_t at = 0;
-    auto take = [&](int64_t i) {
+    auto take = [&](int64_t i) ANYMAX_EACH {
         const vf v = load_or(b.x[r], i, n, -inf32);
         const uint32_t some = candidates<K>(v, high, edge);
         if (!some) return;
@@ -549,7 +549,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     for (uint32_t go = done; go; go &= go - 1) {
         const int64_t r = __builtin_ctz(go);
         const vf scale = splat(above[r]);
-        write(b.out[r], 0, n, past, [&](int64_t i) { return load(e + r * ROW + i) * scale; });
+        write(b.out[r], 0, n, past, [&](int64_t i) ANYMAX_EACH { return load(e + r * ROW + i) * scale; });
         b.hit[r][0] = ((uint64_t)1 << vectors) - 1;
     }
     return done;
@@ -721,7 +721,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     const int64_t cells = batch_cells(b, rows, n, groups);
     const vf low_ = below_largest(b, cells, rank, 8);
     vf tau = splat(-0.5f);  // of the cells alone, which is no larger than the row's
-    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) { return b.turned[i] - low_; });
+    const ClipSums<vf> s = clip_root<vf>(cells, tau, splat(-1.0f), load(b.top) - low_, splat((float)k), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return b.turned[i] - low_; });
     const vf slack = absolute(low_) * 1e-6f + (float)(k * 2e-5) + 1e-5f;
     const vf edge = low_ - slack + (absolute(s.part + s.full - (float)k) <= (float)(k * 1e-5) ? larger(tau, splat(-1.0f)) : splat(-1.0f));
     const vf high_ = load(b.top);
@@ -737,7 +737,7 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
 inline bool largest_serves(double k, int64_t n) { return k <= (double)(LEAST / 2) && k * 2 <= (double)n; }
 inline bool counted(double k, int64_t n) { return n <= TILE && k * 14.0 >= (double)n; }
 
-inline bool batch_serves(int32_t map, double param, int64_t n) {
+bool batch_serves(int32_t map, double param, int64_t n) {
     if (!PACKS || n <= NARROW || n > MIDDLE) return false;
     if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && (counted(param, n) || largest_serves(param, n));
     if (map == ANYMAX_BUDGET) return param > 0.0 && param * 2.0 <= (double)n && ::ceil(param) <= (double)(8 * width<float>);
@@ -752,7 +752,7 @@ inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int
     return rank_of(map, param) == 2 ? batch_power<2, SAVE>(b, rows, n, past) : batch_power<1, SAVE>(b, rows, n, past);
 }
 
-inline bool batch_losses(const anymax_call &call) {
+bool batch_losses(const anymax_call &call) {
     if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.x.cls != 1 || call.mask.data) return false;
     const int rank = rank_of(call.map, call.param);
     if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && call.n <= TILE && !call.support.count && call.out.cls == 1;

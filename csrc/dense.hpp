@@ -48,7 +48,7 @@ template <class C>
 inline void exp_write(C *to, const C *x, int64_t begin, int64_t end, C high, C factor, bool past) {
     constexpr int64_t W = width<C>;
     const vec<C> m = splat(high), scale = splat(factor);
-    auto one = [&](int64_t i) {
+    auto one = [&](int64_t i) ANYMAX_EACH {
         vec<C> p = load_or(x, i, end, -infinity<C>) - m;
         exp_below<1>(&p);
         return p * scale;
@@ -167,7 +167,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
         C *e = inplace ? out.direct : scratch.take<C>(RESULT, n);
         if (!e) return;
         const vec<C> scale = splat((C)(1.0 / exp_sum<C, true>(x, 0, n, high, e, out.next)));
-        return emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
+        return emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     }
     Sums<C> s = sums(x, n, scratch, team);
     if (!s.sound) return fill(out, not_a_number<C>);
@@ -175,7 +175,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
     const vec<C> high = splat(s.top);
     if (logarithm) {
         const vec<C> l = splat((C)::log(s.z));
-        emit(out, scratch, team, [&](int64_t i) { return (load_or(x, i, n, C(0)) - high) - l; });
+        emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return (load_or(x, i, n, C(0)) - high) - l; });
     } else {
         exp_row(x, s.top, (C)(1.0 / s.z), out, scratch, team);
     }
@@ -403,7 +403,7 @@ inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, 
         store_part(e + i, v, n - i < W ? n - i : W);
     }
     const vec<C> scale = splat((C)(1.0 / sum(wide)));
-    emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
+    emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
     return true;
 }
 
@@ -642,7 +642,7 @@ struct SigmoidWeight {
 };
 
 template <class C, class U>
-inline double weight_sum(const C *x, int64_t n, const U &u, C *keep) {
+ANYMAX_INLINE double weight_sum(const C *x, int64_t n, const U &u, C *keep) {
     constexpr int64_t W = width<C>;
     vd wide{};
     int64_t i = 0;
@@ -669,7 +669,7 @@ inline void ratio_row(const C *x, int64_t n, const U &u, const Sink<C> &out, Scr
     if (!e) return;
     double z = weight_sum(x, n, u, e);
     const vec<C> scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    emit_over(out, e, [&](int64_t i) { return load_or(e, i, n, C(0)) * scale; });
+    emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
 }
 
 }  // namespace ANYMAX_UNIT

@@ -7,8 +7,7 @@
 // by one; so are, for noise with kinks, the scores above the first node.
 #pragma once
 
-#include "anymax.h"
-#include "vec.hpp"
+#include "families.hpp"
 
 namespace ANYMAX_UNIT {
 namespace perturb {
@@ -1549,7 +1548,7 @@ struct Flush {
 }  // namespace perturb
 
 // Doubles of scratch that the functions below want.
-inline int64_t perturb_work(int64_t n, int64_t nodes) {
+int64_t perturb_work(int64_t n, int64_t nodes) {
     nodes = nodes < 8 ? 8 : nodes;
     const int64_t most = perturb::most_nodes(nodes);
     int64_t cells = 0;

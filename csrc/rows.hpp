@@ -724,12 +724,12 @@ inline void sweep_write(C *to, const C *x, int64_t begin, int64_t end, int64_t n
             const vd u = wide.u(v);
             return larger(wide.rate(u) * (u - edge.lost), vd{});
         };
-        return write(to, begin, end, past, [&](int64_t i) {
+        return write(to, begin, end, past, [&](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, -infinity<C>);
             return join(half(low(v)), half(high(v)));
         });
     }
-    write(to, begin, end, past, [&](int64_t i) {
+    write(to, begin, end, past, [&](int64_t i) ANYMAX_EACH {
         vec<C> u = larger((load_or(x, i, n, -infinity<C>) - a) * s + l, vec<C>{});
         vec<C> rate = u > vec<C>{} ? splat(C(1)) : vec<C>{};
         for (int r = 1; r < R; r++) rate = r == 1 ? u : rate * u;

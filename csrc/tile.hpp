@@ -3,10 +3,10 @@
 
 #include "curve.hpp"
 #include "dense.hpp"
+#include "families.hpp"
 
 namespace ANYMAX_UNIT {
 
-constexpr int64_t TILE = 128;  // the longest rows that are served this way
 constexpr int64_t NARROW = 32;  // the longest of maps that take n^2 steps, or gain less
 
 template <class C>
@@ -523,10 +523,10 @@ ANYMAX_INLINE vd share(vd t, vd lost) {
 ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
 inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, double k) {
     vf tau = splat(-0.5f);
-    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), 1e-5f, 24, [&](int64_t i) { return v[i] - origin; });
+    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     for (int upper = 0; upper < 2; upper++) {
         auto half = [&](vf u) { return upper ? high(u) : low(u); };
-        auto x = [&](int64_t i) { return half(v[i]) - half(origin); };  // exact
+        auto x = [&](int64_t i) ANYMAX_EACH { return half(v[i]) - half(origin); };  // exact
         vd at = half(tau);
         const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), 1e-12, 100, x), k);
         for (int64_t i = 0; i < n; i++) store_narrow((float *)(out + i) + upper * width<float> / 2, share(x(i) - at, lost));
@@ -534,9 +534,9 @@ inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf to
 }
 inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, double k) {
     vd at = all<vd>(-0.5);
-    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-12, 100, [&](int64_t i) { return v[i] - origin; });
+    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-12, 100, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
     const vd nearer = origin + at;  // what is rounded of differences from there is less than a share's last digit
-    auto x = [&](int64_t i) { return v[i] - nearer; };
+    auto x = [&](int64_t i) ANYMAX_EACH { return v[i] - nearer; };
     at = at - (nearer - origin);  // nothing, but for an origin whose last digit is more than that
     const vd lost = left_over(clip_root<vd>(n, at, edge - nearer, top - nearer, all<vd>(k), 1e-15, 20, x), k);
     for (int64_t i = 0; i < n; i++) out[i] = share(x(i) - at, lost);

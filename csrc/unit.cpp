@@ -1,14 +1,11 @@
-// All kernels for one instruction set. Compiled once each with its own flags and -DANYMAX_UNIT=<name>.
-#include "unit.h"
+// The kernels of single rows for one instruction set, and the choice among the families. This and the other unit*.cpp are compiled once for each
+// set, with its own flags and -DANYMAX_UNIT=<name>.
+#include "families.hpp"
 
 #include "backward.hpp"
-#include "batch.hpp"
+#include "curve.hpp"
 #include "dense.hpp"
-#include "few.hpp"
-#if !defined(ANYMAX_NO_ATTENTION)
-#include "linear_vjp.hpp"
-#endif
-#include "perturb.hpp"
+#include "sparse.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -333,9 +330,6 @@ static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n
     if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
 }
 
-// Softmax stands in where a map is one: entmax at alpha = 1.
-static inline int32_t kind(int32_t map, double param) { return map == ANYMAX_ENTMAX && param == 1.0 ? (int32_t)ANYMAX_SOFTMAX : map; }
-
 // Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
 template <class C, int R>
 static bool swept_row(const anymax_call &call, int64_t row, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
@@ -387,7 +381,7 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
         if (scratch.failed) return;
         if (!call.support.count) return emit_over(out, nucleus.e, nucleus);
         save_nucleus(call, row, nucleus, scratch);
-        return emit_over(out, nucleus.e, [&](int64_t i) { return load_or(nucleus.e, i, n, C(0)); });
+        return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, n, C(0)); });
     }
     if (sparse_row(map, param, x, n, found, scratch, team, &known)) {
         if (scratch.failed) return;
@@ -423,7 +417,7 @@ static void log_row(const anymax_call &call, double param, const C *x, const Sin
         C *e = scratch.take<C>(EXTRA, n);
         if (!e) return;
         const vec<C> l = splat((C)::log(weight_sum(x, n, u, e)));
-        return emit(out, scratch, team, [&](int64_t i) {
+        return emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, C(0));
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
         });
@@ -450,7 +444,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
     }
     const vec<C> total = splat((C)sum(wide));
     const bool sigmoid = call.map == ANYMAX_SIGSOFTMAX;
-    emit(out, scratch, team, [&](int64_t i) {
+    emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH {
         vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
         vec<C> d = h - exp(l) * total;
         if (sigmoid) {
@@ -596,7 +590,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
         const vec<C> by = splat(scale);
-        emit_over(out, nucleus.e, [&](int64_t i) {
+        emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH {
             const vec<C> p = nucleus(i);
             return p == vec<C>{} ? p : p * by;
         });
@@ -619,7 +613,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
     else
         perturb_probabilities(call, x, n, p, nullptr, scratch);
     const C own = p[t];
-    emit(out, scratch, team, [&](int64_t i) { return load_or(p, i, n, C(0)) * scale; });
+    emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return load_or(p, i, n, C(0)) * scale; });
     put(out, t, (own - C(1)) * scale);
 }
 
@@ -642,7 +636,7 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
         perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
-        return emit(out, scratch, team, [&](int64_t i) { return load_or(to, i, n, C(0)); });
+        return emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
     const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param, sizeof(C) == 4);
     if (call.support.count && call.support.count[row] >= 0) {
@@ -700,45 +694,8 @@ static void largest(const anymax_call &call, int64_t row, const C *x, Sink<C> ou
 
 // -- layouts ------------------------------------------------------------------------------------------------------------------------
 
-static inline const char *at(const anymax_view &v, int64_t size, int64_t o, int64_t i) {
-    return (const char *)v.data + (o * v.outer + i * v.inner) * size;
-}
-
-// Rows that lie side by side, their classes far apart: as many as a cache line holds are turned at once.
-constexpr int64_t GROUP = 16;
-
-template <class C, class T>
-static void turn_in(const T *from, int64_t step, int64_t rows, int64_t n, C *to) {
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)from[k * step + r];
-}
 template <class C>
-static void turn_in(const void *from, int64_t step, int32_t dtype, int64_t rows, int64_t n, C *to) {
-    if (dtype == ANYMAX_F32) return turn_in<C, float>((const float *)from, step, rows, n, to);
-    if (dtype == ANYMAX_F64) return turn_in<C, double>((const double *)from, step, rows, n, to);
-    const uint16_t *h = (const uint16_t *)from;
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) to[r * n + k] = (C)(dtype == ANYMAX_BF16 ? from_bf16(h[k * step + r]) : from_f16(h[k * step + r]));
-}
-template <class C>
-static void turn_out(const C *from, int64_t rows, int64_t n, void *to, int64_t step, int32_t dtype) {
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < rows; r++) {
-            Sink<C> one{(char *)to + r * item(dtype), step, dtype, nullptr, false, n, nullptr};
-            put(one, k, from[r * n + k]);
-        }
-}
-
-template <class C>
-static Sink<C> sink_at(const anymax_call &call, char *row, int64_t n, bool past) {
-    bool same = sizeof(C) == 8 ? call.dtype == ANYMAX_F64 : call.dtype == ANYMAX_F32;
-    return Sink<C>{row, call.out.cls, call.dtype, same && call.out.cls == 1 ? (C *)row : nullptr, past && call.out.cls == 1, n, nullptr, call.fresh == 2};
-}
-
-static inline bool sideways(const anymax_view &v, int64_t n) { return n > 1 && v.inner == 1 && (v.cls > 1 || v.cls < -1); }
-
-template <class C>
-static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
     const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
@@ -826,182 +783,8 @@ static void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
     }
 }
 
-// One a thread, kept: too large for the stack of some, and for taking anew at each call.
-static Batch *batch_memory(Scratch &scratch) {
-    static thread_local Room room;
-    Batch *const memory = (Batch *)room.take<char>(sizeof(Batch));
-    scratch.failed |= !memory;
-    return memory;
-}
-
-// What a row becomes depends on the row alone, and so does whether the batch leaves it.
-static void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
-    constexpr int64_t W = width<float>;
-    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
-    const bool direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
-    const bool far = call.outer * n >= 4 << 20;  // more scores than the nearer caches hold: longer rows are asked for ahead as well
-    float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
-    float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
-    if (scratch.failed) return;
-    Batch *const memory = batch_memory(scratch);
-    if (!memory) return;
-    Batch &b = *memory;
-    for (int64_t r = begin; r < end && !scratch.failed; r += W) {
-        const int64_t count = end - r < W ? end - r : W;
-        const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are turned in one go
-        const bool turn_x = together && sideways(call.x, n) && !call.mask.data, turn_result = together && sideways(call.out, n);
-        char *out[W];
-        if (turn_x) turn_in(at(call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
-        for (int64_t j = 0; j < count; j++) {
-            const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
-            const char *row = at(call.x, size, o, i);
-            out[j] = (char *)at(call.out, size, o, i);
-            if (!direct_x && !turn_x)
-                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr, call.mask.cls, n);
-            b.x[j] = direct_x ? (const float *)row : staged + j * n;
-            b.out[j] = direct_out ? (float *)out[j] : results + j * n;
-        }
-        b.ahead = direct_x && inner == 1 && call.x.outer == n && (n <= 24 * W || far) && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
-        b.through = b.ahead && direct_out && !past;
-        const anymax_support &to = call.support;
-        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, call.map, call.param, count, n, past && direct_out);
-        for (int64_t j = 0; to.count && j < count; j++)
-            if (done >> j & 1)
-                to.count[r + j] = (int32_t)batch_support(b.hit[j], b.out[j], n, (float)vanishing(call.dtype), to.index + (r + j) * to.capacity,
-                                                         (float *)to.value + (r + j) * to.capacity, to.capacity);
-        if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
-            turn_out(results, count, n, out[0], call.out.cls, call.dtype);
-            continue;
-        }
-        for (int64_t j = 0; !direct_out && j < count; j++)
-            if (done >> j & 1) deliver(sink_at<float>(call, out[j], n, false), results + j * n);
-        for (int64_t j = 0; j < count; j++)
-            if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
-    }
-}
-
-// ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
-static void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
-    constexpr int64_t W = width<float>;
-    const int64_t n = call.n;
-    Batch *const memory = batch_memory(scratch);
-    if (!memory) return;
-    Batch &b = *memory;
-    const anymax_support &to = call.support;
-    const bool gradient = call.op == ANYMAX_LOSS_GRAD;
-    const int rank = rank_of(call.map, call.param);
-    const auto keep = call.map == ANYMAX_TOPK ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
-    for (int64_t r = begin; r < end && !scratch.failed; r += W) {
-        const int64_t count = end - r < W ? end - r : W;
-        alignas(64) float aim[W] = {};
-        alignas(64) double value[W], tau[W];
-        uint32_t left = 0;
-        for (int64_t j = 0; j < count; j++) {
-            const int64_t t = call.index[r + j];
-            b.x[j] = (const float *)at(call.x, sizeof(float), r + j, 0);
-            if (gradient) b.out[j] = (float *)at(call.out, sizeof(float), r + j, 0);
-            if (t < 0 || t >= n) continue;
-            aim[j] = b.x[j][t];
-            left |= 1u << j;
-        }
-        b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.through = false;
-        const uint32_t done = gradient ? (rank == 2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
-                                       : batch_loss_of(b, call.map, call.param, count, n, left, aim, value, tau);
-        for (int64_t j = 0; j < count; j++) {
-            if (!(done >> j & 1)) {
-                by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
-                continue;
-            }
-            if (gradient) continue;
-            ((float *)call.value)[r + j] = (float)value[j];
-            if (call.tau) ((float *)call.tau)[r + j] = (float)tau[j];
-            if (to.count)
-                to.count[r + j] = (int32_t)keep(b, j, n, (float)vanishing(ANYMAX_F32), to.index + (r + j) * to.capacity,
-                                                      (float *)to.value + (r + j) * to.capacity, to.capacity);
-        }
-    }
-}
-
-// Rows of a call as the lanes of a tile, and back.
-template <class C>
-struct Lanes {
-    const anymax_call &call;
-    const int64_t n, size;
-    const bool direct_in, direct_out;
-
-    explicit Lanes(const anymax_call &c)
-        : call(c),
-          n(c.n),
-          size(item(c.dtype)),
-          direct_in(is_type<C>(c.dtype) && c.inner == 1 && c.x.cls == 1 && !c.mask.data),
-          direct_out(is_type<C>(c.dtype) && c.inner == 1 && c.out.cls == 1) {}
-
-    void in(Tile<C> &t, int64_t r, int64_t count) const {
-        C *lanes = (C *)t.v;
-        if (direct_in) {
-            const C *x = (const C *)at(call.x, size, r, 0);
-            for (int64_t i = 0; call.x.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
-            return gather_lanes(lanes, x, count, n, call.x.outer);
-        }
-        for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
-        for (int64_t j = 0; j < count; j++) {
-            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const char *row = at(call.x, size, o, i);
-            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
-            for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
-        }
-    }
-    // But for `others`: those may be the very scores, and are still to be read.
-    void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
-        const C *lanes = (const C *)t.v;
-        if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
-        for (int64_t j = 0; j < count; j++) {
-            if (others >> j & 1) continue;
-            const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
-            for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
-        }
-    }
-};
-
-// ANYMAX_LOSS, ANYMAX_LOSS_GRAD and ANYMAX_THRESHOLD of few classes.
-template <class C>
-static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
-    const int64_t n = call.n;
-    const int rank = rank_of(call.map, call.param);
-    const Lanes<C> lanes(call);
-    Tile<C> t;
-    Few<C> f;
-    for (int64_t r = begin; r < end; r += width<C>) {
-        const int64_t count = end - r < width<C> ? end - r : width<C>;
-        lanes.in(t, r, count);
-        for (int64_t j = 0; j < width<C>; j++) {
-            const int64_t target = call.index && j < count ? call.index[r + j] : -1;
-            f.target[j] = (typename Few<C>::integer)(target < 0 ? -1 : target > n ? n : target);
-            f.aim[j] = f.target[j] >= 0 && f.target[j] < n ? ((const C *)t.v)[f.target[j] * width<C> + j] : C(0);
-            f.scale[j] = call.op == ANYMAX_LOSS_GRAD && j < count ? ((const C *)call.scale)[r + j] : C(0);
-        }
-        if (call.op == ANYMAX_LOSS_GRAD) {
-            few_gradient(t, call.map, call.param, n, f);
-            lanes.out(t, r, count, 0);
-            continue;
-        }
-        few_values(t, n, rank, f);
-        for (int64_t j = 0; j < count; j++) {
-            if (call.support.count) call.support.count[r + j] = -1;  // found again
-            if (call.value && call.op == ANYMAX_LOSS) ((C *)call.value)[r + j] = (C)f.value[j];
-            if (call.tau && f.target[j] >= (call.op == ANYMAX_LOSS ? 0 : -1)) ((C *)call.tau)[r + j] = (C)f.tau[j];
-        }
-    }
-}
-
-// The backward of plain rows of floats, of a map for which floats are good.
-template <class C>
-static bool plain_backward(const anymax_call &call) {
-    if (sizeof(C) != 4 || call.op != ANYMAX_VJP || call.params || call.map > ANYMAX_TOPP) return false;
-    if ((call.map == ANYMAX_ENTMAX || call.map == ANYMAX_NORMMAX) && call.param > 2.0) return false;
-    return call.dtype == ANYMAX_F32 && call.g.cls == 1 && call.out.cls == 1;
-}
+template void by_rows<float>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
+template void by_rows<double>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
 
 // The inner rows of an outer one, as outer rows of a call of their own.
 static anymax_call inner_rows(anymax_call call, int64_t o) {
@@ -1019,22 +802,9 @@ static anymax_call inner_rows(anymax_call call, int64_t o) {
     return call;
 }
 
-// With their supports saved.
-template <class C>
-static bool saved_serves(const anymax_call &call) {
-    return plain_backward<C>(call) && call.support.count && call.map != ANYMAX_NORMMAX;
-}
-
-// Short ones with all of p: to look for what is not 0 takes longer than to take all.
-template <class C>
-static bool short_serves(const anymax_call &call) {
-    if (!plain_backward<C>(call) || call.support.count || call.n > BRIEF || call.p.cls != 1) return false;
-    return call.map != ANYMAX_NORMMAX || call.param >= 1.5;  // below, 1 / (alpha - 1) times what floats leave out
-}
-
 template <class C>
 static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
-    if (call.inner > 1 && (plain_backward<C>(call) || (sizeof(C) == 4 && batch_losses(call)))) {  // rows are served alike, wherever they lie
+    if (call.inner > 1 && sizeof(C) == 4 && (plain_backward(call) || batch_losses(call))) {  // rows are served alike, wherever they lie
         int code = 0;
         for (int64_t r = begin; r < end && !code;) {
             const int64_t o = r / call.inner, i = r - o * call.inner, count = call.inner - i < end - r ? call.inner - i : end - r;
@@ -1044,55 +814,13 @@ static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool pa
         return code;
     }
     Scratch scratch;
-    const int64_t n = call.n;
-    const bool forward = call.op == ANYMAX_FORWARD && !call.params;
-    if (sizeof(C) == 4 && forward && batch_serves(call.map, call.param, n)) {
+    const bool batches = sizeof(C) == 4 && call.op == ANYMAX_FORWARD && !call.params && batch_serves(call.map, call.param, call.n);
+    if (batches)
         run_batches(call, begin, end, past, team, scratch);
-        if (past) fence();
-        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
-    }
-    if (forward && !call.support.count && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
-        const Lanes<C> lanes(call);
-        Tile<C> t;
-        for (int64_t r = begin; r < end; r += width<C>) {
-            const int64_t count = end - r < width<C> ? end - r : width<C>;
-            lanes.in(t, r, count);
-            const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
-            lanes.out(t, r, count, others);
-            for (int64_t j = 0; others && j < count; j++)
-                if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
-        }
-        if (past) fence();
-        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
-    }
-    if (sizeof(C) == 4 && batch_losses(call)) {
+    else if (sizeof(C) == 4 && batch_losses(call))
         run_batch_losses(call, begin, end, past, team, scratch);
-        if (past) fence();
-        return scratch.failed ? ANYMAX_NO_MEMORY : 0;
-    }
-    if (!call.params && few_serves(call.op, call.map, call.param, n)) {
-        few_rows<C>(call, begin, end);
-        return 0;
-    }
-    const auto row = [&](int64_t r) { by_rows<float>(call, r, r + 1, past, team, scratch); };
-    if (short_serves<C>(call)) {
-        const Sensitivity s(kind(call.map, call.param), call.param, true);
-        s.with([&](auto weigh) {
-            if (call.map == ANYMAX_NORMMAX)
-                vjp_short<true>(weigh, call.param, call, begin, end, past, scratch);
-            else
-                vjp_short<false>(weigh, call.param, call, begin, end, past, scratch);
-        });
-    } else if (saved_serves<C>(call)) {
-        const Sensitivity s(kind(call.map, call.param), call.param, true);
-        s.with([&](auto weigh) {
-            vjp_saved(weigh, call, begin, end, past, scratch, team, row);
-        });
-    } else if (sizeof(C) == 4 && call.op == ANYMAX_LOSS_GRAD && call.support.count && call.dtype == ANYMAX_F32 && call.inner == 1 && call.out.cls == 1) {
-        gradient_saved(call, begin, end, past, scratch, team, row);
-    } else {
+    else if (!run_tiles<C>(call, begin, end, past, team, scratch) && !(sizeof(C) == 4 && run_backward(call, begin, end, past, team, scratch)))
         by_rows<C>(call, begin, end, past, team, scratch);
-    }
     if (past) fence();
     return scratch.failed ? ANYMAX_NO_MEMORY : 0;
 }
@@ -1103,15 +831,7 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int past, a
     return run_rows<float>(*call, begin, end, past != 0, t);
 }
 
-#if !defined(ANYMAX_NO_ATTENTION)
-static int linear(const anymax_linear_call *call, anymax_parallel team) {
-    return call->dtype == ANYMAX_F64 ? each_head<Linear<double>>(call, team) : each_head<Linear<float>>(call, team);
-}
-
-static int linear_vjp(const anymax_linear_call *call, anymax_parallel team) {
-    return call->dtype == ANYMAX_F64 ? each_head<LinearVJP<double>>(call, team) : each_head<LinearVJP<float>>(call, team);
-}
-#else
+#if defined(ANYMAX_NO_ATTENTION)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
 #endif
 

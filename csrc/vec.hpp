@@ -21,6 +21,7 @@
 #endif
 
 #define ANYMAX_INLINE inline __attribute__((always_inline))
+#define ANYMAX_EACH __attribute__((always_inline))  // of a lambda for each vector of a row
 
 namespace ANYMAX_UNIT {
 

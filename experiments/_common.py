@@ -189,5 +189,5 @@ def _machine() -> dict[str, Any]:
     for name in _PACKAGES:
         if importlib.util.find_spec("sklearn" if name == "scikit-learn" else name) is not None:
             versions[name] = importlib.metadata.version(name)
-    date = dt.datetime.now(dt.timezone.utc).date().isoformat()
+    date = dt.datetime.now(dt.UTC).date().isoformat()
     return {"date": date, "threads": threads, "hardware": known["hardware"], "versions": versions}

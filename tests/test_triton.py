@@ -10,6 +10,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,13 @@ needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
+
+def grouped(words, brief):
+    """Groups of tests, none in two of them: the brief one first, the one of what no words name last."""
+    groups = {**words, "others": f"not ({' or '.join(f'({w})' for w in words.values())})"}
+    return {"brief": brief, **{name: f"({w}) and not ({brief})" for name, w in groups.items()}}
+
+
 WORDS = {  # of the names in rows_triton.py: one process each
     "forward": "forward or halves",
     "rows": "flat or layouts or masks",
@@ -30,7 +38,8 @@ WORDS = {  # of the names in rows_triton.py: one process each
     "backward": "backward and not logarithms",
     "losses": "index_losses",
 }
-GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
+BRIEF = "forward_is and 63 or backward_is and 3-whole or index_losses and 2-whole or ties and whole or public_functions"
+GROUPS = grouped(WORDS, BRIEF)
 
 
 def interpreted(file, words):
@@ -50,6 +59,7 @@ def interpreted(file, words):
     assert " passed" in out.stdout
 
 
+@pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
@@ -120,13 +130,30 @@ MAPS = {
 }  # fmt: skip
 
 
-def launches(monkeypatch, mapping, n, dtype):
-    """Every launch that this map has, of rows like these."""
+KERNELS = (
+    "separable_rows",
+    "truncated_rows",
+    "dense_rows",
+    "perturb_rows",
+    "backward_rows",
+    "survey_parts",
+    "dense_parts",
+)
+
+
+def recorded(monkeypatch):
+    """The launches from here on, in place of which nothing happens."""
     launch = engine.load()
     calls = []
-    names = "separable_rows truncated_rows dense_rows perturb_rows backward_rows survey_parts dense_parts"
-    for name in names.split():
-        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), calls))
+    for name in KERNELS:
+        kernel = getattr(launch, name)
+        monkeypatch.setattr(launch, name, Recorder(kernel.kernel if isinstance(kernel, Recorder) else kernel, calls))
+    return calls
+
+
+def launches(monkeypatch, mapping, n, dtype):
+    """Every launch that this map has, of rows like these."""
+    calls = recorded(monkeypatch)
     x = torch.zeros(4, n, dtype=dtype)
     keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
     link = engine.link_of(mapping)
@@ -144,6 +171,12 @@ def launches(monkeypatch, mapping, n, dtype):
     return calls
 
 
+# in the short battery each kernel is compiled once, of a map and for a target that are quick
+SOON = {"softmax": "sm_80", "entmax-1.5": "sm_80", "entmax-3": "gfx942", "budget": "gfx942", "normmax-3": "gfx942", "top-p": "gfx942",
+        "taylor": "gfx942", "perturb-logistic": "sm_80"}  # fmt: skip
+
+
+@pytest.mark.whole(lambda name, target: SOON.get(name) != target)
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("target", TARGETS)
@@ -154,8 +187,6 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for family in plans.STEP:  # a fourth of the registers, in a fourth of the time
-        monkeypatch.setitem(plans.STEP, family, (2, 2048, 16))
     wave = TARGETS[target][2]
     monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
@@ -165,6 +196,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     compile_all(launches(monkeypatch, MAPS[name], n, dtype), target)
 
 
+@pytest.mark.whole(lambda name: name != "softmax")
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
@@ -174,8 +206,6 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plans, "PART", (2, 512, 8))
-    monkeypatch.setitem(plans.STEP, "backward", (2, 2048, 16))
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
     assert any(options.get("PARTS", 0) > 0 for _, _, options in calls)
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
@@ -190,6 +220,52 @@ def compile_all(calls, target, most=900_000):
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
         assert len(made.asm.get("ptx", "")) < most, options
         assert made.metadata.shared <= 64 * 1024
+
+
+@needs_triton
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("n", [70, 40_000])
+def test_warm_up_makes_every_call(name, n, monkeypatch):
+    def kinds(calls):
+        return {(kernel.fn.__name__, repr(sorted(options.items()))) for kernel, _, options in calls}
+
+    if not hasattr(engine.load().dense_rows, "fn"):
+        pytest.skip("the interpreter has replaced the compiler")
+    mapping = am.Entmax(torch.full((4, 1), 1.4)) if name == "entmax-rows" else MAPS[name]
+    calls = recorded(monkeypatch)
+    engine.warm_up(mapping, (4, n), torch.float32, "cpu")
+    warm = kinds(calls)
+    assert kinds(launches(monkeypatch, mapping, n, torch.float32)) <= warm
+    calls = recorded(monkeypatch)
+    x, link = torch.zeros(4, n), engine.link_of(mapping)
+    engine.forward(mapping, x)
+    if link.kind not in engine._WITHOUT_LOSS:
+        t = torch.zeros(4, dtype=torch.long)
+        loss, count, state = engine.reduced_loss(mapping, x, t, -100, "mean", True)
+        engine.index_loss_grad(mapping, x, t, loss / count, None, state, -100)
+    assert kinds(calls) <= warm
+
+
+def test_warm_up_refuses():
+    with pytest.raises(TypeError, match="expected a mapping"):
+        am.warm_up("softmax", [(2, 3)])
+    with pytest.raises(ValueError, match="expected dtypes"):
+        am.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
+    with pytest.raises(RuntimeError, match="can't serve"):
+        am.warm_up(am.Softmax(), (2, 3), device="cpu")
+
+
+@needs_triton
+def test_parameters_given_as_numbers_are_copied_once():
+    launch = engine.load()
+    x, alpha = torch.zeros(3, 5), np.array([[1.2], [1.5], [3.0]])
+    first = launch._per_row(alpha, x, 1.0)
+    held = dict(launch._numbers)
+    again = launch._per_row(alpha.copy(), x, 1.0)
+    assert dict(launch._numbers) == held
+    assert any(again.data_ptr() == t.data_ptr() for t in held.values())
+    assert first.tolist() == pytest.approx([0.2, 0.5, 2.0])
+    assert launch._per_row(np.float64(1.5), x).tolist() == [1.5] * 3
 
 
 # -- chosen or not ------------------------------------------------------------------------------------------------------------------

@@ -36,12 +36,14 @@ build() {
     mkdir -p "$out/$target"
     for unit in $units; do
         have="$have -DANYMAX_HAVE_${unit^^}=1"
-        "${zig[@]}" c++ -target "$triple" $common $flags $(flags_of "_${unit^^}") -DANYMAX_UNIT="$unit" \
-            -c "$root/csrc/unit.cpp" -o "$out/$target/unit_$unit.o"
+        for file in "$root"/csrc/unit*.cpp; do
+            "${zig[@]}" c++ -target "$triple" $common $flags $(flags_of "_${unit^^}") -DANYMAX_UNIT="$unit" \
+                -c "$file" -o "$out/$target/$(basename "$file" .cpp)_on_$unit.o"
+        done
     done
     for file in "$root"/csrc/*.cpp; do
         file=$(basename "$file" .cpp)
-        [ "$file" = unit ] || [[ "$file $flags" == xla_ffi*ANYMAX_NO_THREADS* ]] && continue
+        [[ "$file" == unit* ]] || [[ "$file $flags" == xla_ffi*ANYMAX_NO_THREADS* ]] && continue
         "${zig[@]}" c++ -target "$triple" $common $flags $have -c "$root/csrc/$file.cpp" -o "$out/$target/$file.o"
     done
 }
@@ -50,9 +52,9 @@ build() {
 apart() {
     local object unit shared
     command -v nm >/dev/null || return 0
-    for object in "$out/$1"/unit_*.o; do
+    for object in "$out/$1"/unit*_on_*.o; do
         unit=$(basename "$object" .o)
-        unit=${unit#unit_}
+        unit=${unit##*_on_}
         shared=$(nm "$object" 2>/dev/null | awk '$2 ~ /^[WVu]$/ { print $3 }' | grep -v "${#unit}$unit" || true)
         [ -z "$shared" ] || { echo "unit $unit defines what other units may share: $shared" && return 1; }
     done

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, PAGE = ROOT / "csrc", ROOT / "src" / "anymax" / "explorer"
 INDEX = PAGE / "index.html"
-UNITS = ("unit.cpp", "abi.cpp", "pool.cpp", "wasm/explorer.cpp")
+UNITS = (*sorted(p.name for p in CSRC.glob("unit*.cpp")), "abi.cpp", "pool.cpp", "wasm/explorer.cpp")
 NOT_COMPILED = ("python.cpp", "xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
 STYLES = ("style.css",)
 MODULES = (

@@ -3,6 +3,7 @@
 //
 //   fuzz SEED                                                    one case again, in words
 //   fuzz [--from SEED] [--seconds N] [--calls N] [--step K]      cases SEED, SEED + K, ... until one of the limits is met
+//   fuzz --digests [--from SEED] [--calls N]                     a digest of each case's results, to compare two builds bit for bit
 //   fuzz --refused                                               calls that must be refused
 //   fuzz --threads [--seconds N]                                 eight threads call at once, beside others that change the settings
 //   fuzz --fork                                                  a process that forks while its threads are at work
@@ -338,6 +339,14 @@ uint64_t bits_of(const char *from, int32_t dtype) {
     memcpy(&b, from, (size_t)size_of(dtype));
     return b;
 }
+// Of all that the calls of one case gave.
+uint64_t digest = 0;
+void digest_of(uint64_t word) { digest = (digest ^ word) * 0x100000001b3ull, digest ^= digest >> 29; }
+void digest_of(const Result &r) {
+    for (const auto *part : {&r.out, &r.value, &r.tau, &r.positions, &r.count, &r.index, &r.saved})
+        for (const uint64_t word : *part) digest_of(word);
+}
+
 double number(uint64_t bits, int32_t dtype) { return bits == ~0ull ? NaN : decode(&bits, dtype); }
 
 struct How {
@@ -1165,6 +1174,8 @@ void linear_heads(Random &random, const std::string &isa) {
         if (const int code = anymax_linear(&c)) fail("the call was refused: %s", anymax_error(code));
         if (turn && !first.is(out.copy())) fail("the work was shared out, and the result differs");
         if (!turn) first = std::move(out);
+        if (!turn)
+            for (int64_t i = 0; i < first.size / (int64_t)sizeof(C); i++) digest_of(bits_of(first.data + i * (int64_t)sizeof(C), c.dtype));
     }
     // The gradients of sums of out g, in doubles, each with the sum of the magnitudes of what it adds up.
     const int64_t rows = c.heads * c.groups * c.queries;
@@ -1186,6 +1197,8 @@ void linear_heads(Random &random, const std::string &isa) {
             if (turn && !made[i].is(now[i].copy())) fail("the work was shared out, and gradient %d differs", i);
             if (!turn) made[i] = std::move(now[i]);
         }
+        for (int i = 0; !turn && i < 3; i++)
+            for (int64_t j = 0; j < sizes[i] / (int64_t)sizeof(C); j++) digest_of(bits_of(made[i].data + j * (int64_t)sizeof(C), c.dtype));
     }
     std::vector<double> want[3], size[3];
     for (int i = 0; i < 3; i++) want[i].resize((size_t)sizes[i] / sizeof(C)), size[i].resize((size_t)sizes[i] / sizeof(C));
@@ -1248,6 +1261,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     if (getenv("FUZZROW")) for (int64_t i = 0, r = atoi(getenv("FUZZROW")); i < c.shape.n; i++) printf("%.17g\n", c.score(r, i));
     made[c.op][c.map]++;
     const Result got = counted(c, How{random.chance(0.5) ? 0 : -1, 1 + (int)random.below(3), 0, -1});
+    digest_of(got);
     check(c, got);
     short_calls(c, got, random);
     if (known_to_xla(c) && random.chance(0.3)) {
@@ -1561,7 +1575,7 @@ int main(int count, char **argument) {
     int64_t most = INT64_MAX;
     double seconds = 1e9;
     std::string mode;
-    bool table = false, one = false;
+    bool table = false, one = false, digests = false;
     for (int i = 1; i < count; i++) {
         const std::string word = argument[i];
         const char *next = i + 1 < count ? argument[i + 1] : "";
@@ -1575,6 +1589,8 @@ int main(int count, char **argument) {
             seconds = strtod(next, nullptr), i++;
         else if (word == "--table")
             table = true;
+        else if (word == "--digests")
+            digests = true;
         else if (word == "--refused" || word == "--threads" || word == "--fork")
             mode = word;
         else if (word.find_first_not_of("0123456789") == std::string::npos)
@@ -1592,8 +1608,10 @@ int main(int count, char **argument) {
     int64_t cases = 0;
     for (uint64_t seed = from; cases < most; seed += step) {
         if (!one && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) break;
+        digest = 0;
         one_case(seed, units);
         cases++;
+        if (digests) printf("%llu %016llx\n", (unsigned long long)seed, (unsigned long long)digest);
     }
     if (table) say_counts();
     printf("fuzz: %ld cases, %ld calls, from seed %llu in steps of %llu\n", (long)cases, (long)calls, (unsigned long long)from, (unsigned long long)step);

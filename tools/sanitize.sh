@@ -61,8 +61,9 @@ compile() {
 }
 {
     for unit in avx512 avx2 baseline neon; do
-        [[ " $units " != *" $unit "* ]] ||
-            compile "unit_$unit.o" "$root/csrc/unit.cpp" $common $checks -fno-exceptions -fno-rtti $(flags_of "_${unit^^}") "-DANYMAX_UNIT=$unit" -I "$root/csrc"
+        [[ " $units " != *" $unit "* ]] || for file in "$root"/csrc/unit*.cpp; do
+            compile "$(basename "$file" .cpp)_on_$unit.o" "$file" $common $checks -fno-exceptions -fno-rtti $(flags_of "_${unit^^}") "-DANYMAX_UNIT=$unit" -I "$root/csrc"
+        done
     done
     for file in abi pool xla_ffi; do
         compile $file.o "$root/csrc/$file.cpp" $common $checks -fno-exceptions -fno-rtti $have -I "$root/csrc"

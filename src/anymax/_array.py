@@ -302,8 +302,7 @@ def known(x: Array) -> bool:
 
 def known_any(condition: Array, xp: Namespace) -> bool:
     """True where some entry is known to be True."""
-    some = xp.any(condition)
-    return known(some) and bool(some)
+    return known(condition) and bool(xp.any(condition))
 
 
 def number(value: Any) -> Any:

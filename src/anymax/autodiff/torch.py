@@ -198,11 +198,33 @@ class _IndexLoss(torch.autograd.Function):
         return _index_gradient(ctx.mapping, ctx.engine, x, index, g, support, tau), *(None,) * 4
 
 
+class _DeviceLoss(torch.autograd.Function):
+    """The loss for class indices on a GPU, reduced: which samples count is the kernel's to say, so that no index is waited for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, ignore: int, reduction: str) -> Tensor:
+        value, count, state = kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, True)
+        ctx.call = mapping, ignore
+        save(ctx, x, index, state, count)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (x, index, state, count), (mapping, ignore) = grads, saved(ctx), ctx.call
+        g = g if count is None else g / count
+        if _grad():
+            counted = (index != ignore) & (index >= 0)
+            index = torch.where(counted, index.to(torch.int64), -1)
+        return _index_gradient(mapping, kernels.triton, x, index, g, None, state, ignore), None, None, None, None
+
+
 def _index_gradient(
-    mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, support: Any, tau: Any
+    mapping: Mapping, engine: Any, x: Tensor, index: Tensor, g: Tensor, support: Any, tau: Any, ignore: int | None = None
 ) -> Tensor:
+    if ignore is not None and not _grad():
+        return engine.index_loss_grad(mapping, x, index, g, support, tau, ignore)
     if _grad() or engine.refuse("vjp", mapping, g) is not None:
-        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0)[..., None], 1.0)
+        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0, max=x.shape[-1] - 1)[..., None], 1.0)
         counted = (index >= 0)[..., None]
         return (g[..., None] * torch.where(counted, apply(mapping, x) - y, torch.zeros_like(x))).to(x.dtype)
     return engine.index_loss_grad(mapping, x, index, g, support, tau)
@@ -371,6 +393,15 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     if torch.is_grad_enabled() and x.requires_grad:
         return _IndexLoss.apply(x, index, mapping, engine)
     return engine.index_loss(mapping, x, index, False)[0]
+
+
+def device_loss(mapping: Mapping, x: Tensor, index: Tensor, ignore: int, reduction: str) -> Tensor | None:
+    """The reduced loss of rows for class indices on a GPU, fp32, in few launches; None: another engine serves."""
+    if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton:
+        return None
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _DeviceLoss.apply(x, index, mapping, ignore, reduction)
+    return kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, False)[0]
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def digits(seed: int) -> tuple[Any, Any, Any, np.ndarray]:
     import torch  # late: an optional extra
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
+    x, y = (np.asarray(a) for a in load_digits(return_X_y=True))
     order = np.random.default_rng(seed).permutation(len(y))
     x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
     held_out = len(y) // 3

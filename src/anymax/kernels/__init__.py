@@ -129,3 +129,32 @@ def explain(mapping: Mapping, x: Any) -> Explanation:
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
     return Explanation(mapping, tuple(rows))
+
+
+def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: Any = "cuda") -> None:
+    """Compiles the GPU kernels that calls of this mapping on scores of these shapes (the classes last) and dtypes want, for torch.
+
+    A kernel is compiled with its first call, which takes seconds; a call that is captured in a CUDA graph can't wait for that. Those are
+    compiled that serve p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
+
+    `anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])`
+    """
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"warm_up: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
+    import torch  # late: of those who ask for a GPU
+
+    kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)
+    sizes = [shapes] if isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes) else list(shapes)
+    for kind in kinds:
+        dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"warm_up: expected dtypes such as 'bfloat16' or torch.bfloat16, got {kind!r}")
+        for shape in sizes:
+            shape = tuple(shape)
+            if not shape or min(shape) < 1:
+                raise ValueError(f"warm_up: expected shapes of scores, the classes last, got {shape}")
+            mapping.check(shape[-1])
+            reason = triton.refuse("forward", mapping, torch.empty(1, dtype=dtype, device=device))
+            if reason is not None:
+                raise RuntimeError(f"warm_up: the GPU engine can't serve {mapping!r}: {reason}")
+            triton.warm_up(mapping, shape, dtype, device)

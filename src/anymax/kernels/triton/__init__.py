@@ -178,24 +178,48 @@ def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved:
 
 def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, None, Array | None]:
     """The loss of each row for a class index (below 0: 0), fp32; with the four numbers a row that `index_loss_grad` writes it from."""
+    both, state = _losses(mapping, x, index.clamp(min=-1), -1, save)
+    return both[0], None, state
+
+
+def reduced_loss(
+    mapping: Mapping, x: Array, index: Array, ignore: int, reduction: str, save: bool
+) -> tuple[Array, Array | None, Array | None]:
+    """(loss, number of samples of a mean, numbers of the rows): samples of the index `ignore` are left out, an index that is no class
+    makes it NaN. In few launches: the kernel, one sum, and what a mean wants."""
+    both, state = _losses(mapping, x, index, ignore, save)
+    if reduction == "none":
+        return both[0], None, state
+    sums = both.flatten(1).sum(1)
+    if reduction == "sum":
+        return sums[0], None, state
+    count = sums[1].clamp(min=1.0)
+    return sums[0] / count, count, state
+
+
+def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
+    """[2, ...]: the loss of each row, and 1 where it counts; and the numbers of the rows."""
     launch, link = _prepared(mapping)
     torch = sys.modules["torch"]
-    value = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float64, device=x.device) if save else None
-    if value.numel():
-        launch.run("loss", link, x, index=index.long(), value=value, state=state)
-    return value, None, state
+    both = torch.empty((2, *x.shape[:-1]), dtype=torch.float32, device=x.device)
+    state = torch.empty((*x.shape[:-1], 4), dtype=torch.float32, device=x.device) if save else None
+    if both.numel():
+        launch.run("loss", link, x, index=index, value=both, state=state, ignore=ignore)
+    return both, state
 
 
-def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, state: Array | None) -> Array:
-    """`scale (p - y)`, scale one a row: one read, one write, no search."""
+def index_loss_grad(
+    mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, state: Array | None, ignore: int = -1
+) -> Array:
+    """`scale (p - y)`, scale one a row or one for all: one read, one write, no search."""
     launch, link = _prepared(mapping)
     torch = sys.modules["torch"]
     out = torch.empty_like(x)
     assert state is not None
     if x.numel():
-        scale = scale.to(torch.float32).expand(x.shape[:-1])
-        launch.run("grad", link, x, out=out, index=index.long(), scale=scale, state=state)
+        scale = scale.to(torch.float32)
+        scale = scale.expand(x.shape[:-1]) if scale.ndim else scale
+        launch.run("grad", link, x, out=out, index=index, scale=scale, state=state, ignore=ignore)
     return out
 
 
@@ -218,3 +242,30 @@ def _number(launch: Any, mode: str, link: native.Link, x: Array) -> Array:
     if out.numel():
         launch.run(mode, link, x, value=out)
     return out
+
+
+def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
+    """Makes each call that this mapping has on contiguous scores of this shape once, with and without a mask."""
+    torch = sys.modules["torch"]
+    x = torch.zeros(shape, dtype=dtype, device=device)
+    link = _prepared(mapping)[1]
+    with torch.no_grad():
+        for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
+            forward(mapping, x, mask)
+            p, saved = forward_saving(mapping, x, mask)
+        vjp(mapping, x, p, x, saved)
+        vjp(mapping, x, p, x)
+        if link.kind in _WITH_LOG:
+            log_p = log_forward(mapping, x)
+            if link.kind != "sigsoftmax":
+                log_vjp(mapping, x, log_p, x)
+        if link.kind == "softmax":
+            logsumexp(x)
+        if link.kind not in _WITHOUT_LOSS:
+            index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
+            for save in (False, True):
+                value, _, state = reduced_loss(mapping, x, index, -100, "mean", save)
+            for scale in (value, value.expand(shape[:-1])):
+                index_loss_grad(mapping, x, index, scale, None, state, -100)
+            if not (link.kind == "entmax" and link.params is not None):
+                threshold(mapping, x)

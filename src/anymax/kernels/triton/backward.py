@@ -12,28 +12,45 @@ import triton
 import triton.language as tl
 
 from .links import sensitivity, taylor
-from .tile import fetch, lanes, largest, listed, one, place, put, scatter, total
+from .tile import fetch, lanes, largest, listed, one, place, put, scatter, step, total, wide
 
 
 @triton.jit
 def read(at, begin, live, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     """As `fetch`, but 0 elsewhere."""
-    v = fetch(at, begin, live, False, FAR, K, L, True)
-    return tl.where(live & (lanes(begin, K, L) < at[6]), v, 0.0)
+    X, xo, xc, n, valid = at[0], at[1], at[2], at[6], at[7]
+    cols = lanes(begin, K, L)
+    return tl.load(X + xo + step(cols, xc, FAR), mask=live & (cols < n) & valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr):
-    """(p, g), g where it can matter: off the support of a sparse map it is not read."""
+def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr):
+    """(p, g). Of a longer row g is read where it can matter: on the support of a sparse map."""
     p = read(pa, begin, True, FAR, K, L)
     if SENSE == "log":
         p = tl.where(lanes(begin, K, L) < pa[6], p, float("-inf"))
-        g = read(ga, begin, p != float("-inf"), FAR, K, L)
-    elif SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
+    if WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
         g = read(ga, begin, True, FAR, K, L)
+    elif SENSE == "log":
+        g = read(ga, begin, p != float("-inf"), FAR, K, L)
     else:
         g = read(ga, begin, (p <= 0.0) == 0, FAR, K, L)
     return p, g
+
+
+@triton.jit
+def summed(v, EXACT: tl.constexpr):
+    """The sum of a row, by way of fp64 where it is asked for to fp32's last digits."""
+    if EXACT:
+        return wide(v).to(tl.float32)
+    else:
+        return total(v)
+
+
+@triton.jit
+def lifted(p, c):
+    """p^(c + 1), 0 for 0"""
+    return tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0)
 
 
 @triton.jit
@@ -71,33 +88,32 @@ def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, c, e, SENSE: tl.constexpr,
     nothing = tl.zeros([R, K, L], tl.float32)
     for begin in range(0, n, K * L):
         put(OUT, oo, oc, begin, nothing, n, valid, FAR, K, L)
-    p, cols = listed(pa, mine, count, span, FEW, DEPTH, False, FAR, LANES)
-    g, _ = listed(ga, mine, count, span, FEW, DEPTH, False, FAR, LANES)
-    inside = (tl.arange(0, FEW)[None, None, :] < count) & (cols < n)
-    p = tl.where(inside, p, 0.0)
-    held = inside & ((p <= 0.0) == 0)
+    p, cols, ok = listed(pa, mine, count, span, FEW, DEPTH, False, FAR, LANES)
+    g, _, _ = listed(ga, mine, count, span, FEW, DEPTH, False, FAR, LANES)
+    p = tl.where(ok, p, 0.0)
+    held = ok & ((p <= 0.0) == 0)
     g = tl.where(held, g, 0.0)
     s, h = parts(p, g, 0.0, one(e), SENSE)
-    rate, dot = tl.sum(s.to(tl.float64)), tl.sum((s * h).to(tl.float64))
+    rate, dot = wide(s).to(tl.float32), wide(s * h).to(tl.float32)
     norm, cross = rate, rate
     if SENSE == "norm":
-        dot = tl.sum((p * h).to(tl.float64))
-        norm = tl.sum(tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64))
-        cross = tl.sum((s * (h - dot.to(tl.float32))).to(tl.float64))
+        dot = wide(p * h).to(tl.float32)
+        norm = wide(lifted(p, c)).to(tl.float32)
+        cross = wide(s * (h - dot)).to(tl.float32)
     out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
     scatter(OUT, oo, oc, cols, out, held, n, valid, FAR)
 
 
 @triton.jit
 def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, FAR: tl.constexpr,
-              R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+              EXACT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g, nothing cancels."""
     n, valid = pa[6], pa[7]
     anchor = tl.zeros([R, 1, 1], tl.float32)
     scale = tl.full([R, 1, 1], 1.0, tl.float32)
     share = tl.full([R, 1, 1], 1.0, tl.float32)
     if WHOLE:
-        p, g = pair(pa, ga, 0, FAR, K, L, SENSE)
+        p, g = pair(pa, ga, 0, FAR, K, L, SENSE, True)
         x = p
         if SENSE == "taylor" or SENSE == "sigsoftmax":
             x = fetch(xa, 0, True, False, FAR, K, L, False)
@@ -105,8 +121,8 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             sound = tl.where((x > float("-inf")) & (x < float("inf")), x, 0.0)
             scale = 1.0 / tl.maximum(0.25 * largest(tl.abs(sound)), 1.0)
             u, _ = taylor(sound, scale, ORDER)
-            z = total(tl.where(x > float("-inf"), u, 0.0).to(tl.float64))
-            share = tl.where(z > 0.0, 1.0 / tl.where(z > 0.0, z, 1.0), 0.0).to(tl.float32)
+            z = summed(tl.where(x > float("-inf"), u, 0.0), EXACT)
+            share = tl.where(z > 0.0, 1.0 / tl.where(z > 0.0, z, 1.0), 0.0)
         if STEEP:
             s, _ = parts(p, g, anchor, e, SENSE)
             most = largest(s)
@@ -117,17 +133,12 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             )
             anchor = total(tl.where(lanes(0, K, L) == first, g, 0.0))
         s, h = parts(p, g, anchor, e, SENSE)
-        rate = total(s.to(tl.float64))
-        dot = total((s * h).to(tl.float64))
-        if SENSE == "log":
-            dot = total(h.to(tl.float64))
+        rate = summed(s, EXACT)
+        dot = summed(h if SENSE == "log" else (p * h if SENSE == "norm" else s * h), EXACT)
+        norm, cross = rate, rate
         if SENSE == "norm":
-            dot = total((p * h).to(tl.float64))
-            norm = total(tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64))
-            cross = total((s * (h - dot.to(tl.float32))).to(tl.float64))
-        else:
-            norm = rate
-            cross = rate
+            norm = summed(lifted(p, c), EXACT)
+            cross = summed(s * (h - dot), EXACT)
         out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
         put(OUT, oo, oc, 0, out, n, valid, FAR, K, L)
     else:
@@ -145,7 +156,7 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
         if STEEP:  # each lane its largest sensitivity, and the first g there
             for begin in range(0, n, L):
-                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE)
+                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE, False)
                 s, _ = parts(p, g, anchor, e, SENSE)
                 mine_ = tl.where(s > most_, g, mine_)
                 most_ = tl.maximum(most_, s)
@@ -154,76 +165,61 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             first = tl.min(tl.where(most_ == most, lane, L), 2, keep_dims=True)
             anchor = tl.sum(tl.where(lane == first, mine_, 0.0), 2, keep_dims=True)
         for begin in range(0, n, K * L):
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
             s, h = parts(p, g, anchor, e, SENSE)
-            rate_ += tl.sum(s.to(tl.float64), 1, keep_dims=True)
-            if SENSE == "log":
-                dot_ += tl.sum(h.to(tl.float64), 1, keep_dims=True)
-            elif SENSE == "norm":
-                dot_ += tl.sum((p * h).to(tl.float64), 1, keep_dims=True)
-                norm_ += tl.sum(
-                    tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0).to(tl.float64),
-                    1,
-                    keep_dims=True,
-                )
-            else:
-                dot_ += tl.sum((s * h).to(tl.float64), 1, keep_dims=True)
+            rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
+            more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
+            dot_ += tl.sum(more, 1, keep_dims=True).to(tl.float64)
+            if SENSE == "norm":
+                norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
             if SENSE == "taylor":
                 x = fetch(xa, begin, True, False, FAR, K, L, True)
                 inside = (x > float("-inf")) & (x < float("inf"))
                 u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
-                norm_ += tl.sum(tl.where(inside, u, 0.0).to(tl.float64), 1, keep_dims=True)
-        rate, dot, norm = total(rate_), total(dot_), total(norm_)
+                norm_ += tl.sum(tl.where(inside, u, 0.0), 1, keep_dims=True).to(tl.float64)
+        rate, dot, norm = total(rate_).to(tl.float32), total(dot_).to(tl.float32), total(norm_).to(tl.float32)
         cross = rate
         if SENSE == "taylor":
-            share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0).to(tl.float32)
+            share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
         if SENSE == "norm":
             cross_ = tl.zeros([R, 1, L], tl.float64)
             for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
                 s, h = parts(p, g, anchor, e, SENSE)
-                cross_ += tl.sum((s * (h - dot.to(tl.float32))).to(tl.float64), 1, keep_dims=True)
-            cross = total(cross_)
+                cross_ += tl.sum(s * (h - dot), 1, keep_dims=True).to(tl.float64)
+            cross = total(cross_).to(tl.float32)
         steps = tl.cdiv(n, K * L)
         for i in range(steps):
             begin = (steps - 1 - i) * (K * L)
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE)
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
             x = p
             if SENSE == "taylor" or SENSE == "sigsoftmax":
                 x = fetch(xa, begin, True, False, FAR, K, L, False)
             s, h = parts(p, g, anchor, e, SENSE)
-            put(
-                OUT,
-                oo,
-                oc,
-                begin,
-                product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER),
-                n,
-                valid,
-                FAR,
-                K,
-                L,
-            )
+            out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
+            put(OUT, oo, oc, begin, out, n, valid, FAR, K, L)
 
 
 @triton.jit
 def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
                   o0, o1, o2, oc, param,
                   SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
-                  FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                  UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                   WHOLE: tl.constexpr):  # fmt: skip
     """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
     there are no more than FEW, p and g are read there alone."""
+    n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    xa = (X, place(row, d1, d2, x0, x1, x2), xc, X, 0, xc, n, valid)
-    pa = (P, place(row, d1, d2, p0, p1, p2), pc, P, 0, pc, n, valid)
-    ga = (G, place(row, d1, d2, g0, g1, g2), gc, G, 0, gc, n, valid)
-    oo = place(row, d1, d2, o0, o1, o2)
+    xa = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, X, 0, xc, n, valid)
+    pa = (P, place(row, d1, d2, p0, p1, p2, UNIT), pc, P, 0, pc, n, valid)
+    ga = (G, place(row, d1, d2, g0, g1, g2, UNIT), gc, G, 0, gc, n, valid)
+    oo = place(row, d1, d2, o0, o1, o2, UNIT)
+    EXACT: tl.constexpr = OUT.dtype.element_ty == tl.float32
     if PER_ROW:
-        c = tl.load(PARAMS + row, mask=valid, other=1.0).to(tl.float32)
+        c = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
-        c = (tl.zeros([R, 1, 1], tl.float64) + param).to(tl.float32)
+        c = tl.zeros([R, 1, 1], tl.float32) + param
     e = 1.0 - c
     if FEW > 0:
         few = tl.load(COUNT + tl.program_id(0))
@@ -231,23 +227,22 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, rows, n, span, d1, d2, x0, 
             mine = LIST + tl.program_id(0).to(tl.int64) * FEW
             few_lanes(pa, ga, OUT, oo, oc, mine, few, span, one(c), e, SENSE, FAR, FEW, DEPTH, LANES, R, K, L)
         else:
-            all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, R, K, L, WHOLE)
+            all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, EXACT, R, K, L, WHOLE)
     else:
-        all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, R, K, L, WHOLE)
+        all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, EXACT, R, K, L, WHOLE)
 
 
 @triton.jit
 def product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
     if SENSE == "log":  # g - p sum g, on the classes that have a probability
-        return tl.where(p == float("-inf"), 0.0, h - s * dot.to(tl.float32))
+        return tl.where(p == float("-inf"), 0.0, h - s * dot)
     elif SENSE == "norm":  # diag(w) - w p^T - p w^T + <w, 1> p p^T, w = s ||p||^(alpha-1) / (alpha-1)
-        wide = c.to(tl.float64)
-        factor = tl.exp(wide / (wide + 1.0) * tl.log(tl.maximum(norm, 1e-300))) / wide
-        out = factor.to(tl.float32) * (s * (h - dot.to(tl.float32)) - p * cross.to(tl.float32))
+        factor = tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1.2e-38))) / c
+        out = factor * (s * (h - dot) - p * cross)
         return tl.where(p == p, tl.where(p <= 0.0, 0.0, out), p)
     elif SENSE == "taylor" or SENSE == "sigsoftmax":
         du = slope_of(x, p, scale, share, SENSE, ORDER)
-        return tl.where(du == 0.0, 0.0, du * (h - dot.to(tl.float32)))
+        return tl.where(du == 0.0, 0.0, du * (h - dot))
     else:
         mean = dot if SENSE == "own" else tl.where(rate == 0.0, dot, dot / tl.where(rate == 0.0, 1.0, rate))
-        return tl.where(s == 0.0, 0.0, s * (h - mean.to(tl.float32)))
+        return tl.where(s == 0.0, 0.0, s * (h - mean))

@@ -27,30 +27,46 @@ _AXES = 3  # strides that a kernel takes for the rows
 
 
 class _Rows:
-    """Operands of one shape as the kernels see them: row axes as few as possible, the classes last."""
+    """Operands of one shape as the kernels see them: row axes as few as possible, the classes last; n and the strides of the rows in
+    units, so that a kernel knows by what they can be divided."""
 
     def __init__(self, x: Tensor, **operands: Tensor) -> None:
-        self.n = x.shape[-1]
+        n = x.shape[-1]
         batch = tuple(x.shape[:-1])
         self.count = math.prod(batch)
         self.held = {"x": x, **operands}
+        self.back: Tensor | None = None  # where the result goes that was written to other memory
         axes = self._merge(batch)
         if len(axes) > _AXES:  # no more than three strides: rows one after another
             for key, a in self.held.items():
-                if len(merged(batch, [a.stride()[:-1]])) > 1 and key != "out":
-                    self.held[key] = a.contiguous()
+                if len(merged(batch, [a.stride()[:-1]])) > 1:
+                    if key == "out":
+                        self.back = a
+                        self.held[key] = torch.empty_like(a, memory_format=torch.contiguous_format)
+                    else:
+                        self.held[key] = a.contiguous()
             axes = self._merge(batch)
         inner = max(0, len(axes) - 1)
         axes = axes + [(1, (0,) * len(self.held))] * (_AXES - len(axes))
         self.sizes = (axes[1][0], axes[2][0])
+        steps = [step for _, steps in axes for step in steps]
+        self.unit = math.gcd(n, *steps, 16)
+        self.n, self.classes = n // self.unit, n
         self.strides = {
-            key: (*(steps[i] for _, steps in axes), a.stride(-1)) for i, (key, a) in enumerate(self.held.items())
+            key: (*(steps[i] // self.unit for _, steps in axes), a.stride(-1))
+            for i, (key, a) in enumerate(self.held.items())
         }
-        self.far = any((self.n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
-        self.sideways = any(s[-1] != 1 and s[inner] == 1 for s in self.strides.values()) and self.n > 1
+        self.far = any((n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
+        self.sideways = n > 1 and any(
+            a.stride(-1) != 1 and axes[inner][1][i] == 1 for i, a in enumerate(self.held.values())
+        )
 
     def _merge(self, batch: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         return merged(batch, [a.stride()[:-1] for a in self.held.values()])
+
+    def finish(self) -> None:
+        if self.back is not None:
+            self.back.copy_(self.held["out"])
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,9 +78,24 @@ def _device(x: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
-def _per_row(value: Any, x: Tensor) -> Tensor:
-    """One number a row, fp64."""
-    value = torch.as_tensor(value, device=x.device).detach().to(torch.float64)
+_numbers: dict[Any, Tensor] = {}  # parameters that were given as numbers, on the device: by device and contents
+
+
+def _per_row(value: Any, x: Tensor, less: float = 0.0) -> Tensor:
+    """One number a row, fp32, `less` subtracted from it in fp64."""
+    if isinstance(value, torch.Tensor) and value.device == x.device:
+        value = (value.detach().to(torch.float64) - less).to(torch.float32)
+    else:  # to copy them would wait for the device, and can't be captured
+        host = torch.as_tensor(value).detach().to(torch.float64) - less
+        if host.numel() == 1:
+            value = torch.full((1,), float(host), dtype=torch.float32, device=x.device)
+        else:
+            key = (x.device, tuple(host.shape), host.numpy().tobytes())
+            if key not in _numbers:
+                if len(_numbers) >= 64:
+                    _numbers.clear()
+                _numbers[key] = host.to(torch.float32).to(x.device)
+            value = _numbers[key]
     return value.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
 
 
@@ -83,10 +114,12 @@ class _Call:
 
     def __init__(self, kernel: str, x: Tensor, rows: _Rows, *, one_row: bool = False, cut: bool = False) -> None:
         self.x, self.rows = x, rows
-        self.plan = p = plan(kernel, rows.count, rows.n, one_row, rows.sideways, _wave(), cut and not one_row)
-        self.shape: tuple[int, ...] = (rows.count, rows.n, span(p, rows.n))
+        self.plan = p = plan(
+            kernel, rows.count, rows.classes, one_row, rows.sideways, _wave(), cut and not one_row, x.element_size()
+        )
+        self.shape: tuple[int, ...] = (rows.count, rows.n, span(p, rows.classes))
         self.parts = p.parts
-        self.tile = {"FAR": rows.far, "R": p.R, "K": p.K, "L": p.L}
+        self.tile = {"FAR": rows.far, "UNIT": rows.unit, "R": p.R, "K": p.K, "L": p.L}
 
     def __call__(
         self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
@@ -103,7 +136,9 @@ def _budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
     if link.kind == "budget":
         return "budget", 1, 1.0, False, link.param
     if link.kind == "normmax":
-        return ("any" if link.param <= 2.0 else "edge"), 1, 1.0, True, link.param - 1.0
+        if link.param == 2.0:
+            return "power", 2, 1.0, True, 1.0
+        return ("any" if link.param < 2.0 else "edge"), 1, 1.0, True, link.param - 1.0
     if link.params is None:
         r = next((r for alpha, r in POWERS.items() if abs(link.param - alpha) < 1e-15), None)
         if r is not None:
@@ -124,9 +159,13 @@ def run(
     scale: Tensor | None = None,
     value: Tensor | None = None,
     state: Tensor | None = None,
+    ignore: int = -1,
     keep_lanes: bool = False,
 ) -> Saved | None:
-    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few."""
+    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few.
+
+    `scale`: one number, or one a row; a row whose index is `ignore` is left out.
+    """
     operands = {}
     if mask is not None:
         operands["mask"] = mask.expand(x.shape).view(torch.uint8)
@@ -136,74 +175,74 @@ def run(
     x = rows.held["x"]
     keep, result = rows.held.get("mask", x), rows.held.get("out", x)
     strides = (*rows.strides["x"], *rows.strides.get("mask", rows.strides["x"]))
-    steps = (*rows.sizes, *strides, *rows.strides.get("out", rows.strides["x"]))
+    steps = (*rows.sizes, *strides, *rows.strides.get("out", rows.strides["x"]), ignore)
     other = (
         x if index is None else index.contiguous(),
         x if scale is None else scale.contiguous(),
         x if value is None else value,
         x if state is None else state,
     )
-    common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None}
-    first = {"MASKED": mask is not None, "FAR": rows.far}
+    each = scale is not None and scale.ndim > 0
+    common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None, "EACH": each}
+    first = {"MASKED": mask is not None, "FAR": rows.far, "UNIT": rows.unit}
     writes = mode in ("p", "log", "grad")
     if link.kind in ("softmax", "sigsoftmax", "taylor"):
         order = int(link.param) if link.kind == "taylor" else 0
         call = _Call("dense", x, rows, cut=mode == "grad" or link.kind != "taylor")
         parts, sums = 0 if mode == "grad" else call.parts, x
         if parts:
-            sums = torch.empty(rows.count * parts * 3, dtype=torch.float64, device=x.device)
+            sums = torch.empty(rows.count * parts * 2, dtype=torch.float64, device=x.device)
             cut = {"LINK": link.kind, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L}
             call(dense_parts, (x, keep, sums), (*rows.sizes, *strides), cut, parts)
         options = {**common, "LINK": link.kind, "ORDER": order, "PARTS": parts, **call.tile, "WHOLE": call.plan.whole}
         call(dense_rows, (x, keep, result, *other, sums), steps, options, call.parts or 1 if writes else 1)
+        rows.finish()
         return None
     per_row = link.params is not None
     params = x
     if per_row:
-        params = _per_row(link.params, x)
-        if link.kind == "entmax":
-            params = params - 1.0
+        params = _per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0)
     kernel: Any
     if link.kind in ("topk", "topp"):
-        family, kernel, param = "truncated", truncated_rows, link.param
+        family, kernel, param = "truncated" if link.kind == "topk" else "nucleus", truncated_rows, link.param
         kind = {"BY": "count" if link.kind == "topk" else "exp", "LOGS": mode == "log"}
         one_row, cut = False, link.kind == "topk"
     else:
         name, r, slope, norm, param = _budget_or_alpha(link)
-        family, kernel = "separable", separable_rows
-        kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm}
+        family, kernel = "separable" if name == "power" else "logarithmic", separable_rows
+        exact = mode not in ("p", "grad") or x.dtype == torch.float32
+        kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "EXACT": exact}
         one_row, cut = per_row and name == "any", True
     call = _Call(family, x, rows, one_row=one_row, cut=cut or mode == "grad")
     parts = 0 if mode == "grad" else call.parts
-    few, depth = few_lanes(call.plan, rows.n) if not (one_row or mode == "grad") else (0, 1)
+    few, depth = few_lanes(call.plan, rows.classes) if not (one_row or mode == "grad") else (0, 1)
     saved = None
     lists = counts = tops = x
     if few:
         lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
+        counts = lists[rows.count * few :]
         if keep_lanes:
-            saved, counts = Saved(lists, few, depth, call.shape[2], call.plan.L), lists[rows.count * few :]
+            saved = Saved(lists, few, depth, call.shape[2], call.plan.L)
     options = {
         **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
         **call.tile, "WHOLE": call.plan.whole,
     }  # fmt: skip
     numbers = (*steps, float(param))
-    if parts:
+    if not parts:
+        call(kernel, (x, keep, result, params, *other, lists, counts, tops), numbers, options, call.parts or 1)
+    else:  # solved by one program a row; what has many live lanes is then written by one a part
         tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
-        call(
-            survey_parts,
-            (x, keep, tops),
-            (*rows.sizes, *strides),
-            {**first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L},
-            parts,
-        )
-    pointers = (x, keep, result, params, *other, lists, counts, tops)
-    if parts and writes:  # solved by one program a row, written by one a part
-        numbers_of = torch.empty(rows.count * 4, dtype=torch.float64, device=x.device)
-        pointers = (*pointers[:7], numbers_of, *pointers[8:])
-        call(kernel, pointers, numbers, {**options, "MODE": "state", "SAVE": True}, warps=SOLVING)
-        call(kernel, pointers, numbers, {**options, "MODE": "write", "FEW": 0, "DEPTH": 1, "KEEP": False}, parts)
-    else:
-        call(kernel, pointers, numbers, options, call.parts or 1 if writes else 1, SOLVING if parts else 0)
+        fill = None if not (few and writes) else -math.inf if mode == "log" else 0.0
+        cut = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
+        call(survey_parts, (x, keep, result, tops), steps[:-1], cut, parts)
+        if writes:
+            other = (*other[:3], torch.empty(rows.count * 4, dtype=torch.float32, device=x.device))
+            options["SAVE"] = True
+        pointers = (x, keep, result, params, *other, lists, counts, tops)
+        call(kernel, pointers, numbers, options, warps=SOLVING)
+        if writes:
+            call(kernel, pointers, numbers, {**options, "MODE": "write", "KEEP": False, "SAVE": False}, parts)
+    rows.finish()
     return saved
 
 
@@ -229,7 +268,7 @@ def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tenso
     rows = _Rows(p, g=g, out=out, **({"scores": x} if sense in ("taylor", "sigsoftmax") else {}))
     p, g = rows.held["x"], rows.held["g"]
     scores = rows.held.get("scores", p)
-    params = _per_row(link.params, p) - 1.0 if per_row else p
+    params = _per_row(link.params, p, 1.0) if per_row else p
     steps = (
         *rows.strides.get("scores", rows.strides["x"]),
         *rows.strides["x"],
@@ -257,6 +296,7 @@ def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tenso
         backward_rows, (scores, p, g, rows.held["out"], params, lists, counts), (*rows.sizes, *steps, float(param)),
         {**options, **call.tile, "WHOLE": call.plan.whole},
     )  # fmt: skip
+    rows.finish()
 
 
 def perturb(
@@ -287,3 +327,4 @@ def perturb(
     call = _Call("perturb", x, rows)
     call.shape = call.shape[:2]
     call(perturb_rows, pointers, numbers, {**options, **call.tile})
+    rows.finish()

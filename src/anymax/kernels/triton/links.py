@@ -16,18 +16,29 @@ import triton.language as tl
 
 @triton.jit
 def log1p(w):
-    """Exact to a few ulp, w > -1: what rounding 1 + w has lost is in the ratio."""
+    """To 2 ulp for w > -1; a GPU's own logarithm has few digits near 1. `2^k m = 1 + w` with m in [0.7, 1.42), and what rounding it
+    has lost goes into f = m - 1; log(1 + f) = 2 artanh(f / (2 + f))."""
     u = 1.0 + w
-    near = u == 1.0
-    return tl.where(near, w, tl.log(u) * (w / tl.where(near, 1.0, u - 1.0)))
+    bits = u.to(tl.int32, bitcast=True)
+    k = (bits - 0x3F3504F3) >> 23
+    f = (bits - (k << 23)).to(tl.float32, bitcast=True) - 1.0
+    f += (w - (u - 1.0)) * ((127 - tl.minimum(k, 126)) << 23).to(tl.float32, bitcast=True)
+    s = f / (2.0 + f)
+    q = s * s
+    # the sum s + s^3/3 + ..., of which f - s f = 2 s is the larger part
+    more = s * q * (0.666666667 + q * (0.4 + q * (0.285714286 + q * (0.222222222 + q * 0.181818182))))
+    return k.to(tl.float32) * 0.693147181 + (2.0 * s + more)
 
 
 @triton.jit
 def expm1(t):
-    """Exact to a few ulp, t <= 0: what rounding exp(t) has lost is in the ratio."""
-    u = tl.exp(t)
-    plain = (u == 1.0) | (u < 1e-3)
-    return tl.where(u == 1.0, t, tl.where(plain, u - 1.0, (u - 1.0) * (t / tl.log(tl.where(plain, 0.5, u)))))
+    """To a few ulp."""
+    near = tl.abs(t) < 0.5
+    v = tl.where(near, t, 0.0)
+    series = v * (
+        1.0 + v * (0.5 + v * (0.166666667 + v * (0.0416666667 + v * (0.00833333333 + v * (0.00138888889 + v * 0.000198412698)))))
+    )
+    return tl.where(near, series, tl.exp(t) - 1.0)
 
 
 @triton.jit
@@ -87,6 +98,66 @@ def terms(x, top, a, b, c, d, LINK: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
+def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, FINE: tl.constexpr):
+    """(value, rate) of the scores x of the row kernels; a, b, k are numbers of a row, r is the exponent.
+
+    "power": u = slope (x - a) + b with a the maximum, value u^P. "budget": u = (x - a) + b, clipped to [0, 1]; a is the edge. "edge": the
+    same unclipped, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value b (1 + w)^r with
+    w = k (x - a), where b is the probability of the maximum a; FINE by log1p, else by the device's logarithm. The rate is that at which
+    value falls with b; for "any" value / (1 + w).
+    """
+    if LINK == "any":
+        w = (x - a) * k
+        if FINE:
+            inside = (w > -1.0) & (w < 1e37)
+            w = tl.where(inside, w, 0.0)
+            value = tl.where(inside, b * tl.exp(r * log1p(w)), 0.0)
+            rate = value / (1.0 + w)
+        else:
+            v = tl.minimum(tl.maximum(1.0 + w, 0.0), 1e37)
+            rate = tl.where(v > 0.0, b * tl.exp2((r - 1.0) * tl.log2(v)), 0.0)
+            value = rate * v
+    elif LINK == "edge":
+        u = (x - a) + b
+        value = power(u, r)
+        rate = power(u, r - 1.0)
+    elif LINK == "budget":
+        u = (x - a) + b
+        value = tl.minimum(tl.maximum(u, 0.0), 1.0)
+        rate = tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
+    else:
+        u = tl.maximum((x - a) * SLOPE + b, 0.0)
+        if P == 1:
+            value = u
+            rate = tl.where(u > 0.0, 1.0, 0.0)
+        elif P == 2:
+            value = u * u
+            rate = u
+        elif P == 3:
+            rate = u * u
+            value = rate * u
+        else:
+            rate = u * u * u
+            value = rate * u
+    return value, rate
+
+
+@triton.jit
+def bent(s, r, LINK: tl.constexpr, P: tl.constexpr):
+    """s (1 - s^(-1/r)), by which Newton's step on the r-norm overshoots: without a logarithm where the power is 1, 2 or 4."""
+    if LINK == "power" and P == 1:
+        return s - 1.0
+    elif LINK == "power" and P == 2:
+        root = tl.sqrt(s)
+        return root * (root - 1.0)
+    elif LINK == "power" and P == 4:
+        root = tl.sqrt(tl.sqrt(s))
+        return root * root * root * (root - 1.0)
+    else:  # s may be on either side of 1, and 1/r as small as 1e-7
+        return -s * expm1(-tl.log(tl.where(s > 0.0, s, 1.0)) / r)
+
+
+@triton.jit
 def steep(x, anchor, base, q, c, r):
     """Above alpha = 2 the link is infinitely steep at the edge of the support, so a row is anchored at its smallest supported score:
     p = (q^c + c (x - anchor))^(1/c), base = q^c; with dp/dq = (q/p)^(c-1)."""
@@ -96,7 +167,7 @@ def steep(x, anchor, base, q, c, r):
     whole = u > 1e-37
     p = tl.where(whole, power(u, r), q)
     rate = tl.where(
-        p > 0.0, tl.exp2((c - 1.0) * (tl.log2(tl.maximum(q, 1e-38)) - tl.log2(tl.where(p > 0.0, p, 1.0)))), 0.0
+        p > 0.0, tl.exp2((c - 1.0) * (tl.log2(tl.maximum(q, 1.2e-38)) - tl.log2(tl.where(p > 0.0, p, 1.0)))), 0.0
     )
     return tl.where(inside, p, 0.0), tl.where(inside, rate, 0.0)
 

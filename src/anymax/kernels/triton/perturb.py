@@ -61,20 +61,21 @@ def pick(v, q, Q: tl.constexpr):
 def perturb_rows(X, M, G, OUT,
                  rows, n, nodes, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, g0, g1, g2, gc, o0, o1, o2, oc, scale,
                  low1, low_n, deep, up1, up_n, shallow,
-                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, Q: tl.constexpr,
+                 BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, Q: tl.constexpr,
                  R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """p, or (BACK) J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`.
 
     low1, low_n: the lower end for a class alone and for n equal ones; up1, up_n: the upper end.
     """
+    n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
-    ga = (G, place(row, d1, d2, g0, g1, g2), gc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
-    oo = place(row, d1, d2, o0, o1, o2)
-    _, _, top, bad = survey(at, MASKED, FAR, R, K, L, False)
+    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    ga = (G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    oo = place(row, d1, d2, o0, o1, o2, UNIT)
+    _, _, top, bad = survey(at, at, None, MASKED, FAR, R, K, L, False)
     empty = top == float("-inf")
-    top = tl.where(empty, 0.0, top)
+    top = tl.where(empty | bad, 0.0, top)
     low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)
     up = end(at, top, scale, up_n, up1, shallow, NOISE, MASKED, FAR, R, K, L, False)
     # one sum over the row for each node; those of h and of h g for the product with J

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,51 +18,71 @@ class Plan:
     warps: int
     parts: int = 0  # > 0: of a row, each to a program of its own
 
+    def wide(self, x: Any, wave: int = 32) -> int:
+        """Numbers of a part that are read side by side, 16 bytes a thread."""
+        return max(self.L, min(self.K * self.L, self.warps * wave * 16 // x.element_size()))
 
-WHOLE = {"separable": 16384, "truncated": 16384, "dense": 32768, "backward": 16384}  # the longest row that is one tile
-STEP = {
-    "separable": (4, 4096, 16),
-    "truncated": (4, 4096, 16),
-    "dense": (4, 4096, 16),
-    "backward": (2, 4096, 16),
-}  # K, L, warps
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the rows of a kernel are cut that are more than one warp's."""
+
+    held: int  # numbers that a warp holds
+    whole: int  # the longest row that is one tile
+    steps: tuple[tuple[float, int, int], ...]  # of a longer one (up to so many classes, K, warps)
+
+
+HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
+THREADS = 4  # of a row of few classes: its sums are then two shuffles
+FAMILIES = {
+    "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
+    "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
+    "logarithmic": Family(1024, 16384, ((math.inf, 4, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
+    "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
+    "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
+    "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
+}
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
-PART = (
-    8,
-    512,
-    8,
-)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+PART = (16, 512, 8)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
+LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 128  # live lanes that are gathered to one tile
-SHORT = 2048  # classes of a tile of several short rows
+FEW = 256  # live lanes that are gathered to one tile
 forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
 
 
-def plan(kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False) -> Plan:
+def plan(
+    kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False, size: int = 4
+) -> Plan:
     """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp;
-    `cut`: a row may be cut in parts."""
+    `cut`: a row may be cut in parts; `size`: bytes of a number."""
     if kernel in forced:
         return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
     most = 1024 // wave
     block = _power_of_two(n)
+    vector = wave * 16 // size  # numbers that a warp loads at once, 16 bytes a thread
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
     if cut and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
+        if kernel not in LANED:
+            k, lanes = 4, warps * vector
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
-    if block > WHOLE[kernel]:
-        k, lanes, warps = STEP[kernel]
-        return Plan(1, k, lanes, False, min(warps, most))
+    family = FAMILIES[kernel]
+    if block > family.whole:
+        k, warps = next((k, warps) for longest, k, warps in family.steps if block <= longest)
+        warps = min(warps, most)
+        return Plan(1, k, warps * vector, False, warps)
     if sideways and not one_row and rows > 1:
         side = max(1, min(32, 16384 // block, _power_of_two(rows)))
         return Plan(side, 1, block, True, min(max(4, side * block // 1024), 16, most))
-    if block <= SHORT:
-        side = 1 if one_row else max(1, min(SHORT // block, _power_of_two(rows)))
-        return Plan(side, 1, block, True, max(1, min(4, side * block // 128)))
-    warps = min(max(4, block // 512), 32, most)
-    lanes = min(block, warps * wave * 4)
+    if block <= HELD:  # one warp: no barrier
+        side = 1 if one_row else max(1, min(HELD // block, _power_of_two(rows)))
+        lanes = min(block, max(THREADS * 16 // size, vector // side))
+        return Plan(side, block // lanes, lanes, True, 1)
+    warps = max(1, min(block // family.held, 16, most))
+    lanes = min(block, warps * vector)
     return Plan(1, block // lanes, lanes, True, warps)
 
 
@@ -75,7 +97,7 @@ def span(p: Plan, n: int) -> int:
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
     """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
     depth = _power_of_two(-(-span(p, n) // p.L))
-    few = min(FEW, p.L, 32768 // depth)
+    few = min(FEW, p.L, 8192 // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
 
 

@@ -13,30 +13,45 @@ from .tile import lanes, put
 
 @triton.jit
 def recall(STATE, row, valid):
-    """The four numbers of a row, and whether it is poisoned."""
-    s0 = tl.load(STATE + row * 4, mask=valid, other=0.0)
-    s1 = tl.load(STATE + row * 4 + 1, mask=valid, other=0.5)
-    s2 = tl.load(STATE + row * 4 + 2, mask=valid, other=0.0)
-    s3 = tl.load(STATE + row * 4 + 3, mask=valid, other=1.0)
+    """The four numbers of a row, and whether it is poisoned: its scores are then infinitely far below the maximum."""
+    mine = STATE + row.to(tl.int64) * 4
+    s0 = tl.load(mine, mask=valid, other=0.0)
+    s1 = tl.load(mine + 1, mask=valid, other=0.5)
+    s2 = tl.load(mine + 2, mask=valid, other=0.0)
+    s3 = tl.load(mine + 3, mask=valid, other=1.0)
     return s0, s1, s2, s3, s0 != s0
 
 
 @triton.jit
 def remember(STATE, row, valid, bad, s0, s1, s2, s3):
-    tl.store(STATE + row * 4, tl.where(bad, float("nan"), s0.to(tl.float64)), mask=valid)
-    tl.store(STATE + row * 4 + 1, s1.to(tl.float64), mask=valid)
-    tl.store(STATE + row * 4 + 2, s2.to(tl.float64), mask=valid)
-    tl.store(STATE + row * 4 + 3, s3.to(tl.float64), mask=valid)
+    mine = STATE + row.to(tl.int64) * 4
+    tl.store(mine, tl.where(bad, float("nan"), s0), mask=valid)
+    tl.store(mine + 1, s1, mask=valid)
+    tl.store(mine + 2, s2, mask=valid)
+    tl.store(mine + 3, s3, mask=valid)
 
 
 @triton.jit
-def wanted(INDEX, SCALE, row, valid, MODE: tl.constexpr):
-    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient."""
+def class_of(INDEX, row, ignore, at):
+    """The class of each row: -1 for a sample that is left out, n for an index that is no class."""
+    n, valid = at[6], at[7]
+    t = tl.load(INDEX + row, mask=valid, other=0).to(tl.int64)
+    return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n), n, t))
+
+
+@triton.jit
+def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
+    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; 0 for a sample that is left out. EACH: a factor
+    for each row."""
     t = tl.full(row.shape, -1, tl.int64)
     scale = tl.full(row.shape, 1.0, tl.float32)
     if MODE == "grad":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
-        scale = tl.load(SCALE + row, mask=valid, other=0.0)
+        t = class_of(INDEX, row, ignore, at)
+        if EACH:
+            scale = tl.load(SCALE + row, mask=at[7], other=0.0)
+        else:
+            scale *= tl.load(SCALE)
+        scale = tl.where(t < 0, 0.0, tl.where(bad, float("nan"), scale))
     return t, scale
 
 
@@ -52,21 +67,21 @@ def aimed(at, t, MASKED: tl.constexpr):
 
 
 @triton.jit
-def lose(VALUE, row, value, aim, t, bad, at):
-    """The loss of a row: +inf for a class that has no score, NaN for a poisoned row or a class that is none, 0 for a row left out."""
+def lose(VALUE, row, rows, value, aim, t, bad, at):
+    """The loss of a row, and behind those of all rows whether it counts. +inf for a class that has no score, NaN for a poisoned row or a
+    class that is none, 0 for a row that is left out."""
     value = tl.where(aim == float("-inf"), float("inf"), value)
     value = tl.where(bad | (t >= at[6]), float("nan"), value)
-    value = tl.where(t < 0, 0.0, value)
-    tl.store(VALUE + row, value.to(tl.float32), mask=at[7])
+    tl.store(VALUE + row, tl.where(t < 0, 0.0, value), mask=at[7])
+    tl.store(VALUE + rows + row, tl.where(t < 0, 0.0, 1.0), mask=at[7])
 
 
 @triton.jit
 def finish(OUT, oo, oc, begin, p, t, scale, bad, n, valid, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
-    """A poisoned row is NaN; a gradient is `scale (p - y)`, 0 for a sample that does not count."""
+    """A poisoned row is NaN; a gradient is `scale (p - y)`, where p of a poisoned row is 0 and its scale NaN."""
     if MODE == "grad":
-        one = tl.where(lanes(begin, K, L) == t, 1.0, 0.0)
-        p = tl.where(t < 0, 0.0, scale * (tl.where(bad, float("nan"), p) - one))
+        p = scale * tl.where(lanes(begin, K, L) == t, p - 1.0, p)
     else:
         p = tl.where(bad, float("nan"), p)
     put(OUT, oo, oc, begin, p, n, valid, FAR, K, L)

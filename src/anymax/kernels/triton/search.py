@@ -1,7 +1,7 @@
 """The score at which a running sum over the scores in descending order reaches a target: top-k counts them, top-p adds their weights.
 
-No sort: pivots by turns between two neighbours in value and in the order of the floats, each pass jumping to scores that occur. The bound
-from the lane maxima leaves few candidates.
+No sort: a pivot between a bound from below and one from above, by interpolation and, every third time, half-way in the order of the floats.
+It stops as soon as the scores from the pivot on are those that are looked for; equal scores are what then remains.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import fetch, lanes, largest, smallest, some, total
+from .tile import fetch, lanes, smallest, some, total, wide
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -21,161 +21,160 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 def key(x):
     """Integers in the order of the floats; both zeros are one."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def unkey(k):
-    bits = k.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return (k ^ ((k >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def weigh(x, top, BY: tl.constexpr):
-    """1 for each score, or its exponential below the maximum."""
-    if BY == "count":
-        return tl.where(x > float("-inf"), 1.0, 0.0)
-    else:
-        return tl.where(x > float("-inf"), tl.exp(x - top), 0.0)
+def weigh(x, top):
+    """Its exponential below the maximum, which is finite."""
+    return tl.exp(x - top)
 
 
 @triton.jit
-def probe(x, tops, top, m, low, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def chosen(x, cols, edge, last):
+    """The scores above the edge, and those at it up to the class `last`."""
+    return (x > edge) | ((x == edge) & (cols <= last))
+
+
+@triton.jit
+def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(weight of the scores from m on, the lowest of them, the highest below m)."""
+    """(weight, number) of the scores from m on."""
     if WHOLE:
-        return (
-            total(tl.where(x >= m, weigh(x, top, BY), 0.0).to(tl.float64)),
-            smallest(tl.where(x >= m, x, float("inf"))),
-            largest(tl.where(x < m, x, float("-inf"))),
-        )
+        from_m = x >= m
+        number = total(tl.where(from_m, 1.0, 0.0))
+        if BY == "count":
+            weight = number
+        else:
+            weight = total(tl.where(from_m, weigh(x, top), 0.0).to(tl.float64))
     else:
-        live = tops >= low
-        weight = tl.zeros([R, 1, L], tl.float64)
-        above = tl.full([R, 1, L], float("inf"), tl.float32)
-        below = tl.full([R, 1, L], float("-inf"), tl.float32)
+        live = tops >= m
+        number_ = tl.zeros([R, 1, L], tl.float32)
+        weight_ = tl.zeros([R, 1, L], tl.float64)
         for begin in range(0, at[6], K * L):
             v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-            weight += tl.sum(tl.where(v >= m, weigh(v, top, BY), 0.0), 1, keep_dims=True).to(tl.float64)
-            above = tl.minimum(above, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
-            below = tl.maximum(below, tl.max(tl.where(v < m, v, float("-inf")), 1, keep_dims=True))
-        return total(weight), smallest(above), largest(below)
+            number_ += tl.sum(tl.where(v >= m, 1.0, 0.0), 1, keep_dims=True)
+            if BY == "exp":
+                weight_ += tl.sum(tl.where(v >= m, weigh(v, top), 0.0), 1, keep_dims=True).to(tl.float64)
+        number = total(number_)
+        if BY == "count":
+            weight = number
+        else:
+            weight = total(weight_)
+    return weight, number
 
 
 @triton.jit
-def select(x, tops, top, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(edge, few): the lowest score that has less than `target` above it; few: the whole row has not so much.
+def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+           K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(pivot, few, tied): the scores from the pivot on weigh `target`, and no less would. few: the whole row has less, and all of it counts;
+    tied: the lowest of them are equal, and not all of them are needed.
 
-    `bound` is a score that is surely not above the edge, or the maximum where none is known.
+    `bound`: a score from which on there is surely enough, or LOWEST.
     """
-    if (BY == "count") & (
-        (K > 1) | (not WHOLE)
-    ):  # as many lane maxima are as large as the bound, each of another score
-        bound = of_lanes(tops, top, target, R, L)
-    else:
-        bound = tl.where(bound < top, bound, LOWEST)
-    bound = tl.where(top > float("-inf"), bound, LOWEST)
-    low, high = key(bound), key(tl.maximum(top, bound))
-    weight_low = target * 0.0
-    weight_high = target * 0.0
-    few = top == float("-inf")
-    go = few == 0
-    m = bound
+    GRAIN: tl.constexpr = (  # between the keys of two neighbours
+        65536 if at[0].dtype.element_ty == tl.bfloat16 else (8192 if at[0].dtype.element_ty == tl.float16 else 1)
+    )
+    low = key(bound) & -GRAIN
+    high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # no score reaches it
+    weight_low, number_low = probe(x, tops, top, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
+    weight_high, number_high = weight_low * 0.0, number_low * 0.0
+    few = live & (weight_low < target)
+    go = live & (few == 0) & (weight_low > target) & (number_low > 1.0)
+    distance = 2.0
     turn = 0
     while some(go) & (turn < 100):
-        s, above, below = probe(x, tops, top, m, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
-        short = s < target
-        none = short & (turn == 0) & (below == float("-inf"))
-        few = few | (go & none)
-        one_above = weigh(above, top, BY).to(tl.float64)
-        one_below = weigh(below, top, BY).to(tl.float64)
-        down = go & short & (none == 0)
-        up = go & (short == 0)
-        high = tl.where(down, key(below), high)
-        weight_high = tl.where(down, s, weight_high)
-        low = tl.where(down & (s + one_below >= target), key(below), low)
-        low = tl.where(up, key(above), low)
-        weight_low = tl.where(up, s, weight_low)
-        high = tl.where(up & (s - one_above < target), key(above), high)
-        go = go & (none == 0) & (low < high)
+        half = (low & high) + ((low ^ high) >> 1)
+        part = ((weight_low - target) / (weight_low - weight_high)).to(tl.float32)
+        a, b = unkey(low), unkey(high)
+        guess = tl.where(a > 0.99 * LOWEST, a + (b - a) * part, top - distance)
+        m = tl.where(turn % 3 == 2, half, key(guess)) & -GRAIN
+        m = tl.minimum(tl.maximum(m, low + GRAIN), high - GRAIN)
+        weight, number = probe(x, tops, top, unkey(m), at, BY, MASKED, FAR, R, K, L, WHOLE)
+        up = go & (weight >= target)
+        down = go & (weight < target)
+        low = tl.where(up, m, low)
+        weight_low, number_low = tl.where(up, weight, weight_low), tl.where(up, number, number_low)
+        high = tl.where(down, m, high)
+        weight_high, number_high = tl.where(down, weight, weight_high), tl.where(down, number, number_high)
+        go = go & (weight_low > target) & (number_low - number_high > 1.0) & (low + GRAIN < high)
+        distance *= 4.0
         turn += 1
-        # the next pivot, above low and at most high
-        half = low + (high - low + 1) // 2
-        part = (weight_low - target) / tl.maximum(weight_low - weight_high, 1e-30)
-        guess = unkey(low).to(tl.float64) + (unkey(high).to(tl.float64) - unkey(low).to(tl.float64)) * tl.minimum(
-            tl.maximum(part, 0.0), 1.0
-        )
-        guess = key(guess.to(tl.float32))
-        guess = tl.minimum(tl.maximum(guess, low + 1), high)
-        m = unkey(tl.where((turn % 3 == 0) | (weight_low <= weight_high), half, guess))
-    edge = tl.where(few, LOWEST, unkey(low))
-    return edge, few
+    tied = live & (few == 0) & (number_low - number_high > 1.0) & (weight_low > target)
+    return tl.where(few, LOWEST, unkey(low)), few, tied
 
 
 @triton.jit
-def of_lanes(tops, top, target, R: tl.constexpr, L: tl.constexpr):
-    """A score that at least `target` lane maxima reach, nearly the largest such; LOWEST where there are fewer lanes."""
-    low = key(tl.zeros_like(top) + LOWEST)
-    high = key(tl.maximum(top, LOWEST)) + 1  # no lane reaches it
-    enough = total(tl.where(tops >= LOWEST, 1.0, 0.0)).to(tl.float64) >= target
-    for _ in range(20):
-        middle = low + (high - low) // 2
-        full = total(tl.where(tops >= unkey(middle), 1.0, 0.0)).to(tl.float64) >= target
-        low = tl.where(full, middle, low)
-        high = tl.where(full, high, middle)
-    return tl.where(enough, unkey(low), LOWEST)
+def from_lanes(tops, top, live, target, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
+    """A score that at least `target` lane maxima reach, each another score; LOWEST where there are fewer lanes."""
+    lowest = top * 0.0 + LOWEST
+    pivot, _, _ = select(tops, tops, top, live, lowest, target, at, "count", MASKED, FAR, R, 1, L, True)
+    return tl.where(live, pivot, LOWEST)
 
 
 @triton.jit
-def tally(x, tops, top, edge, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(number of scores above the edge, their weight exp(x - top), number at the edge)."""
+def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+        WHOLE: tl.constexpr):  # fmt: skip
+    """(the k-th largest score, few): the lowest of all where the row has no more."""
+    bound = top * 0.0 + LOWEST
+    if (K > 1) | (not WHOLE):
+        bound = from_lanes(tops, top, live, k, at, MASKED, FAR, R, L)
+    pivot, few, _ = select(x, tops, top, live, bound, k, at, "count", MASKED, FAR, R, K, L, WHOLE)
+    return lowest_from(x, tops, pivot, at, MASKED, FAR, R, K, L, WHOLE), few
+
+
+@triton.jit
+def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                WHOLE: tl.constexpr):  # fmt: skip
+    """The lowest score from m on; m where there is none."""
     if WHOLE:
-        above = x > edge
-        return (
-            total(tl.where(above, 1.0, 0.0)).to(tl.float64),
-            total(tl.where(above, weigh(x, top, "exp"), 0.0).to(tl.float64)),
-            total(tl.where(x == edge, 1.0, 0.0)).to(tl.float64),
-        )
+        found = smallest(tl.where(x >= m, x, float("inf")))
     else:
-        live = tops >= edge
-        count = tl.zeros([R, 1, L], tl.float32)
-        equal = tl.zeros([R, 1, L], tl.float32)
-        weight = tl.zeros([R, 1, L], tl.float64)
+        live = tops >= m
+        found_ = tl.full([R, 1, L], float("inf"), tl.float32)
         for begin in range(0, at[6], K * L):
             v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-            count += tl.sum(tl.where(v > edge, 1.0, 0.0), 1, keep_dims=True)
-            equal += tl.sum(tl.where(v == edge, 1.0, 0.0), 1, keep_dims=True)
-            weight += tl.sum(tl.where(v > edge, weigh(v, top, "exp"), 0.0).to(tl.float64), 1, keep_dims=True)
-        return total(count).to(tl.float64), total(weight), total(equal).to(tl.float64)
+            found_ = tl.minimum(found_, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
+        found = smallest(found_)
+    return tl.where(found < float("inf"), found, m)
 
 
 @triton.jit
-def cut(x, cols, tops, edge, room, equal, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-        WHOLE: tl.constexpr):  # fmt: skip
-    """The class up to which scores at the edge are kept, `room` of them: ties are broken by position."""
-    n = at[6]
-    low = (room * 0.0).to(tl.int32) - 1
-    high = low + n
-    last = high
-    go = room < equal
+def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+          L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(number, weight exp(x - top)) of the scores above the edge and of those at it up to the class `last`."""
+    if WHOLE:
+        kept = chosen(x, cols, edge, last)
+        return total(tl.where(kept, 1.0, 0.0)), wide(tl.where(kept, weigh(x, top), 0.0))
+    else:
+        live = tops >= edge
+        number_ = tl.zeros([R, 1, L], tl.float32)
+        weight_ = tl.zeros([R, 1, L], tl.float64)
+        for begin in range(0, at[6], K * L):
+            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            kept = chosen(v, lanes(begin, K, L), edge, last)
+            number_ += tl.sum(tl.where(kept, 1.0, 0.0), 1, keep_dims=True)
+            weight_ += tl.sum(tl.where(kept, weigh(v, top), 0.0), 1, keep_dims=True).to(tl.float64)
+        return total(number_), total(weight_)
+
+
+@triton.jit
+def cut(x, cols, tops, top, edge, room, go, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+        L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """The class up to which scores at the edge are kept, so that they are `room` with those above it: ties are broken by position."""
+    low = (edge * 0.0).to(tl.int32) - 1
+    high = low + at[6]
     turn = 0
-    while some(go) & (turn < 40):
+    while some(go & (high - low > 1)) & (turn < 40):
         middle = low + (high - low) // 2
-        if WHOLE:
-            count = total(tl.where((x == edge) & (cols <= middle), 1.0, 0.0))
-        else:
-            live = tops >= edge
-            acc = tl.zeros([R, 1, L], tl.float32)
-            for begin in range(0, n, K * L):
-                v = fetch(at, begin, live, MASKED, FAR, K, L, True)
-                acc += tl.sum(tl.where((v == edge) & (lanes(begin, K, L) <= middle), 1.0, 0.0), 1, keep_dims=True)
-            count = total(acc)
-        count = count.to(tl.float64)
-        last = tl.where(go & (count == room), middle, last)
-        low = tl.where(go & (count < room), middle, low)
-        high = tl.where(go & (count > room), middle, high)
-        go = go & (count != room) & (high - low > 1)
+        number, _ = tally(x, cols, tops, top, edge, middle, at, MASKED, FAR, R, K, L, WHOLE)
+        enough = number >= room
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle)
         turn += 1
-    return last
+    return high

@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def total(v):
@@ -24,8 +26,38 @@ def total(v):
 
 
 @triton.jit
+def wide(v):
+    """As `total`, of many numbers: fp32 within a thread, then fp64."""
+    return tl.sum(tl.sum(v, 1, keep_dims=True).to(tl.float64), 2, keep_dims=True)
+
+
+@triton.jit
 def largest(v):
     return tl.max(tl.max(v, 1, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def higher(a, b):
+    """The larger of two, NaN where one is: one instruction."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def highest(v, AXIS: tl.constexpr):
+    """The largest along an axis, NaN where one is: one instruction an element tells whether a row is sound."""
+    if INTERPRETED:  # which takes a function of two numbers element by element
+        strange = tl.max((v != v).to(tl.int32), AXIS, keep_dims=True)
+        return tl.where(
+            strange > 0, float("nan"), tl.max(tl.where(v == v, v, float("-inf")), AXIS, keep_dims=True)
+        )
+    else:
+        return tl.reduce(v, AXIS, higher, keep_dims=True)
+
+
+@triton.jit
+def poisoned(top):
+    """Of the `highest` score: a row with NaN or +inf."""
+    return (top < float("inf")) == 0
 
 
 @triton.jit
@@ -40,11 +72,15 @@ def some(condition):
 
 
 @triton.jit
-def place(row, D1, D2, s0, s1, s2):
-    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2."""
+def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
+    """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2.
+
+    The strides come in UNITs, and so does the number of classes: what is a multiple of 8 by construction is read 8 numbers at a time.
+    """
     inner = row % D2
     outer = row // D2
-    return (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
+    far = (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
+    return far * UNIT
 
 
 @triton.jit
@@ -89,44 +125,51 @@ def put(OUT, oo, oc, begin, v, n, valid, FAR: tl.constexpr, K: tl.constexpr, L: 
 
 
 @triton.jit
-def survey(
-    at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr
-):
-    """(tile, maximum of each lane, maximum, poisoned): one read of the row. Scores that are NaN or +inf poison it, and count as -inf."""
+def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+           WHOLE: tl.constexpr):  # fmt: skip
+    """(tile, maximum of each lane, maximum, poisoned): one read of the row. The maximum of a poisoned row is NaN or +inf.
+
+    FILL: what a longer row is filled with on the way, in ot = (OUT, offset, stride), for most classes have nothing else; None: nothing.
+    """
     if WHOLE:
         x = fetch(at, 0, True, MASKED, FAR, K, L, False)
-        sound = x < float("inf")
-        bad = largest((sound == 0).to(tl.int32))
-        x = tl.where(sound, x, float("-inf"))
-        tops = tl.max(x, 1, keep_dims=True)
+        tops = highest(x, 1)
     else:
-        n = at[6]
         tops = tl.full([R, 1, L], float("-inf"), tl.float32)
-        wrong = tl.zeros([R, 1, L], tl.int32)
-        for begin in range(0, n, K * L):
-            x = fetch(at, begin, True, MASKED, FAR, K, L, True)
-            sound = x < float("inf")
-            wrong = wrong | tl.max((sound == 0).to(tl.int32), 1, keep_dims=True)
-            tops = tl.maximum(tops, tl.max(tl.where(sound, x, float("-inf")), 1, keep_dims=True))
-        bad = largest(wrong)
+        for begin in range(0, at[6], K * L):
+            tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, K, L, True), 1))
+            fill(at, ot, begin, FILL, FAR, R, K, L)
         x = tops
-    return x, tops, largest(tops), bad > 0
+    top = highest(tops, 2)
+    return x, tops, top, poisoned(top)
 
 
 @triton.jit
-def survey_parts(X, M, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc,
-                 MASKED: tl.constexpr, FAR: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """TOPS [rows, PARTS, L]: the maximum of each lane of each part; +inf where a score of the lane is NaN or +inf."""
+def fill(at, ot, begin, FILL: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    if FILL is not None:
+        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at[6], at[7], FAR, K, L)
+
+
+@triton.jit
+def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
+                 FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+                 K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN where a score of the lane is. WIDE: numbers that are read side by
+    side, a multiple of L. FILL: as in `survey`."""
+    n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
     valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
+    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
     first = tl.program_id(1) * span
-    tops = tl.full([1, 1, L], float("-inf"), tl.float32)
+    tops = tl.full([1, 1, WIDE], float("-inf"), tl.float32)
+    HIGH: tl.constexpr = K * L // WIDE
     for begin in range(first, tl.minimum(first + span, n), K * L):
-        x = fetch(at, begin, True, MASKED, FAR, K, L, True)
-        tops = tl.maximum(tops, tl.max(tl.where(x < float("inf"), x, float("inf")), 1, keep_dims=True))
+        tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, HIGH, WIDE, True), 1))
+        fill(at, ot, begin, FILL, FAR, 1, HIGH, WIDE)
     lane = tl.arange(0, L)[None, None, :]
-    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, tops)
+    folded = highest(tl.reshape(tops, [1, WIDE // L, L]), 1)
+    tl.store(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + lane, folded)
 
 
 @triton.jit
@@ -134,10 +177,9 @@ def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
     """(lanes of all parts [1, 1, PARTS L], lanes of the row, maximum, poisoned), from what `survey_parts` found."""
     part = tl.arange(0, PARTS)[None, :, None] * L + tl.arange(0, L)[None, None, :]
     found = tl.load(TOPS + row.to(tl.int64) * PARTS * L + part)
-    wrong = found == float("inf")
-    found = tl.where(wrong, float("-inf"), found)
-    tops = tl.max(found, 1, keep_dims=True)
-    return tl.reshape(found, [1, 1, PARTS * L]), tops, largest(tops), largest(wrong.to(tl.int32)) > 0
+    tops = highest(found, 1)
+    top = highest(tops, 2)
+    return tl.reshape(found, [1, 1, PARTS * L]), tops, top, poisoned(top)
 
 
 @triton.jit
@@ -145,6 +187,12 @@ def one(v):
     """The number of a single row as a scalar, which has no layout. Beside a number in the layout of another tile, a gathered tile would be
     converted to that one, down to its loads, and computed many times over."""
     return tl.sum(v)
+
+
+@triton.jit
+def apart(v):
+    """The same as a tensor that may have any layout: of that of the gathered tile beside it."""
+    return tl.full([1, 1, 1], 0, v.dtype) + one(v)
 
 
 @triton.jit
@@ -159,8 +207,8 @@ def listed(
     FAR: tl.constexpr,
     L: tl.constexpr,
 ):
-    """(tile, classes): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is lane l of the i-th part
-    of the row, `span` classes each."""
+    """(tile, classes, those that are there): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
+    lane l of the i-th part of the row, `span` classes each."""
     X, xo, xc, M, mo, mc, n, valid = at
     slots = tl.arange(0, FEW)[None, None, :]
     lane = tl.load(mine + slots, mask=slots < count, other=0)
@@ -171,7 +219,7 @@ def listed(
     if MASKED:
         keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
         x = tl.where(keep != 0, x, float("-inf"))
-    return x, cols
+    return x, cols, ok
 
 
 @triton.jit
@@ -186,7 +234,7 @@ def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED:
     tl.store(mine + slot, tl.arange(0, LIVE)[None, None, :], mask=live & (slot < FEW))
     tl.debug_barrier()
     count = tl.sum(live.to(tl.int32))
-    x, cols = listed(at, mine, count, span, FEW, DEPTH, MASKED, FAR, L)
+    x, cols, _ = listed(at, mine, count, span, FEW, DEPTH, MASKED, FAR, L)
     return x, cols, count
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .policy import aimed, finish, lose, recall, remember, wanted
-from .search import cut, of_lanes, select, tally, weigh
-from .tile import fetch, gather, lanes, place, scatter, some, survey, surveyed, total
+from .links import log1p
+from .policy import aimed, class_of, finish, lose, recall, remember, wanted
+from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
+from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total
 
 
 @triton.jit
@@ -18,39 +19,40 @@ def mass(x, tops, top, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.conste
          WHOLE: tl.constexpr):  # fmt: skip
     """sum exp(x - top)"""
     if WHOLE:
-        return total(weigh(x, top, "exp").to(tl.float64))
+        return total(weigh(x, top).to(tl.float64))
     else:
         acc = tl.zeros([R, 1, L], tl.float64)
         for begin in range(0, at[6], K * L):
             acc += tl.sum(
-                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top, "exp").to(tl.float64), 1, keep_dims=True
+                weigh(fetch(at, begin, True, MASKED, FAR, K, L, True), top).to(tl.float64), 1, keep_dims=True
             )
         return total(acc)
 
 
 @triton.jit
 def emit(x, cols, top, edge, last, share, log_z, LOGS: tl.constexpr):
-    kept = (x > edge) | ((x == edge) & (cols <= last))
+    kept = chosen(x, cols, edge, last)
     if LOGS:
         return tl.where(kept, (x - top) - log_z, float("-inf"))
     else:
-        return tl.where(kept, tl.exp(tl.where(kept, x - top, 0.0)) * share, 0.0)
+        return tl.where(kept, weigh(x, top), 0.0) * share
 
 
 @triton.jit
-def find(x, cols, tops, top, high, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
+def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
          K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(edge, last, Z): kept are the scores above the edge, and those at it up to the class `last`."""
-    edge, few = select(x, tops, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
-    above, weight, equal = tally(x, tops, top, edge, at, BY, MASKED, FAR, R, K, L, WHOLE)
-    one = weigh(edge, top, "exp").to(tl.float64)
-    if BY == "count":
-        room = target - above
-    else:
-        room = tl.ceil((target - weight) / tl.where(one > 0.0, one, 1.0))
-    room = tl.where(few, equal, tl.minimum(tl.maximum(room, 1.0), equal))
-    last = cut(x, cols, tops, edge, room, equal, at, MASKED, FAR, R, K, L, WHOLE)
-    z = weight + room * one
+    edge, _, tied = select(x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+    last = (edge * 0.0).to(tl.int32) + at[6]
+    if some(tied):
+        edge = tl.where(tied, lowest_from(x, tops, edge, at, MASKED, FAR, R, K, L, WHOLE), edge)
+        above, weight = tally(x, cols, tops, top, edge, -1, at, MASKED, FAR, R, K, L, WHOLE)
+        if BY == "count":
+            room = target
+        else:
+            room = above + tl.maximum(tl.ceil(((target - weight) / weigh(edge, top).to(tl.float64)).to(tl.float32)), 1.0)
+        last = tl.where(tied, cut(x, cols, tops, top, edge, room, tied, at, MASKED, FAR, R, K, L, WHOLE), last)
+    _, z = tally(x, cols, tops, top, edge, last, at, MASKED, FAR, R, K, L, WHOLE)
     return edge, last, tl.where(z > 0.0, z, 1.0)
 
 
@@ -67,18 +69,19 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 
 @triton.jit
 def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, param,
-                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
+                   MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
                    FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, LOGS: tl.constexpr,
-                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
+    n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2), xc, M, place(row, d1, d2, m0, m1, m2), mc, n, valid)
+    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
-        par = tl.zeros([R, 1, 1], tl.float64) + param
+        par = tl.zeros([R, 1, 1], tl.float32) + param
     first = tl.program_id(1) * span
     if MODE == "grad" or MODE == "write":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
@@ -86,77 +89,85 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if MODE == "write":
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         top, edge, last, z, bad = recall(STATE, row, valid)
-        top, edge, last = top.to(tl.float32), edge.to(tl.float32), last.to(tl.int32)
+        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last.to(tl.int32, bitcast=True))  # keeps none
         empty = bad
         small = False
+        log_z = z
     else:
         if PARTS > 0:
-            cells, tops, high, bad = surveyed(TOPS, row, PARTS, L)
+            cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            x, tops, high, bad = survey(at, MASKED, FAR, R, K, L, WHOLE)
+            ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+            NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
+            FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") else None
+            x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
         bad = bad | (par != par)
-        empty = high == float("-inf")
-        top = tl.where(empty, 0.0, high)
+        empty = top == float("-inf")
+        live = (bad == 0) & (empty == 0)
+        top = tl.where(live, top, 0.0)
+        lowest = top * 0.0 + LOWEST
+        bound = lowest
+        LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
         if BY == "count":
             target = par
-            bound = high
+            if (K > 1) | (not WHOLE):
+                bound = from_lanes(cells, top, live, target, at, MASKED, FAR, R, LIVE)
         else:
             whole = tl.maximum(mass(x, tops, top, at, MASKED, FAR, R, K, L, WHOLE), 1e-300)
-            target = tl.where(par >= 1.0, float("inf"), par * whole)
+            target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
             # lower scores have less than the mass that is left out, all together
-            rest = tl.log(tl.maximum(1.0 - par, 1e-300) * whole / n) - 1e-3
-            bound = (top.to(tl.float64) + rest).to(tl.float32)
+            bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / n) - 1e-3)
+            bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
-            LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
-            if BY == "count":
-                reach = of_lanes(cells, high, target, R, LIVE)
-            else:
-                reach = bound
-            live = (cells >= reach) & (cells > float("-inf"))
-            tile, cols, count = gather(at, live, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
+            held = (cells >= bound) & (cells > float("-inf"))
+            tile, cols, count = gather(at, held, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
+            count += some(bad) * (FEW + 1)  # all lanes of a poisoned row
             small = count <= FEW
-            if KEEP:
-                tl.store(COUNT + tl.program_id(0), count + some(bad) * (FEW + 1))  # all of a poisoned row
+            if KEEP or PARTS > 0:
+                tl.store(COUNT + tl.program_id(0), count)
             if small:
                 best = tl.max(tile, 1, keep_dims=True)
+                peak, sane, low, goal = apart(top), apart(live.to(tl.int32)) > 0, apart(bound), apart(target)
                 edge, last, z = find(
-                    tile, cols, best, top, high, bound, target, at, BY, MASKED, FAR, R, DEPTH, FEW, True
+                    tile, cols, best, peak, sane, low, goal, at, BY, MASKED, FAR, R, DEPTH, FEW, True
                 )
+                edge, last, z = apart(edge), apart(last), apart(z)
             else:
-                edge, last, z = find(x, x, tops, top, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+                edge, last, z = find(x, x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
         else:
-            edge, last, z = find(x, lanes(0, K, L), tops, top, high, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
-    share, log_z = (1.0 / z).to(tl.float32), tl.log(z).to(tl.float32)
+            edge, last, z = find(x, lanes(0, K, L), tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
+        log_z = log1p((z - 1.0).to(tl.float32))
+        z = z.to(tl.float32)
+    share = 1.0 / z
     if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
-        oo = place(row, d1, d2, o0, o1, o2)
-        t, scale = wanted(INDEX, SCALE, row, valid, MODE)
+        oo = place(row, d1, d2, o0, o1, o2, UNIT)
+        t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
             finish(OUT, oo, oc, 0, p, t, scale, bad, n, valid, MODE, FAR, K, L)
-        elif FEW > 0 and MODE != "grad":
-            if small:  # what is not kept, and over it what is
-                nothing = tl.full([R, K, L], float("-inf") if LOGS else 0.0, tl.float32)
-                for begin in range(0, n, K * L):
-                    finish(OUT, oo, oc, begin, nothing, t, scale, bad, n, valid, MODE, FAR, K, L)
-                p = emit(tile, cols, top, edge, last, share, log_z, LOGS)
-                kept = (tile > edge) | ((tile == edge) & (cols <= last))
-                scatter(OUT, oo, oc, cols, p, kept & (bad == 0), n, valid, FAR)
-            else:
+        elif FEW > 0 and (MODE == "p" or MODE == "log"):
+            if small:  # over what is not kept
+                p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
+                scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), n, valid, FAR)
+            elif PARTS == 0:
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
-        else:
+        elif MODE == "write" and FEW > 0:
+            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
+                in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
+                         MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
+        elif MODE == "write" or PARTS == 0:
             in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, bad, at,
                      MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
     if MODE == "loss":
-        t = tl.load(INDEX + row, mask=valid, other=-1)
+        t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
-        value = tl.log(z) + (top.to(tl.float64) - aim.to(tl.float64))
-        lose(VALUE, row, value, aim, t, bad, at)
-    if SAVE and (MODE == "loss" or MODE == "state"):
-        remember(STATE, row, valid, bad, top, edge, last, z)
+        lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
+    if SAVE and MODE != "write":
+        remember(STATE, row, valid, bad, top, edge, last.to(tl.float32, bitcast=True), z)
     if MODE == "tau":
-        tau = tl.where(empty, float("-inf"), top.to(tl.float64) + tl.log(z))
-        tl.store(VALUE + row, tl.where(bad, float("nan"), tau).to(tl.float32), mask=valid)
+        tau = tl.where(empty, float("-inf"), top + log_z)
+        tl.store(VALUE + row, tl.where(bad, float("nan"), tau), mask=valid)

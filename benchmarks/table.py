@@ -1,0 +1,13 @@
+"""The table: every case that is measured on a CPU."""
+
+from __future__ import annotations
+
+from .attention import attention_cases
+from .cases import GROUPS, Case, map_cases
+from .sklearn import sklearn_cases
+
+
+def table() -> list[Case]:
+    cases = [*map_cases(), *attention_cases(), *sklearn_cases()]
+    order = list(GROUPS)
+    return sorted(cases, key=lambda case: order.index(case.group))  # stable
