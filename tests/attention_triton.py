@@ -292,6 +292,15 @@ def test_memory_grows_with_the_length_not_with_its_square(monkeypatch):
     assert bytes_of(2**20) <= 128 * 2**20
 
 
+@pytest.mark.parametrize("option", ["causal at the end", "window", "all"])
+def test_a_tile_that_is_not_square(option, monkeypatch):
+    """As on a GPU: other than square, and of more queries than the kernel of keys and values takes at a time."""
+    if not REAL:
+        monkeypatch.setattr(plans, "forced_blocks", [plans.Blocks(32, 16, 4, 1, 16)])
+    rows, keys = (1000, 3000) if REAL else (70, 100)
+    hold(heads(rows=rows, keys=keys, shared=1), Entmax(1.5), {**every_option(rows, keys)[option], "enable_gqa": True})
+
+
 def test_flat_rows():
     """Nearly equal scores: every key has a share, and the threshold lies far below the maximum's own."""
     q, k, v = heads(rows=5, keys=S + 30)
@@ -434,7 +443,7 @@ def parts_tile():
 def test_keys_in_parts_drop_the_same(name, parts):
     """The seed says what is dropped, whoever computes it."""
     q, k, _ = heads(rows=2, keys=CACHE, shared=1)
-    eye = torch.eye(CACHE, device=DEVICE)[None, None]
+    eye = torch.eye(CACHE, device=DEVICE)[None, None, :, :256]  # as many features as a head may have
     options = {"enable_gqa": True, "dropout_p": 0.4, "generator": 3, "implementation": "triton"}
     got = am.attention(q, k, eye, MAPS[name], **options)
     one = am.attention(q.requires_grad_(), k, eye, MAPS[name], **options).detach()
@@ -507,8 +516,8 @@ def test_poisoned_rows():
     """NaN and +inf touch their own row alone."""
     for mapping in (Softmax(), Entmax(1.5)):
         q, k, v = heads()
-        want = am.attention(q, k, v, mapping, implementation="triton")
         bias = torch.zeros(L, S, device=DEVICE)
+        want = am.attention(q, k, v, mapping, bias=bias, implementation="triton")
         bias[2, 5], bias[4, 20] = float("nan"), float("inf")
         q.requires_grad_()
         got = am.attention(q, k, v, mapping, bias=bias, implementation="triton")

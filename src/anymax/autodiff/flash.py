@@ -195,6 +195,11 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
     return arrays
 
 
+def _even(a: Tensor) -> Tensor:
+    """Half precision moves in vectors of 16 bytes: zeros after the features where they are no whole number of 16."""
+    return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
+
+
 def attend(call: Any, seed: Tensor | None) -> Tensor:
     """The output of a call of `attention` that `_refuse_triton` let through."""
     s: Scores = call.scores
@@ -206,6 +211,8 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
         a if a.shape[:-2] == (count, own) else a.expand(*batch, own, *a.shape[-2:]).reshape(count, own, *a.shape[-2:])
         for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
     )
+    features = v.shape[-1]
+    q, k, v = _even(q), _even(k), _even(v)
     arrays = _packed(s, q, batch, heads, count)
     if seed is not None:
         arrays["seed"] = seed
@@ -225,4 +232,5 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
         out = _Flash.apply(job, s.mapping, names, q, k, v, *tensors)
     else:
         out, _ = kernels.forward(job, q, k, v, arrays, False)
-    return out if out.shape[:-1] == s.shape[:-1] else out.reshape(*s.shape[:-1], v.shape[-1])
+    out = out if v.shape[-1] == features else out[..., :features].contiguous()
+    return out if out.shape[:-1] == s.shape[:-1] else out.reshape(*s.shape[:-1], features)
