@@ -134,6 +134,8 @@ def calls(name: str, n: int) -> tuple[Callable[..., Any], anymax.Mapping]:
         "normmax": (anymax.normmax, {}, anymax.NormMax()),
         "sparse_softmax": (anymax.sparse_softmax, {"k": k}, anymax.SparseSoftmax(k=k)),
         "perturb_max": (anymax.perturb_max, {"nodes": 32}, anymax.PerturbMax(nodes=32)),
+        "taylor": (anymax.taylor_softmax, {}, anymax.Taylor()),
+        "sigsoftmax": (anymax.sigsoftmax, {}, anymax.Sigsoftmax()),
         "log_softmax": (anymax.log_softmax, {}, anymax.Softmax()),
         "logsumexp": (anymax.logsumexp, {}, anymax.Softmax()),
         "sparsemax_loss": (anymax.sparsemax_loss, {}, anymax.Sparsemax()),
@@ -473,6 +475,8 @@ def _forward() -> Iterator[Case]:
             yield Case("forward", "entmax 1.25", shape, into_out, (Bar("torch.softmax", at_most=2.5),))
         if shape in ((512, 1000), (64, 32000)):
             yield Case("forward", "perturb_max", shape, into_out, (Bar("torch.softmax", at_most=40.0),))
+            for name in ("taylor", "sigsoftmax"):
+                yield Case("forward", name, shape, into_out, (Bar("torch.softmax"),))
     for shape in SHAPES:
         for name in SPARSE:
             yield Case("fresh", name, shape, fresh, forward_bars(shape, "normal", copy=False))

@@ -268,6 +268,17 @@ def test_lists_that_run_over_stand_for_all_blocks(name, listed, monkeypatch):
     assert (seen[0][1].counts > listed).any()
 
 
+@pytest.mark.parametrize("number", [-30000, 30000])
+def test_what_hooks_give_back_leads_out_of_no_memory(number):
+    """Lists and numbers of blocks that are none: the gradients are wrong, and nothing else is read or written."""
+    spoil = lambda a: a if a.is_floating_point() else torch.full_like(a, number)  # noqa: E731
+    leaves = [a.requires_grad_() for a in heads(rows=34, keys=50)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda a: a, spoil):
+        out = am.attention(*leaves, Entmax(1.5), is_causal=True, offset=20, implementation="triton")
+        found = torch.autograd.grad(out.sum(), leaves)
+    assert [a.shape for a in found] == [a.shape for a in leaves]
+
+
 def test_memory_grows_with_the_length_not_with_its_square(monkeypatch):
     monkeypatch.setattr(plans, "forced_blocks", [])
 

@@ -32,6 +32,10 @@ class Case:
     mass: float = 1.0
     potential: bool = True  # a convex loss exists
     soft_loss: bool = True  # its loss is 0 at a target that is not one class
+    cold: tuple | None = None  # p of [2, 1] as the temperature falls to 0, where that is not the largest score's
+    homogeneous: bool = False  # the temperature changes nothing
+    disorder: tuple | None = None  # scores x_0 > x_1 with p_0 < p_1, where the map is not monotone
+    positive_row: bool = False  # a row without a positive score has no distribution
     row: str = ""
 
     def apply(self, x, **options):
@@ -115,15 +119,47 @@ TABLE = (
     Row("NormMax", (_normmax(2.0), _normmax(1.1, ulps=5), _normmax(1.5), _normmax(4.0, ulps64=16))),
     Row(
         "Taylor",
-        tuple(Case(f"taylor-{order}", am.Taylor(order), oracles.taylor(order), potential=False) for order in (2, 4, 6)),
+        tuple(
+            Case(
+                f"taylor-{order}",
+                am.Taylor(order),
+                oracles.taylor(order),
+                potential=False,
+                cold=(2**order / (2**order + 1), 1 / (2**order + 1)),
+                disorder=disorder,
+            )
+            for order, disorder in ((2, (-1.0, -3.0)), (4, (-1.6, -4.0)), (6, (-2.2, -5.0)))
+        ),
     ),
     Row("Sigsoftmax", (Case("sigsoftmax", am.Sigsoftmax(), oracles.sigsoftmax, potential=False),)),
     Row(
         "Ratio",
         (
-            Case("ratio-square", am.Ratio.square(), oracles.ratio(lambda v: v * v), potential=False),
-            Case("ratio-sigmoid", am.Ratio.sigmoid(), oracles.ratio(lambda v: 1 / (1 + mp.exp(-v))), potential=False),
-            Case("ratio-relu", am.Ratio.relu(), oracles.ratio(lambda v: max(v, mp.mpf(0))), potential=False),
+            Case(
+                "ratio-square",
+                am.Ratio.square(),
+                oracles.ratio(lambda v: v * v),
+                potential=False,
+                cold=(4 / 5, 1 / 5),
+                homogeneous=True,
+                disorder=(0.0, -1.0),
+            ),
+            Case(
+                "ratio-sigmoid",
+                am.Ratio.sigmoid(),
+                oracles.ratio(lambda v: 1 / (1 + mp.exp(-v))),
+                potential=False,
+                cold=(1 / 2, 1 / 2),
+            ),
+            Case(
+                "ratio-relu",
+                am.Ratio.relu(),
+                oracles.ratio(lambda v: max(v, mp.mpf(0))),
+                potential=False,
+                cold=(2 / 3, 1 / 3),
+                homogeneous=True,
+                positive_row=True,
+            ),
         ),
     ),
     Row(
@@ -149,6 +185,12 @@ TABLE = (
 CASES = tuple(case for row in TABLE for case in row.cases)
 FIRST = tuple(row.cases[0] for row in TABLE)  # one of each map, where a law costs much
 BY_ID = {case.id: case for case in CASES}
+
+
+def whole(own):
+    """A test's own maps by name, and the first case of every map of the table that is not among them."""
+    kinds = {type(mapping) for mapping in own.values()}
+    return own | {case.id: case.mapping for case in FIRST if type(case.mapping) not in kinds}
 
 
 def each(cases=CASES, name="case"):

@@ -1,11 +1,91 @@
-"""Fixtures that several files share."""
+"""The two batteries, and fixtures that several files share.
+
+`pytest` runs the short battery, `pytest --all` the whole one, `pytest --rest` what the short one leaves out. What is left to the whole
+battery is marked where it is written:
+
+- `@pytest.mark.whole`: all of a test, or with a condition on its parameters, by their names, those for which it is true;
+- `@pytest.mark.thin(m)`: the short battery takes those parametrisations whose places in their lists add up to a multiple of m. Any
+  two values still meet where a third parameter has m values or more, and none is left out where another parameter has.
+
+A test that is named on the command line (`file::test`) runs in any case.
+"""
 
 import contextlib
+import ctypes
+import gc
+import inspect
+import os
+import sys
+
+# Threads of OpenMP that have nothing to do wait asleep. Awake, as is the default, those of one worker of `-n auto` keep the processors from
+# the others: tests of small tensors took ten times the time. It is read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
 import anymax as am
 from anymax.kernels import native
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("anymax")
+    group.addoption("--all", action="store_true", dest="whole", help="the whole battery, and not the short one")
+    group.addoption("--rest", action="store_true", help="what the whole battery has and the short one leaves out")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
+    config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
+
+
+def places(items):
+    """Of each test the places of its parameters' values in their lists, in the order in which they come; `engine` is always both."""
+    seen, out = {}, []
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        lists = seen.setdefault(item.nodeid.split("[")[0], {})
+        names = [name for name in params if name != "engine"]
+        out.append([lists.setdefault(name, {}).setdefault(id(params[name]), len(lists[name])) for name in names])
+    return out
+
+
+def left_to_the_whole_battery(item, its_places):
+    """True for a test that the short battery leaves out."""
+    for mark in item.iter_markers("whole"):
+        if not mark.args:
+            return True
+        (condition,) = mark.args
+        if condition(**{name: item.callspec.params[name] for name in inspect.signature(condition).parameters}):
+            return True
+    return any(sum(its_places) % mark.args[0] for mark in item.iter_markers("thin"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    if config.option.whole:
+        return
+    named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}
+    taken, left = [], []
+    for item, its_places in zip(items, places(items)):
+        out = left_to_the_whole_battery(item, its_places) and getattr(item, "originalname", item.name) not in named
+        (left if out != config.option.rest else taken).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = taken
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_of_a_file():
+    """What compilers keep for the tests of a file goes with it, so that a worker of `-n auto` does not grow with all of them."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    if sys.platform == "linux":  # glibc keeps what is freed, unless it is asked
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(params=["chosen", "reference"])

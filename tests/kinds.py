@@ -1,35 +1,37 @@
-"""The kinds of arrays that one test runs on: name -> maker from NumPy. What is not installed is left out."""
+"""The kinds of arrays that one test runs on: name -> maker from NumPy. What is not installed is left out.
+
+A framework is imported at its first array, so that tests of NumPy alone need not wait for it.
+"""
 
 from __future__ import annotations
+
+import importlib.util
 
 import numpy as np
 import pytest
 
 
-def _makers():
-    makers = {"numpy": np.asarray}
-    try:
-        import torch
+def _torch(a):
+    import torch
 
-        makers["torch"] = lambda a: torch.tensor(np.asarray(a))
-    except ImportError:
-        pass
-    try:
-        import jax.numpy as jnp
-
-        makers["jax"] = jnp.asarray
-    except ImportError:
-        pass
-    try:
-        import array_api_strict
-
-        makers["strict"] = array_api_strict.asarray
-    except ImportError:
-        pass
-    return makers
+    return torch.tensor(np.asarray(a))
 
 
-KINDS = _makers()
+def _jax(a):
+    import jax.numpy as jnp
+
+    return jnp.asarray(a)
+
+
+def _strict(a):
+    import array_api_strict
+
+    return array_api_strict.asarray(a)
+
+
+_PACKAGES = {"numpy": "numpy", "torch": "torch", "jax": "jax", "strict": "array_api_strict"}
+_MAKERS = {"numpy": np.asarray, "torch": _torch, "jax": _jax, "strict": _strict}
+KINDS = {name: _MAKERS[name] for name, package in _PACKAGES.items() if importlib.util.find_spec(package)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

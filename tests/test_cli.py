@@ -1,11 +1,13 @@
 """The program `anymax`: exit codes, JSON, wrong arguments, and the tour from end to end."""
 
+import dataclasses
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -274,7 +276,7 @@ def test_curves_of_what_is_no_list_of_mappings():
         ("compare 1 2 --mapping entmax:1.5", "write NAME:parameter=value"),
         ("compare 1 2 --mapping entmax:alpha=x", "alpha"),
         ("compare 1 2 --alpha -1", "--alpha: Entmax(alpha=-1.0): alpha must be finite and above"),
-        ("compare 1 2 --p 2", "--p: SparseSoftmax(p=2.0): p must be at most 1"),
+        ("compare 1 2 --p 2", "--p: SparseSoftmax(p=2): p must be at most 1"),
         ("compare 1 2 --p 0.5 --k 1", "--k, --p: SparseSoftmax(k=1, p=0.5): give exactly one"),
         ("compare 1 2 --mapping taylor:order=4 --mapping taylor --order 0", "--order: Taylor(order=0)"),
         ("compare 1,2,3", "'1,2,3' is not a number; separate numbers by spaces, as in 1 2 3"),
@@ -288,8 +290,8 @@ def test_curves_of_what_is_no_list_of_mappings():
         ("compare 1 2 --noise pink", "pink"),
         ("compare 1 2 --k 0", "k"),
         ("compare 1 2 --mapping sparse_softmax --k 1.5", "k must be an integer"),
-        ("compare 1 2 --temperature 0", "--temperature: must be finite and above 0"),
-        ("compare 1 2 --temperature nan", "--temperature: must be finite and above 0"),
+        ("compare 1 2 --temperature=-1", "--temperature: must be finite and at least 0"),
+        ("compare 1 2 --temperature nan", "--temperature: must be finite and at least 0"),
         ("inventory now", "now"),
         ("plot circles", "'circles' is neither a picture"),
         ("plot", "NAME"),
@@ -445,3 +447,69 @@ def test_a_full_disk_is_one_line_and_1(words):
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["anymax: can't write: No space left on device"]
+
+
+# -- a map that is not of ours ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sparsegen(anymax.Sparsemax):
+    """Sparsemax of `x / (1 - lam)`; lam has no default."""
+
+    lam: float
+    name = "sparsegen"
+    example: ClassVar[dict] = {"lam": 0.25}
+
+    def forward(self, x, xp):
+        return super().forward(x / (1.0 - self.lam), xp)
+
+
+@pytest.fixture
+def with_sparsegen(monkeypatch):
+    from anymax import mappings
+    from anymax.cli import commands
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mappings, "CATALOGUE", (*CATALOGUE, Sparsegen))
+        importlib.reload(names)
+        importlib.reload(commands)
+        yield
+    importlib.reload(names)
+    importlib.reload(commands)
+
+
+def test_the_fields_of_a_map_are_its_options(call, with_sparsegen):
+    """From a fixed list they came, so that `sparsegen:lam=0.5` was refused, and a field without a default broke compare."""
+    x = np.array([0.5, 0.3, 0.1])
+
+    def p(*words):
+        code, out, err = call("compare", *x, "--json", *words)
+        assert (code, err) == (0, "")
+        return {row["name"]: row for row in json.loads(out)["mappings"]}["sparsegen"]
+
+    for words, lam in (((), 0.25), (("-m", "sparsegen:lam=0.5"), 0.5), (("-m", "sparsegen", "--lam", "0.4"), 0.4)):
+        row = p(*words)
+        assert row["parameters"] == {"lam": lam}
+        np.testing.assert_allclose(row["p"], anymax.sparsemax(x / (1 - lam)))
+    code, out, _ = call("inventory", width=120)
+    assert code == 0
+    assert "sparsegen lam=0.25" in out
+    assert "--lam" in call("compare", "--help")[1]
+
+
+def test_a_field_without_a_default_is_asked_for(call, with_sparsegen, monkeypatch):
+    monkeypatch.setattr(Sparsegen, "example", {})
+    code, _, err = call("compare", 1, 2, "-m", "sparsegen")
+    assert code == 2
+    assert "sparsegen needs lam; write sparsegen:lam=..." in err
+
+
+def test_every_parameter_that_is_no_function_is_an_option(call):
+    said = call("compare", "--help")[1]
+    for cls in CATALOGUE:
+        for field in dataclasses.fields(cls):
+            if cls is not anymax.Ratio:
+                assert f"--{field.name} " in said
+    code, out, _ = call("compare", 1, 2, "-m", "perturb_max:noise=gumbel,scale=2,nodes=16", "--json")
+    assert code == 0
+    assert json.loads(out)["mappings"][0]["parameters"] == {"noise": "gumbel", "nodes": 16, "scale": 2}

@@ -249,6 +249,14 @@ def test_examples_print_what_the_library_computes(generated):
             assert "nan" not in output, path
 
 
+def test_a_page_says_why_there_is_no_kernel():
+    """Of every map without one it said that the functions are the reader's."""
+    own = type("Own", (anymax.Sparsemax,), {"link": lambda self, t, xp: anymax.Sparsemax.link(self, t, xp)})()
+    assert maps.engines(own) == "none: its formulas run as they are"
+    assert maps.engines(anymax.Ratio.square()) == "none: the functions are yours"
+    assert maps.engines(anymax.Sparsemax()) == "CPU and GPU"
+
+
 def test_learnable_parameters():
     found = {page.kind.__name__: maps.learnable(page.mapping) for page in maps.pages()}
     assert found["Entmax"] == ["alpha"]

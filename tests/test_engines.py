@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind
 
 import anymax as A
-from anymax import Entmax, Softmax, Sparsemax, functional, kernels
+from anymax import Entmax, Softmax, Sparsemax, Taylor, functional, kernels
 from anymax.kernels import native, short
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
@@ -285,7 +287,7 @@ def test_a_matrix_is_refused_in_a_sentence():
     ],
     ids=repr,
 )  # fmt: skip
-@every_kind
+@pytest.mark.parametrize("kind", [k for k in ("numpy", "torch") if k in KINDS])
 def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind):
     x = scores(kind)
     assert "it takes " in native.refuse("forward", mapping, scores())
@@ -315,3 +317,118 @@ def test_a_taylor_polynomial_beyond_doubles_is_refused():
     assert np.isfinite(A.taylor_softmax(np.array([1.0, 900.0]), 170)).all()
     with pytest.raises(ValueError, match="at most 170"):
         A.Taylor(172)
+
+
+# -- a kernel holds for the class that names it ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hot(Softmax):
+    """Softmax at half the temperature."""
+
+    def forward(self, x, xp):
+        return super().forward(2.0 * x, xp)
+
+    def log_forward(self, x, xp):
+        return super().log_forward(2.0 * x, xp)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Half(Sparsemax):
+    """The nearest point to x / 2: `omega = q^2`."""
+
+    def omega_terms(self, q, xp):
+        return q * (q - 1.0)
+
+    def link(self, t, xp):
+        return 0.5 * super().link(t, xp)
+
+    def slope(self, q, xp):
+        return 2.0 * q
+
+    def curvature(self, q, xp):
+        return 2.0 * xp.ones_like(q)
+
+    def sensitivity(self, p, xp):
+        return 0.5 * super().sensitivity(p, xp)
+
+    def closed(self, y, keep, xp):
+        return None
+
+
+class Doubled:
+    def forward(self, x, xp):
+        return super().forward(2.0 * x, xp)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixed(Doubled, Softmax):
+    """The formula comes from another base."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Eager(Entmax):
+    """A default and a name of its own: the formulas are Entmax's."""
+
+    alpha: Any = 1.25
+    name = "eager"
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_subclass_with_a_formula_of_its_own_is_served_by_it(kind, dtype):
+    x = KINDS[kind](np.random.default_rng(0).normal(size=(8, 40)).astype(dtype))
+    atol = 1e-6 if "32" in str(x.dtype) else 1e-13
+    for mapping in (Hot(), Mixed()):
+        np.testing.assert_allclose(back(A.apply(mapping, x)), back(A.softmax(2.0 * x)), atol=atol)
+    np.testing.assert_allclose(back(A.log_apply(Hot(), x)), back(A.log_softmax(2.0 * x)), atol=20 * atol)
+    np.testing.assert_allclose(back(A.apply(Half(), x)), back(A.sparsemax(0.5 * x)), atol=atol)
+    np.testing.assert_allclose(
+        back(A.threshold(Half(), x).tau), 2 * back(A.threshold(Sparsemax(), 0.5 * x).tau), atol=8 * atol
+    )
+    y = KINDS[kind](np.arange(8))
+    np.testing.assert_allclose(
+        back(A.fenchel_young(Half(), x, y)), 2 * back(A.sparsemax_loss(0.5 * x, y)), atol=8 * atol
+    )
+    np.testing.assert_allclose(back(A.nll(Hot(), x, y)), back(A.cross_entropy(2.0 * x, y)), atol=20 * atol)
+
+
+def test_a_kernel_is_inherited_only_with_all_formulas():
+    assert Softmax.kernel == "softmax"
+    assert (Hot.kernel, Half.kernel, Mixed.kernel) == (None, None, None)
+    assert Eager.kernel == "entmax", "a default, a name and facts are no formula"
+
+    class Hotter(Hot):
+        pass
+
+    class Renamed(Half):
+        kernel = "sparsemax"  # said in so many words
+
+    class Again(Renamed):
+        pass
+
+    assert (Hotter.kernel, Renamed.kernel, Again.kernel) == (None, "sparsemax", "sparsemax")
+    x = scores()
+    np.testing.assert_array_equal(A.apply(Eager(), x), A.entmax(x, 1.25))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steeper(Taylor):
+    """Taylor softmax of doubled scores."""
+
+    def weights(self, x, keep, xp):
+        u, du = super().weights(2.0 * x, keep, xp)
+        return u, 2.0 * du
+
+
+@every_kind
+def test_attention_with_a_subclass_is_that_of_its_formulas(kind):
+    if kind == "strict":
+        pytest.skip("attention takes NumPy, torch and JAX")
+    q, k, v = (KINDS[kind](np.random.default_rng(i).normal(size=(1, 2, 7, 4)).astype("float32")) for i in range(3))
+    for mine, theirs in ((Hot(), Softmax()), (Half(), Sparsemax()), (Steeper(), Taylor(2))):
+        factor = 0.5 if isinstance(mine, Half) else 2.0
+        want = A.attention(factor * q, k, v, theirs)
+        np.testing.assert_allclose(back(A.attention(q, k, v, mine)), back(want), atol=1e-6)
+    with pytest.raises(ValueError, match="only Taylor softmax of order 2"):
+        A.linear_attention(q, k, v, mapping=Steeper())

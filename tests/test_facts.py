@@ -86,6 +86,20 @@ def test_every_entry_is_checked():
     assert {*CHECKS, "margin"} == set(FIELDS)
 
 
+@each_case
+def test_strict(case):
+    """p_i > p_j exactly where x_i > x_j, at scores that no rounding makes equal; a map that is not strict has a witness."""
+
+    def exact(sigma):
+        x = laws.scores(40, 7, sigma=sigma, seed=61)
+        p = case.apply(x)
+        return ((p[:, :, None] > p[:, None, :]) == (x[:, :, None] > x[:, None, :])).all()
+
+    strict = am.facts(case.mapping).strict
+    assert exact(2.0) or not strict
+    assert strict or not all(map(exact, (2.0, 30.0, 1e7)))
+
+
 def test_facts_are_data():
     for case in CASES:
         facts = am.facts(case.mapping)

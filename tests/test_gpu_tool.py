@@ -28,6 +28,7 @@ def called(folder, *words):
     return out.stdout, [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.whole
 def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_path):
     words = (
         "--stages",

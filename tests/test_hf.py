@@ -142,6 +142,7 @@ def inputs(model):
     return out
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("model", [m for m in MODELS if m != "gpt_oss"])  # whose router calls softmax too
 def test_logits_are_those_of_the_plain_model(model, name):
@@ -168,6 +169,7 @@ def test_sinks_are_those_of_the_model():
         torch.testing.assert_close(ours(**given).logits[real], plain(**given).logits[real], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "taylor"])
 @pytest.mark.parametrize("model", [m for m in MODELS if m not in ("bert", "gpt_oss")])
 def test_generation_with_a_cache_token_for_token(model, name):
@@ -221,6 +223,7 @@ def test_windows_padding_and_speech(model, padding):
         assert (logits(late, given)[real] - want[real]).abs().max() > 1e-4
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("model", ["mistral", "gemma2", "gpt2"])
 def test_caches_token_for_token(model, cache):

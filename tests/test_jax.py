@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import plainly
 import pytest
+from cases import whole
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -18,21 +19,23 @@ import jax.export
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax3": Entmax(3.0),
-    "budget": Budget(1.5),
-    "normmax": NormMax(2.0),
-    "taylor": Taylor(2),
-    "ratio": Ratio.sigmoid(),
-    "ratio_traced": Ratio(lambda x: 1.0 + x * x),
-    "sigsoftmax": Sigsoftmax(),
-    "sparse_softmax_k": SparseSoftmax(k=3),
-    "sparse_softmax_p": SparseSoftmax(p=0.8),
-    "perturb_max": PerturbMax(),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax3": Entmax(3.0),
+        "budget": Budget(1.5),
+        "normmax": NormMax(2.0),
+        "taylor": Taylor(2),
+        "ratio": Ratio.sigmoid(),
+        "ratio_traced": Ratio(lambda x: 1.0 + x * x),
+        "sigsoftmax": Sigsoftmax(),
+        "sparse_softmax_k": SparseSoftmax(k=3),
+        "sparse_softmax_p": SparseSoftmax(p=0.8),
+        "perturb_max": PerturbMax(),
+    }
+)
 FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
 every_map = pytest.mark.parametrize("name", MAPS)
 X = np.random.default_rng(0).normal(size=(3, 5))

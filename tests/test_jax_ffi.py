@@ -439,6 +439,7 @@ MESHES = {
 }
 
 
+@pytest.mark.thin(3)
 @needs_library
 @pytest.mark.parametrize("what", MESHES)
 def test_two_devices(what):

@@ -1,6 +1,8 @@
 """Errors against 50 digits: at most 4 ulp of the largest probability in fp32, 8 in fp64; total variation at most 2e-7 in fp32."""
 
 import math
+import pathlib
+import re
 
 import laws
 import numpy as np
@@ -102,6 +104,7 @@ def _floats(p):
     return [float(v) for v in p]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("alpha", [0.9, 1.0, 1 + 1e-6, 1.1, 4 / 3, 1.5, 2.0, 3.0, 10.0])
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_long_rows_of_entmax(alpha, sigma):
@@ -110,6 +113,7 @@ def test_long_rows_of_entmax(alpha, sigma):
     _hold(lambda x: am.entmax(x, alpha), lambda x: oracles.entmax_long(x, alpha), x, fp64=alpha != 1 + 1e-6)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("alpha", [1.1, 4 / 3, 1.5, 1.75, 2.0, 3.0])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_one_class_above_a_shelf(alpha, kind):
@@ -151,6 +155,42 @@ def test_total_variation_of_short_rows(case):
     for row in rows(case, sizes=(63,), offsets=(0.0, 1e4)):
         x = row.astype(np.float32)
         assert oracles.total_variation(case.apply(x), case.oracle(x)) <= 2e-7 * max(1.0, case.ulps / 4), np.ptp(x)
+
+
+# -- where more is lost: the table of docs/numerics.md -------------------------------------------------------------------------------
+
+NUMERICS = pathlib.Path(__file__).parents[1] / "docs" / "numerics.md"
+HARD_ROW = re.compile(r"^\| `(\w+\([\d.]*\))` \| ([^|]+) \| (fp32|fp64) \| ([\d,]+) \|$", flags=re.M)
+HARD = HARD_ROW.findall(NUMERICS.read_text(encoding="utf-8")) if NUMERICS.exists() else []
+HARD_SCORES = {
+    "16,383 normal": lambda: laws.scores(16383, seed=1),
+    "16,385 normal": lambda: laws.scores(16385, seed=4),
+    "16,383 of deviation 0.001": lambda: laws.scores(16383, sigma=1e-3, seed=2),
+    "100,000 of deviation 0.001": lambda: laws.scores(100_000, sigma=1e-3, seed=3),
+    "20 between −8 and −5": lambda: np.random.default_rng(0).uniform(-8, -5, 20),
+}
+EXACT = {
+    am.Budget: lambda x, m: oracles.budget_long(x, m.k),
+    am.NormMax: lambda x, m: oracles.normmax_long(x, m.alpha),
+    am.Entmax: lambda x, m: oracles.entmax_long(x, m.alpha),
+    am.Softmax: lambda x, m: oracles.entmax_long(x, 1.0),
+    am.Taylor: lambda x, m: oracles.taylor(m.order)(x),
+}
+
+
+@pytest.mark.parametrize(("code", "said", "dtype", "bound"), HARD, ids=lambda v: v.replace(" ", "_"))
+def test_the_table_of_hard_rows(code, said, dtype, bound):
+    if not oracles.EXTENDED and code != "Taylor(20)":
+        pytest.skip("needs numbers longer than double")
+    mapping = eval(code, vars(am))
+    x = HARD_SCORES[said]().astype({"fp32": np.float32, "fp64": np.float64}[dtype])
+    assert oracles.worst_ulps(am.apply(mapping, x), EXACT[type(mapping)](x, mapping)) <= int(bound.replace(",", ""))
+
+
+@pytest.mark.skipif(not NUMERICS.exists(), reason="only in the repository")
+def test_the_table_of_hard_rows_is_read():
+    assert len(HARD) == 6
+    assert {said for _, said, _, _ in HARD} == set(HARD_SCORES)
 
 
 # -- logarithms -----------------------------------------------------------------------------------------------------------

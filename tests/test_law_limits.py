@@ -5,42 +5,31 @@ import math
 import laws
 import numpy as np
 import pytest
-from cases import BY_ID, CASES, each
+from cases import CASES, each
 
 import anymax as am
 
 X = laws.scores(6, 63, sigma=2.0, seed=11)
 
-# those whose limit at temperature 0 is not the largest score, with their limit of [2, 1]
-NOT_COLD = {
-    "taylor-2": [4 / 5, 1 / 5],
-    "taylor-4": [16 / 17, 1 / 17],
-    "taylor-6": [64 / 65, 1 / 65],
-    "ratio-square": [4 / 5, 1 / 5],
-    "ratio-sigmoid": [1 / 2, 1 / 2],
-    "ratio-relu": [2 / 3, 1 / 3],
-}
-HOMOGENEOUS = ("ratio-square", "ratio-relu")  # the temperature changes nothing
 
-
-@each([c for c in CASES if c.id not in NOT_COLD])
+@each([c for c in CASES if c.cold is None])
 def test_cold(case):
     laws.cold(case.apply, case.mass)
 
 
-@pytest.mark.parametrize("id", NOT_COLD)
-def test_cold_refuted(id):
-    laws.close(BY_ID[id].apply(np.array([2.0, 1.0]) / 1e-9), NOT_COLD[id], 1e-8)
+@each([c for c in CASES if c.cold is not None])
+def test_cold_refuted(case):
+    laws.close(case.apply(np.array([2.0, 1.0]) / 1e-9), case.cold, 1e-8)
 
 
-@each([c for c in CASES if c.id not in HOMOGENEOUS and c.row != "SparseSoftmax"])
+@each([c for c in CASES if not c.homogeneous and c.row != "SparseSoftmax"])
 def test_warm(case):
     laws.warm(case.apply, case.mass)
 
 
-@pytest.mark.parametrize("id", HOMOGENEOUS)
-def test_warm_refuted(id):
-    laws.close(BY_ID[id].apply(X / 1e9), BY_ID[id].apply(X), 1e-14)
+@each([c for c in CASES if c.homogeneous])
+def test_warm_refuted(case):
+    laws.close(case.apply(X / 1e9), case.apply(X), 1e-14)
 
 
 def test_warm_sparse_softmax():

@@ -20,7 +20,7 @@ def test_poison(case):
 
 @each_case
 def test_extremes(case):
-    laws.extremes(case.apply, case.mass, positive_row=case.id == "ratio-relu")
+    laws.extremes(case.apply, case.mass, positive_row=case.positive_row)
 
 
 @each_first

@@ -53,6 +53,7 @@ def test_features_are_the_polynomial(d, kind):
     np.testing.assert_allclose(back(linear.taylor_features(make(q[0]))), phi[0], atol=1e-6)
 
 
+@pytest.mark.thin(2)
 @every_kind
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(9, 9), (5, 11), (11, 5), (1, 7), (7, 1)])

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import plainly
 import pytest
+from cases import whole
 from kinds import KINDS, back, every_kind, readonly
 
 import anymax as A
@@ -51,7 +52,8 @@ WITHOUT = {
     "ratio_square": Ratio.square(),
     "ratio_sigmoid": Ratio.sigmoid(),
 }
-MAPS = POTENTIAL | WITHOUT
+MAPS = whole(POTENTIAL | WITHOUT)
+POTENTIAL, WITHOUT = ({n: m for n, m in MAPS.items() if m.facts.has_potential is has} for has in (True, False))
 SHARP = {"taylor": 1e-12}
 
 every_potential = pytest.mark.parametrize("name", POTENTIAL)

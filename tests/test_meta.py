@@ -1,9 +1,11 @@
 """Tests of the tests and of the house: every planted fault turns its law red, every map has its row, imports run downhill."""
 
 import ast
+import dataclasses
 import importlib
 import math
 import pathlib
+import re
 import sys
 
 import laws
@@ -49,6 +51,66 @@ def test_the_catalogue_is_complete():
     for kind in CATALOGUE:
         assert getattr(am, kind.__name__) is kind
         assert kind.name in kind.__module__
+
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+# file -> what it must say of a map (a pattern with its class C and its name N), and of which maps
+PLACES = {
+    "src/anymax/mappings/{N}.py": r"^class {C}\(",
+    "src/anymax/mappings/__init__.py": r"^    {C},$",
+    "src/anymax/__init__.py": r'"{C}"',
+    "tests/cases.py": r'Row\(\s*"{C}"',
+    "tests/test_packaging.py": r"^    [\w ]*\b{C}\b",
+    "README.md": r"^\| `{C}\(",
+    "CHANGELOG.md": r"\b({C}|{N})\b",
+    "docs/maps/{N}.md": r"^## Gradient",
+}
+WITH_A_KERNEL = {
+    "src/anymax/explorer/maps.mjs": r"\b{C}\(",
+    "benchmarks/cases.py": r"\b({C}|{N})\(",
+    "src/anymax/kernels/native.py": r'"{K}"',
+}
+
+
+def missing_places(kind, root=REPOSITORY):
+    """The files that don't know a map, each with what it should say."""
+    places = PLACES | (WITH_A_KERNEL if kind.kernel else {})
+    out = []
+    for file, pattern in places.items():
+        words = {"C": kind.__name__, "N": kind.name, "K": kind.kernel}
+        path = root / file.format(**words)
+        wanted = pattern.format(**words)
+        if not path.exists() or not re.search(wanted, path.read_text(encoding="utf-8"), flags=re.M):
+            out.append(f"{file.format(**words)}: nothing like {wanted}")
+    return out
+
+
+@pytest.mark.skipif(not (REPOSITORY / "CHANGELOG.md").exists(), reason="only in the repository")
+def test_a_map_has_all_its_places():
+    """Every file that must know a map, for all maps at once."""
+    found = {kind.__name__: missing_places(kind) for kind in CATALOGUE}
+    lines = [f"{name}: {line}" for name, missing in found.items() for line in missing]
+    assert not lines, "\n".join(lines)
+    for row in TABLE:
+        for case in row.cases:
+            assert case.oracle.__module__ == "oracles", f"{case.id}: its oracle belongs in tests/oracles.py"
+    required = dataclasses.MISSING
+    for kind in set(CATALOGUE) - {am.Ratio}:  # whose functions have ready-made kinds instead
+        given = {f.name for f in dataclasses.fields(kind) if f.default is required and f.default_factory is required}
+        assert given <= kind.example.keys(), f"{kind.__name__}: `example` says what its fields without a default are"
+
+
+@pytest.mark.skipif(not (REPOSITORY / "CHANGELOG.md").exists(), reason="only in the repository")
+def test_a_map_that_nobody_knows_is_missing_everywhere():
+    class Newmax(am.Sparsemax):
+        name = "newmax"
+        kernel = "newmax"
+
+    said = missing_places(Newmax)
+    assert len(said) == len(PLACES) + len(WITH_A_KERNEL)
+    assert {"CHANGELOG.md", "README.md", "tests/cases.py", "docs/maps/newmax.md", "benchmarks/cases.py"} <= {
+        line.split(": ")[0] for line in said
+    }
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------------
@@ -233,10 +295,11 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_axes", "_options", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping", "_scores", "_operands"),
+    ("_mapping", "_scores", "_operands", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
+    ("contract",),
     ("nn", "plot", "hf", "_linear", "sklearn"),
     ("__init__",),
     ("cli",),
@@ -342,8 +405,8 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "hf", "nn",
-            "kernels.triton.launch", "kernels.triton.attention",
+            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
+            "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
         "matplotlib": {"plot"},
@@ -370,7 +433,7 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.jax",
+        "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "autodiff.jax",
         "kernels.native", "kernels.triton", "kernels.xla", "hf",
         "nn", "plot", "cli", "sklearn",
     )  # fmt: skip

@@ -8,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import whole
 
 torch = pytest.importorskip("torch")
 
@@ -15,18 +16,21 @@ import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
 
 Parameter = torch.nn.Parameter
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax1.25": Entmax(1.25),
-    "normmax": NormMax(2.0),
-    "taylor": Taylor(2),
-    "sigsoftmax": Sigsoftmax(),
-    "ratio": Ratio.sigmoid(),
-    "sparse_softmax": SparseSoftmax(k=2),
-    "perturb_max": PerturbMax(),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax1.25": Entmax(1.25),
+        "normmax": NormMax(2.0),
+        "budget": Budget(1.0),
+        "taylor": Taylor(2),
+        "sigsoftmax": Sigsoftmax(),
+        "ratio": Ratio.sigmoid(),
+        "sparse_softmax": SparseSoftmax(k=2),
+        "perturb_max": PerturbMax(),
+    }
+)
 
 
 def scores(seed=0, shape=(4, 5)):

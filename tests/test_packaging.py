@@ -25,7 +25,7 @@ PUBLIC = """
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
-    jacobian jacobian_norm entropy support facts logit_gap
+    jacobian jacobian_norm entropy support facts logit_gap check_mapping
     choose explain explain_attention use __version__
 """.split()
 TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()

@@ -5,7 +5,12 @@ import sys
 import types
 from pathlib import Path
 
+import laws
+import mpmath
+import numpy as np
 import pytest
+
+import anymax
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,27 +73,51 @@ def test_examples_on_the_command_line(capsys, tmp_path, monkeypatch):
         assert main(args) == 0, capsys.readouterr().err
 
 
-@pytest.mark.skipif(not (ROOT / "CONTRIBUTING.md").exists(), reason="only in the repository")
-def test_the_map_of_the_contributing_guide_works(monkeypatch):
-    import numpy as np
-
-    import anymax
-
-    block = re.search(
-        r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.M | re.S
-    )
+@pytest.fixture
+def softplus(monkeypatch):
+    """The map of the contributing guide, from its text."""
+    path = ROOT / "CONTRIBUTING.md"
+    if not path.exists():
+        pytest.skip("only in the repository")
+    block = re.search(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert block
     module = types.ModuleType("anymax.mappings.softplus")
     module.__package__ = "anymax.mappings"
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(block[1], "CONTRIBUTING.md", "exec"), module.__dict__)
-    mapping = module.Softplus()
-    x = np.array([1.5, -0.3, 0.2])
-    u = np.log1p(np.exp(x))
-    np.testing.assert_allclose(anymax.apply(mapping, x), u / u.sum(), rtol=1e-14)
-    h = 1e-6 * np.eye(3)
-    differences = (anymax.apply(mapping, x + h) - anymax.apply(mapping, x - h)).T / 2e-6
-    np.testing.assert_allclose(anymax.jacobian(mapping, x), differences, atol=1e-9)
+    return module.Softplus()
+
+
+def test_the_map_of_the_contributing_guide_keeps_the_contract(softplus):
+    anymax.check_mapping(softplus)
+
+
+def test_the_map_of_the_contributing_guide_passes_the_battery(softplus):
+    """[-800, -801, -900] and [3e38, 3e38, 1] in fp32 gave rows of zeros."""
+
+    def oracle(x):
+        u = [mpmath.log1p(mpmath.exp(mpmath.mpf(float(v)))) for v in x]
+        return [a / mpmath.fsum(u) for a in u]
+
+    def apply(x, **options):
+        return anymax.apply(softplus, x, **options)
+
+    rows = [laws.scores(n, sigma=s, seed=n) for n in (2, 63) for s in (0.02, 1.0, 30.0)]
+    rows += [
+        np.array(r) for r in ([-800.0, -801.0, -900.0], [3e38, 3e38, 1.0], [50.0, -50.0, 0.0], [-1e30, -3.0, -2.0])
+    ]
+    laws.accuracy(apply, oracle, 4, 8, rows)
+    laws.simplex(apply)
+    laws.masked(apply)
+    laws.permutation(apply)
+    laws.monotone(apply)
+    laws.axes(apply)
+    laws.views(apply)
+    laws.empty(apply)
+    laws.poison(apply)
+    laws.extremes(apply)
+    smooth = [laws.scores(5, seed=i) for i in range(3)]
+    laws.jacobian(apply, lambda x: anymax.jacobian(softplus, x), smooth, False, False)
 
 
 @pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="only in the repository")

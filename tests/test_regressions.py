@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from kinds import KINDS, back
 
 import anymax as am
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
@@ -191,3 +192,28 @@ def test_logsumexp_keeps_a_small_rest():
         am.logsumexp(torch.from_numpy(x).requires_grad_()).detach(),
     ):
         np.testing.assert_allclose(np.asarray(out), [want, want], rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_temperature_that_the_dtype_can_not_hold_is_zero(kind):
+    """1e-46 is 0 in fp32, and 0 / 0 was NaN; so was an array of temperatures with a 0."""
+    c = KINDS[kind]
+    x = np.array([[1.0, 2.0, 0.0], [3.0, -np.inf, 3.0]], np.float32)
+    for t in (1e-46, 1e-40, 0.0):
+        np.testing.assert_array_equal(back(am.logsumexp(c(x), temperature=t)), [2.0, 3.0])
+        np.testing.assert_array_equal(back(am.softmax(am.temperature(t)(c(x)))), [[0, 1, 0], [0.5, 0, 0.5]])
+    t = c(np.array([[0.0], [1.0]], np.float32))
+    np.testing.assert_allclose(back(am.logsumexp(c(x), temperature=t)), [2.0, 3.0 + np.log(2.0)], rtol=1e-6)
+    if kind == "torch":
+        v = c(x).requires_grad_()
+        am.logsumexp(v, temperature=t).sum().backward()
+        np.testing.assert_allclose(v.grad, [[0, 1, 0], [0.5, 0, 0.5]], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1e-20, 1e-9, 1e-3])
+def test_a_budget_of_next_to_nothing(kind, k):
+    """1e-20 in fp32 gave zeros: the solver stopped at the rounding of 1."""
+    for row, want in (([1.0, 2.0, 0.0], [0, k, 0]), ([2.0, 2.0, 0.0], [k / 2, k / 2, 0])):
+        p = back(am.budget(KINDS[kind](np.array(row, np.float32)), k))
+        np.testing.assert_allclose(p, want, rtol=1e-4)

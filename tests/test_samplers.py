@@ -277,7 +277,7 @@ def test_generators(kind, verb):
         (lambda: perturb_argmax([0.0], "cauchy", generator=0), ValueError, "gumbel, normal"),
         (lambda: perturb_argmax([0.0], scale=-1, generator=0), ValueError, "at least 0"),
         (lambda: perturb_argmax([0.0], scale="1", generator=0), TypeError, "number"),
-        (lambda: gumbel_softmax([0.0], 0.0, generator=0), ValueError, "above 0"),
+        (lambda: gumbel_softmax([0.0], -1.0, generator=0), ValueError, "at least 0"),
         (lambda: sample(Softmax(), np.zeros((2, 0)), generator=0), ValueError, "no class to draw"),
         (lambda: sample(Softmax(), [True], generator=0), TypeError, "bool"),
     ],

@@ -658,3 +658,23 @@ def test_the_total_of_a_narrow_loss_is_that_of_its_rows(mapping, order):
     far = _linear.IndexLoss(mapping, y, loss.wide)
     assert far(z)[0] == pytest.approx(far.rows(z)[0] @ loss.wide)
     assert np.isfinite(far(z)[0])
+
+
+@pytest.mark.parametrize("mapping", [am.Ratio.relu(), am.Ratio.square()], ids=["relu", "square"])
+@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
+def test_a_sparse_map_without_a_loss_is_refused(mapping, kind):
+    """It stayed at chance with a NaN gradient, and blamed rounding."""
+    X, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 2, 1])
+    with pytest.raises(ValueError, match=r"exact zeros and has no Fenchel-Young loss.*choose a sparse map with a loss"):
+        kind(mapping).fit(X, y if kind is MappingClassifier else np.eye(3, dtype=int)[y])
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    class Hole(am.Sigsoftmax):
+        def weights(self, x, keep, xp):
+            u, du = super().weights(x, keep, xp)
+            return u, du * np.nan
+
+    X, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 2, 1])
+    with pytest.warns(ConvergenceWarning, match=r"the gradient of the loss is nan, .*check_mapping"):
+        MappingClassifier(Hole()).fit(X, y)

@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import plainly
 import pytest
+from cases import whole
 
 torch = pytest.importorskip("torch")
 
@@ -25,27 +26,29 @@ pytestmark = [
 autograd, func = torch.autograd, torch.func
 D = torch.float64
 
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax1.25": Entmax(1.25),
-    "entmax1": Entmax(1.0),
-    "entmax0.7": Entmax(0.7),
-    "entmax3": Entmax(3.0),
-    "entmax_rows": Entmax(torch.tensor([[1.0], [1.5], [3.0]], dtype=D)),
-    "budget": Budget(1.5),
-    "normmax": NormMax(2.0),
-    "normmax1.5": NormMax(1.5),
-    "taylor": Taylor(2),
-    "sigsoftmax": Sigsoftmax(),
-    "ratio": Ratio.sigmoid(),
-    "ratio_traced": Ratio(lambda x: (1.0 + x * x).log1p()),
-    "sparse_softmax_k": SparseSoftmax(k=3),
-    "sparse_softmax_p": SparseSoftmax(p=0.8),
-    "perturb_max": PerturbMax(),
-    "perturb_gumbel": PerturbMax("gumbel"),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax1.25": Entmax(1.25),
+        "entmax1": Entmax(1.0),
+        "entmax0.7": Entmax(0.7),
+        "entmax3": Entmax(3.0),
+        "entmax_rows": Entmax(torch.tensor([[1.0], [1.5], [3.0]], dtype=D)),
+        "budget": Budget(1.5),
+        "normmax": NormMax(2.0),
+        "normmax1.5": NormMax(1.5),
+        "taylor": Taylor(2),
+        "sigsoftmax": Sigsoftmax(),
+        "ratio": Ratio.sigmoid(),
+        "ratio_traced": Ratio(lambda x: (1.0 + x * x).log1p()),
+        "sparse_softmax_k": SparseSoftmax(k=3),
+        "sparse_softmax_p": SparseSoftmax(p=0.8),
+        "perturb_max": PerturbMax(),
+        "perturb_gumbel": PerturbMax("gumbel"),
+    }
+)
 FENCHEL = [n for n, m in MAPS.items() if m.facts.has_potential and n != "budget"]
 ROWS = [n for n in MAPS if n != "entmax_rows"]  # one mapping for any row
 SLOW = ("entmax_rows", "perturb_max", "perturb_gumbel")
@@ -713,7 +716,7 @@ def test_scores_that_were_assigned_to_since(f):
     [
         lambda x: A.entmax(x, 3.0),
         lambda x: A.sparse_softmax(x, p=0.8),
-        A.topp(0.8),
+        lambda x: A.topp(0.8)(x),
         lambda x: A.sparse_softmax(x, p=1.0),
     ],
 )

@@ -6,6 +6,7 @@ import logging
 import shutil
 
 import pytest
+from cases import whole
 
 torch = pytest.importorskip("torch")
 
@@ -19,21 +20,23 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*is deprecated:FutureWarning"),
 ]
 
-MAPS = {
-    "softmax": Softmax(),
-    "sparsemax": Sparsemax(),
-    "entmax1.5": Entmax(1.5),
-    "entmax1.25": Entmax(1.25),
-    "entmax3": Entmax(3.0),
-    "budget": Budget(1.5),
-    "normmax": NormMax(2.0),
-    "taylor": Taylor(2),
-    "sigsoftmax": Sigsoftmax(),
-    "ratio": Ratio.sigmoid(),
-    "sparse_softmax_k": SparseSoftmax(k=3),
-    "sparse_softmax_p": SparseSoftmax(p=0.8),
-    "perturb_max": PerturbMax(),
-}
+MAPS = whole(
+    {
+        "softmax": Softmax(),
+        "sparsemax": Sparsemax(),
+        "entmax1.5": Entmax(1.5),
+        "entmax1.25": Entmax(1.25),
+        "entmax3": Entmax(3.0),
+        "budget": Budget(1.5),
+        "normmax": NormMax(2.0),
+        "taylor": Taylor(2),
+        "sigsoftmax": Sigsoftmax(),
+        "ratio": Ratio.sigmoid(),
+        "sparse_softmax_k": SparseSoftmax(k=3),
+        "sparse_softmax_p": SparseSoftmax(p=0.8),
+        "perturb_max": PerturbMax(),
+    }
+)
 every_map = pytest.mark.parametrize("name", MAPS)
 few = pytest.mark.parametrize("name", ["softmax", "entmax1.25", "budget", "taylor"])
 T = torch.tensor([0, 3, 2])
@@ -94,6 +97,7 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
@@ -104,6 +108,7 @@ def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
+@pytest.mark.thin(2)
 @few
 def test_dynamic_shapes(name):
     f = of(name)
@@ -114,6 +119,7 @@ def test_dynamic_shapes(name):
     assert frames["total"] <= 2  # no graph for each shape
 
 
+@pytest.mark.thin(2)
 @few
 def test_compiled_transforms(name):
     f, x, v = of(name), scores(3), scores(4)
@@ -130,6 +136,7 @@ def test_compiled_transforms(name):
     torch.testing.assert_close(compiled(push)(x, v), push(x, v), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_a_learnable_alpha(alpha):
     def pair(compile_it):
@@ -168,6 +175,7 @@ def test_halves_and_autocast():
     torch.testing.assert_close(compiled(f)(x), f(x))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("name", ["entmax1.25", "taylor"])
 def test_inductor(name):
@@ -188,6 +196,7 @@ class Model(torch.nn.Module):
         return self.head(self.layer(x))
 
 
+@pytest.mark.thin(3)
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -201,6 +210,7 @@ def test_export(name):
     ]  # plain operations only
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["sparsemax", "entmax1.5", "taylor"])
 def test_strict_export(name):
     model, x = Model(MAPS[name]).eval(), scores(9, (3, 5))
@@ -246,6 +256,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):

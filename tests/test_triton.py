@@ -24,6 +24,13 @@ needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton
 
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
+
+def grouped(words, brief):
+    """Groups of tests, none in two of them: the brief one first, the one of what no words name last."""
+    groups = {**words, "others": f"not ({' or '.join(f'({w})' for w in words.values())})"}
+    return {"brief": brief, **{name: f"({w}) and not ({brief})" for name, w in groups.items()}}
+
+
 WORDS = {  # of the names in rows_triton.py: one process each
     "forward": "forward or halves",
     "rows": "flat or layouts or masks",
@@ -31,7 +38,8 @@ WORDS = {  # of the names in rows_triton.py: one process each
     "backward": "backward and not logarithms",
     "losses": "index_losses",
 }
-GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
+BRIEF = "forward_is and 63 or backward_is and 3-whole or index_losses and 2-whole or ties and whole or public_functions"
+GROUPS = grouped(WORDS, BRIEF)
 
 
 def interpreted(file, words):
@@ -51,6 +59,7 @@ def interpreted(file, words):
     assert " passed" in out.stdout
 
 
+@pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
@@ -121,7 +130,15 @@ MAPS = {
 }  # fmt: skip
 
 
-KERNELS = ("separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts")
+KERNELS = (
+    "separable_rows",
+    "truncated_rows",
+    "dense_rows",
+    "perturb_rows",
+    "backward_rows",
+    "survey_parts",
+    "dense_parts",
+)
 
 
 def recorded(monkeypatch):
@@ -154,6 +171,12 @@ def launches(monkeypatch, mapping, n, dtype):
     return calls
 
 
+# in the short battery each kernel is compiled once, of a map and for a target that are quick
+SOON = {"softmax": "sm_80", "entmax-1.5": "sm_80", "entmax-3": "gfx942", "budget": "gfx942", "normmax-3": "gfx942", "top-p": "gfx942",
+        "taylor": "gfx942", "perturb-logistic": "sm_80"}  # fmt: skip
+
+
+@pytest.mark.whole(lambda name, target: SOON.get(name) != target)
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("target", TARGETS)
@@ -173,6 +196,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     compile_all(launches(monkeypatch, MAPS[name], n, dtype), target)
 
 
+@pytest.mark.whole(lambda name: name != "softmax")
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])

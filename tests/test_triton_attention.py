@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import Recorder, compiled, interpreted
+from test_triton import Recorder, compiled, grouped, interpreted
 
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import plans
@@ -23,9 +23,11 @@ WORDS = {  # of the names in attention_triton.py: one process each
     "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
     "parts": "keys_in_parts",
 }
-GROUPS = {**WORDS, "others": f"not ({' or '.join(f'({words})' for words in WORDS.values())})"}
+BRIEF = "a_map and not keys_in_parts or keys_in_parts_with_a_map and budget or test_dropout"
+GROUPS = grouped(WORDS, BRIEF)
 
 
+@pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
@@ -81,6 +83,7 @@ FORMS = {
 SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160}  # bytes of a thread, at most
 
 
+@pytest.mark.whole(lambda name: name != "sparsemax fp16")
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
@@ -121,6 +124,7 @@ SPLIT_FORMS = {
 }
 
 
+@pytest.mark.whole(lambda name, target: (name, target) != ("entmax-1.5 bf16", "sm_80"))
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(

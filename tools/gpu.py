@@ -350,7 +350,8 @@ def parity(args: argparse.Namespace) -> Iterator[Job]:
         class Plugin:
             def pytest_runtest_logreport(self, report: Any) -> None:
                 if report.failed:
-                    failed[report.nodeid] = str(report.longrepr).strip().splitlines()[-1][:300]
+                    crash = getattr(report.longrepr, "reprcrash", None)
+                    failed[report.nodeid] = str(crash.message if crash else report.longrepr).strip()[:400]
                 elif report.when == "call" or report.skipped:
                     count[report.outcome] += 1
 

@@ -42,9 +42,13 @@ PAGES = {
 OF = {
     "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
     "attention": "attention", "linear_attention": "attention", "inspection": "inspection", "kernels": "inspection",
-    "_mapping": "contract", "_noises": "maps",
+    "_mapping": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
-RESULTS = {"transforms": ("Transform", "Composed"), "kernels": ("Explanation",)}  # types that public functions return
+RESULTS = {  # types that public functions return or raise
+    "transforms": ("Transform", "Composed"),
+    "kernels": ("Explanation",),
+    "contract": ("BrokenLaw",),
+}
 MODULES = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -84,9 +85,17 @@ def facts(page: Page) -> str:
         ("The loss is exactly 0 once the target leads by", "never" if f.margin is None else f"{f.margin:g}"),
         ("Loss to call", f"`{short}`, or `{page.loss}`" if short else f"`{page.loss}`"),
         ("Parameters with a gradient", ", ".join(f"`{n}`" for n in learnable(mapping)) or "none"),
-        ("Compiled kernels", "CPU and GPU" if mapping.kernel else "none: the functions are yours"),
+        ("Compiled kernels", engines(mapping)),
     ]
     return text.table((f"`{page.prose.keys['example']}`", ""), rows)
+
+
+def engines(mapping: Any) -> str:
+    """Which compiled kernels a map has, and why not."""
+    if mapping.kernel:
+        return "CPU and GPU"
+    yours = any(callable(getattr(mapping, field.name)) for field in dataclasses.fields(mapping))
+    return "none: the functions are yours" if yours else "none: its formulas run as they are"
 
 
 def on_one_vector(page: Page) -> str:

@@ -12,6 +12,7 @@ from . import margins, transforms
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
 from .attention import attention, explain_attention
+from .contract import check_mapping
 from .functional import (
     Threshold,
     apply,
@@ -77,7 +78,7 @@ _LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplo
 __all__ = [
     "Budget", "Entmax", "Facts", "LinearState", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
     "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__", "accuracy_loss",
-    "apply", "attention", "budget", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
+    "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
     "entmax15_loss", "entmax_loss", "entropy", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
     "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap", "logsumexp",
     "margin_loss", "margins",

@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ._array import (
     Array,
     Namespace,
+    counts,
+    descending,
     differentiates,
     dot,
     finish,
     finite_scores,
     is_array,
+    known,
+    known_any,
     like,
     poison,
+    running_sum,
     safe,
     stop_gradient,
     take,
@@ -39,7 +44,7 @@ class Facts:
 
     monotone: x_i > x_j implies p_i >= p_j. shift_invariant: p(x + c) = p(x). sparse: some p_i can be exactly 0.
     has_potential: the Jacobian is symmetric, p is a gradient, so a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much (None: never).
+    margin: the loss is 0 once the target's score leads all others by this much (None: never). strict: the converse too.
     """
 
     monotone: bool
@@ -48,16 +53,39 @@ class Facts:
     has_potential: bool
     margin: float | None = None
 
+    @property
+    def strict(self) -> bool:
+        """p_i > p_j exactly where x_i > x_j. Sparse maps break it: of two scores off the support neither has more than 0."""
+        return self.monotone and not self.sparse
+
 
 class Mapping(ABC):
     """A map from scores to a probability distribution: frozen data, checked when it is made."""
 
     name: ClassVar[str]
-    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know
+    kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
     needs_scores: bool = True  # False where `vjp` needs p and not x
+    example: ClassVar[
+        dict[str, Any]
+    ] = {}  # the parameters that show the map where none are given; needed for a field without a default
+    per_class: ClassVar[
+        tuple[str, ...]
+    ] = ()  # the parameters that may vary along the classes; others have one value a row
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A kernel holds for the class that names it: one that inherits it and overrides a formula is served by its own formulas."""
+        super().__init_subclass__(**options)
+        owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
+        fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
+        spared = {"name", "kernel", "facts", "instead", "example", "check", "no_potential", *fields}
+        if owner is not cls and any(
+            not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
+            for a in dir(owner)
+        ):
+            cls.kernel = None
 
     @property
     @abstractmethod
@@ -105,7 +133,8 @@ class Mapping(ABC):
 
         Written as `<p - y, x - c> - Omega(p)` with c = <y, x>, so that no large numbers cancel. Since p maximises
         `psi(p) = <p, x> - Omega(p)`, the gradient p - y comes from psi at a constant p; the last term is 0, has gradient 0, and its
-        second derivatives complete those of psi.
+        second derivatives complete those of psi. A parameter that changes the feasible set (a mass, an upper bound) moves the maximum
+        in a way that this leaves out: a map that has one adds that derivative, as `Budget.loss` does.
         """
         x, _, _ = finite_scores(x, xp)
         mass = total(y, xp)
@@ -136,6 +165,11 @@ class Mapping(ABC):
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
+    def check_width(self, name: str, value: Array) -> None:
+        """An error if a parameter, in the layout of the rows, varies along the classes and the map doesn't declare that it may."""
+        if name not in self.per_class:
+            one_a_row(value, f"{self.name}: {name}")
+
     def params(self) -> dict[str, Array]:
         """The parameters that are arrays (a learnable or per-row alpha, say), by name."""
         return {f.name: v for f in dataclasses.fields(self) if is_array(v := getattr(self, f.name))}  # type: ignore[arg-type]
@@ -165,6 +199,16 @@ class Mapping(ABC):
         return hash((type(self), *(id(v) if is_array(v) else v for v in vars(self).values())))
 
 
+def one_a_row(value: Any, name: str) -> Any:
+    """`value`, in the layout of the rows, if it has one number for all classes of a row; an error otherwise."""
+    if is_array(value) and value.ndim and value.shape[-1] != 1:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; it must have size 1 there, one value for "
+            "each row"
+        )
+    return value
+
+
 def positive(p: Array) -> Array:
     """The support of p. NaN counts as supported, so that a poisoned row has a NaN gradient, not a silent 0."""
     return ~(p <= 0)
@@ -174,7 +218,8 @@ class Separable(Mapping):
     """`p = argmax <p, x> - sum_i omega(p_i)` on the simplex: `p_i = link(x_i - tau)`, tau such that the row sums to `mass`.
 
     A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
-    form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver.
+    form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
+    upper bound is said by `ceiling`: a link that falls short of the mass is an error.
     """
 
     iterative = True
@@ -197,15 +242,27 @@ class Separable(Mapping):
     def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
         return None
 
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        """The largest probability of each class, where the link is bounded: a number, or an array that broadcasts to rows; None: no bound.
+
+        A row whose ceilings sum to less than the mass gets its ceilings.
+        """
+        return None
+
     def sensitivity(self, p: Array, xp: Namespace) -> Array:
-        """s = 1 / omega''(p) on the support, 0 off it: dp_i/dt_i."""
-        inside = positive(p)
-        return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp), xp.zeros_like(p))
+        """s = 1 / omega''(p) on the support and below the ceiling, else 0: dp_i/dt_i."""
+        inside, most = positive(p), self.ceiling(p, xp)
+        inside = inside if most is None else inside & ~(p >= most)
+        # a constant curvature knows nothing of p: 0 p hands on its NaN
+        return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.zeros_like(p))
 
     # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
 
     def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
         """(anchor, level), both [..., 1], constants of differentiation."""
+        most = self.ceiling(x, xp)
+        if most is not None:
+            return self._below(most, x, keep, xp)
         anchor = row_top(x, keep, xp)
         y = x - anchor
         # running sums over a long row may round the closed form away by any amount: a start for Newton, not the answer
@@ -213,12 +270,27 @@ class Separable(Mapping):
 
     def search(self, y: Array, keep: Array, xp: Namespace, start: Array | None = None) -> Array:
         """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it."""
-        mass = like(self.mass, y, xp)
-        count = total(xp.astype(keep, y.dtype), xp)
+        count, mass = total(xp.astype(keep, y.dtype), xp), like(self.mass, y, xp)
+        high = self.slope(xp.ones_like(count) * mass, xp)
+        return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start)
+
+    def _lowest(self, count: Array, mass: Any, xp: Namespace) -> Array:
+        """A level at which the largest score, and so every score, has at most its even share of the mass."""
         one = xp.ones_like(count)
         share = mass / xp.where(count > 0, count, one)
-        low = self.slope(xp.where(share < 1.0, share, one) * one, xp)
-        high = self.slope(self.ceiling(one, mass, xp), xp)
+        return self.slope(xp.where(share < 1.0, share, one) * one, xp)
+
+    def _between(
+        self,
+        low: Array,
+        high: Array,
+        y: Array,
+        keep: Array,
+        reachable: Array,
+        xp: Namespace,
+        start: Array | None = None,
+    ) -> Array:
+        mass, one = like(self.mass, y, xp), xp.ones_like(high)
 
         def evaluate(level: Array) -> tuple[Array, Array]:
             p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
@@ -226,11 +298,51 @@ class Separable(Mapping):
             rate = total(self.sensitivity(p, xp), xp)
             return residual, -residual / xp.where(rate > 0, rate, one)
 
-        return root(evaluate, low, high, xp, start=start)
+        level = root(evaluate, low, high, xp, start=start)
+        at_end = reachable & ~(level < high - 1e-3 * xp.abs(high))
+        if known(at_end) and not bool(xp.any(at_end)):
+            return level
+        short = at_end & (evaluate(high)[0] < -1e-2 * mass)
+        if known_any(short, xp):
+            raise ValueError(
+                f"{self!r}: its link doesn't reach the sum {_brief(self.mass)} at the upper end of the search for the threshold; if its "
+                "probabilities have an upper bound, define ceiling(), and else see that slope() is the inverse of link()"
+            )
+        return poison(level, short, xp)
 
-    def ceiling(self, one: Array, mass: Any, xp: Namespace) -> Array:
-        """The largest probability that an entry can have."""
-        return one * mass
+    def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """(anchor, level) under a ceiling. The anchor is the first class, in the order in which a rising level fills them, at which the
+        full ones reach the mass: it is in the support, and from there nothing cancels."""
+        mass, none = like(self.mass, x, xp), -math.inf * xp.ones_like(x)
+        count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+        last = xp.where(count > 0, count, xp.ones_like(count)) - 1
+        high = row_top(x, keep, xp)
+        low = self._lowest(xp.astype(count, x.dtype), mass, xp) - high  # the opposite of a threshold
+        if not is_array(most) or most.ndim == 0 or most.shape[-1] == 1:
+            ordered, each = descending(xp.where(keep, x, none), xp), most * xp.ones_like(high)
+            needed, n = xp.ceil(mass / each), x.shape[-1] + 1
+            rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
+            rank = xp.where(rank > 0, rank, xp.zeros_like(rank))
+            reachable = (count > 0) & (rank <= last)
+            anchor = take(ordered, xp.where(rank < last, rank, last), xp)
+            anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
+            one = xp.where(
+                each < mass, each, mass * xp.ones_like(each)
+            )  # no class has more than the mass, which may be tiny
+            end, edge = self.slope(one, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+        else:
+            most = most * xp.ones_like(x)
+            key = xp.where(keep, x - self.slope(most, xp), none)  # full above this threshold
+            order = xp.argsort(-key, axis=-1)
+            full = running_sum(xp.take_along_axis(xp.where(keep, most, xp.zeros_like(most)), order, axis=-1), xp)
+            rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
+            reachable = (count > 0) & (rank <= last)
+            first = take(order, xp.where(rank < last, rank, last), xp)
+            anchor = xp.where(count > 0, take(xp.where(keep, x, xp.zeros_like(x)), first, xp), xp.zeros_like(high))
+            end, edge = self.slope(take(most, first, xp), xp), none[..., :1]
+        low = low + anchor
+        low = xp.where(edge > low, edge, low)
+        return anchor, self._between(low, end, x - anchor, keep, reachable, xp)
 
     def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
         return self.link(x - anchor + level, xp)
@@ -252,7 +364,7 @@ class Separable(Mapping):
         y, keep, poisoned = finite_scores(x, xp)
         anchor, level = self.solve(y, keep, xp)
         p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
-        return finish(p + self.remainder(p, level, xp), keep, poisoned, xp)
+        return finish(p + self.remainder(p, level, xp), keep, poisoned | xp.isnan(level), xp)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
         y, keep, _ = finite_scores(x, xp)
@@ -271,7 +383,7 @@ class Separable(Mapping):
             rate = stop_gradient(total(self.rate(p, level, xp), xp))
             level = level + (mass - total(p, xp)) / xp.where(rate > 0, rate, xp.ones_like(rate))
         p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
-        return finish(p + stop_gradient(self.remainder(p, level, xp)), keep, poisoned, xp)
+        return finish(p + stop_gradient(self.remainder(p, level, xp)), keep, poisoned | xp.isnan(level), xp)
 
     def remainder(self, p: Array, level: Array, xp: Namespace) -> Array:
         """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
@@ -279,7 +391,8 @@ class Separable(Mapping):
         sum_rate = total(rate, xp)
         lost = like(self.mass, p, xp) - total(p, xp)
         change = lost * rate / xp.where(sum_rate > 0, sum_rate, xp.ones_like(sum_rate))
-        return xp.where(change > -p, change, -p)
+        change, most = xp.where(change > -p, change, -p), self.ceiling(p, xp)
+        return change if most is None else xp.where(change < most - p, change, most - p)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         s = self.sensitivity(p, xp)
@@ -329,6 +442,10 @@ class RatioMap(Mapping):
         _, du, keep, poisoned = self._parts(x, xp)
         w = xp.where(keep, du * v, xp.zeros_like(v))
         return finish(w - p * total(w, xp), keep, poisoned, xp)
+
+
+def _brief(value: Any) -> str:
+    return f"{list(value.shape)} of each row" if is_array(value) else f"{value:g}"
 
 
 def row_top(x: Array, keep: Array, xp: Namespace) -> Array:

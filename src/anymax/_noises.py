@@ -214,7 +214,9 @@ class Noise(Law):
     is also called once with a NumPy array. Give `log_cdf` where the upper tail matters (1 - F below the rounding of 1).
     `support` holds the two ends, at which `pdf` must be finite and is the limit from inside; `kinks` the points between
     them where `pdf` jumps or bends; `mean` is E[eps], `math.inf` or NaN where it does not exist (then there is no loss), and
-    is integrated where it is None. The tails must fall at least exponentially: for heavier ones raise `nodes` and compare.
+    is integrated where it is None. The tails may be of any weight: the nodes lie at quantiles of the maximum's law. Total variation error
+    in fp64: 1e-11 for t of 3 degrees and scores a few apart, 6e-5 for Cauchy and scores 50 apart; probabilities that miss the sum
+    of 1 by 1e-3 before they are normalised are an error, which asks for more `nodes`.
     From `quantile` alone, F is interpolated (monotone cubic in logit F, 8,193 knots): its error is about 2e-8 for smooth densities.
     The second derivatives of the map use a central difference of f/F: error about 1e-9 in fp64, 1e-3 in fp32.
     """

@@ -222,7 +222,7 @@ def prepare(
         value = beside(value, q, name, xp)
         if value.ndim:  # torch takes a single number from any device
             same_device(value, q, name)
-        lie(value, shape, f"{mapping.name}: {name}")
+        mapping.check_width(name, lie(value, shape, f"{mapping.name}: {name}"))
     return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
 
 

@@ -276,7 +276,7 @@ def _source(call: Call) -> Any:
 
 def _refuse_sdpa(call: Call) -> str | None:
     s = call.scores
-    if s.mapping.name != "softmax":
+    if s.mapping.kernel != "softmax":
         return f"torch has attention with softmax, not with {s.mapping.name}"
     if not is_torch(call.q):
         return "it serves torch tensors"
@@ -338,7 +338,7 @@ def _refuse_triton(call: Call) -> str | None:
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
     if _transformed(q) or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
         return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
-    if s.mapping.name not in ("softmax", "sparsemax", "entmax", "budget"):
+    if s.mapping.kernel not in ("softmax", "sparsemax", "entmax", "budget"):
         return f"it has no kernel for {s.mapping.name}, but for softmax, sparsemax, entmax and budget"
     if any(is_array(a) and a.ndim and a.shape[-1] != 1 for a in s.mapping.params().values()):
         return "it takes one parameter of the map for all keys of a query"

@@ -27,7 +27,7 @@ from ._array import (
     upcast,
 )
 from ._axes import Axes, Joined
-from ._mapping import Mapping
+from ._mapping import Mapping, one_a_row
 from ._options import allowed, names
 from ._shards import by_rows, sharded
 from ._shards import refuse as refuse_sharded
@@ -316,7 +316,7 @@ def logsumexp(
             out = xp.where(xp.isnan(out), _array.top(s, xp), out)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(s, _aligned(temperature, s, axis, "temperature"), xp)
+            out = _smooth_max(s, one_a_row(_aligned(temperature, s, axis, "temperature"), "temperature"), xp)
     out = _like(_restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
@@ -328,8 +328,11 @@ def _tracked(x: Array) -> bool:
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     high = _array.top(s, xp)
-    if not is_array(t) and t == 0:
+    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t is infinite: the limit, the maximum
+    if not is_array(t) and t < tiny:
         return high
+    cold = t < tiny if is_array(t) else None
+    t = t if cold is None else _array.safe(t, ~cold, 1.0, xp)
     finite = (high < xp.inf) & (high > -xp.inf)
     anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
     keep = s > -xp.inf
@@ -338,7 +341,7 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     alone = _array.positions(s, first.dtype, xp) == first
     rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
     smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
-    return xp.where(finite, smooth, high)
+    return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)
@@ -519,6 +522,8 @@ def _split(
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
+        for k, v in mapping.params().items():
+            mapping.check_width(k, v)
     return x, rows, mapping, axis, keep
 
 
@@ -548,20 +553,14 @@ def _hide(rows: Array, keep: Array) -> Array:
 
 
 def _aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
-    """A per-row parameter in the layout and dtype of the rows."""
+    """A parameter in the layout and dtype of the rows."""
     if not is_array(value):
         return value
     if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
         return value.item() if isinstance(value, np.ndarray) else value
     xp = namespace(rows)
     value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
-    value = _to_rows(value, rows, axis, name, xp)
-    if value.shape[-1] != 1:
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} varies along the classes (axis {axis} of the scores); "
-            "it must have size 1 there, one value for each row"
-        )
-    return value
+    return _to_rows(value, rows, axis, name, xp)
 
 
 def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:

@@ -261,7 +261,7 @@ def _compiled(
 
 def refuse(mapping: Mapping) -> str | None:
     """Why a map has no linear attention; None where it has."""
-    if mapping.name != "taylor":
+    if mapping.kernel != "taylor":
         return f"only Taylor softmax of order 2 has features of finite size, not {mapping.name}"
     if mapping.order != 2:  # type: ignore[attr-defined]
         return f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"  # type: ignore[attr-defined]

@@ -2,9 +2,10 @@
 
 Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
 `ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
-classes; `reduction` is "mean", "sum" or "none"; the classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple
-of axes they are counted as a reshape of these would, in the order given. A masked class (-inf) that is not the target changes nothing; a
-masked target gives +inf. A mean over nothing is 0.
+classes (epsilon over the n - 1 others alone is `label_smoothing=epsilon * n / (n - 1)`); `reduction` is "mean", "sum" or "none"; the
+classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple of axes they are counted as a reshape of these
+would, in the order given. A masked class (-inf) that is not the target changes nothing; a masked target gives +inf. A mean over
+nothing is 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ._array import (
     upcast,
 )
 from ._axes import Joined
-from ._mapping import Mapping
+from ._mapping import Mapping, row_top
 from ._shards import refuse as refuse_sharded
 from .autodiff import bridge
 from .functional import _join, log_rows, prepare
@@ -52,7 +53,7 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
     mapping, scores, target = _one_axis(mapping, scores, target, options)
-    if isinstance(mapping, Softmax):  # for class indices it is the same loss
+    if isinstance(mapping, Mapping) and mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
             return out
@@ -97,7 +98,10 @@ def accuracy_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 
 
 def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
-    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential; the value means nothing."""
+    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential.
+
+    The value means nothing: it may have either sign, and a smaller one is not better. Watch `nll` or the accuracy instead.
+    """
     batch = _Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
@@ -268,10 +272,25 @@ def _fenchel_young(
     with quiet(batch.rows):
         if with_constant and batch.soft:
             value = value + batch.mapping.constant(y, xp)
-        value = value + stop_gradient(xp.where(value < 0, -value, xp.zeros_like(value)))  # never below 0 by rounding
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
+        value = _not_below_zero(batch, value, masked)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)
+
+
+def _not_below_zero(batch: _Batch, value: Array, masked: Array) -> Array:
+    """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be
+    asked for, left to be seen."""
+    xp, below = batch.xp, value < 0
+    if _array.known(below) and not bool(xp.any(below)):
+        return value
+    wrong = (value < -batch.rounding()) & ~masked & ~batch.poisoned & (batch.counted != 0)
+    if known_any(wrong, xp):
+        raise ValueError(
+            f"{batch.mapping!r}: its Fenchel-Young loss is {float(xp.min(stop_gradient(value))):g}, and no such loss is below 0: either "
+            "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
+        )
+    return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
 
 
 def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
@@ -452,6 +471,18 @@ class _Batch:
                 f"target: expected rows of non-negative numbers that sum to {mass:g}; the sums go from {float(xp.min(sums)):g} to "
                 f"{float(xp.max(sums)):g}. For several labels in a row, divide their indicator by their number"
             )
+
+    def rounding(self) -> Array:
+        """What the rounding of its terms, and a target that misses its sum by rounding, can take from a loss, [..., 1]."""
+        xp, rows = self.xp, stop_gradient(self.rows)
+        x, _, _ = _array.finite_scores(rows, xp)
+        y = stop_gradient(self.y)
+        mass = total(y, xp)
+        centre = dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)
+        # of the scores below the centre only those of targets count: p makes the terms of the others small
+        size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
+        share = (64.0 + 4.0 * math.sqrt(x.shape[-1])) * float(xp.finfo(x.dtype).eps)
+        return (share + 4.0 * xp.abs(mass - _array.like(getattr(self.mapping, "mass", 1.0), x, xp))) * size
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """`value` is [..., 1]; `weighted` says that the class weights are in it already."""

@@ -33,13 +33,13 @@ USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftma
 def label(mapping: Mapping) -> str:
     """The name of a map with the parameters that tell it from its kin: `entmax alpha=1.5`."""
     words = [mapping.name]
-    for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
+    for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
         if is_array(value):
             words.append(f"{field.name}={np.round(_numpy(value), 3).tolist()}")
         elif callable(value):
             words += [f"{value.__name__.lstrip('_')}"] if field.name == "u" and hasattr(value, "__name__") else []
-        elif value is not None and (field.name in ("alpha", "k", "p", "order", "noise") or value != field.default):
+        elif value is not None and (i == 0 or value != field.default):
             words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
     return " ".join(words)
 

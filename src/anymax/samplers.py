@@ -96,8 +96,8 @@ def gumbel_softmax(
 ) -> Array:
     """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or any other map of it.
 
-    hard: the one-hot of its largest entry, with the gradient of the relaxed sample (straight-through). As
-    `torch.nn.functional.gumbel_softmax`. Jang et al. 2017; Maddison et al. 2017.
+    hard: the one-hot of its largest entry, with the gradient of the relaxed sample (straight-through); temperature 0 is one-hot with
+    gradient 0. As `torch.nn.functional.gumbel_softmax`. Jang et al. 2017; Maddison et al. 2017.
 
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])

@@ -74,6 +74,11 @@ def _mapping(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mapping 
         raise ValueError(
             f"mapping={found!r}: its {' and '.join(found.params())} is an array; a classifier takes one number for all rows"
         )
+    if found.facts.sparse and not found.facts.has_potential:
+        raise ValueError(
+            f"mapping={found!r} gives exact zeros and has no Fenchel-Young loss: -log p is infinite there, without a gradient; choose a "
+            "sparse map with a loss ('sparsemax', 'entmax15', ...) or a dense one ('taylor', 'sigsoftmax', ...)"
+        )
     if getattr(found, "mass", 1.0) != 1.0:
         raise ValueError(f"mapping={found!r} sums to {found.mass:g}; a classifier needs a map that sums to 1")  # type: ignore[attr-defined]
     return found
@@ -627,6 +632,11 @@ def _say(iteration: int, value: float, worst: float) -> None:
 
 
 def _complaint(iterations: int, exhausted: bool, worst: float, tol: float, dtype: Any) -> str:
+    if not math.isfinite(worst):
+        return (
+            f"after {iterations} iterations the gradient of the loss is {worst}, and training can't go on: the map gives no finite "
+            "-log p or p for these scores (anymax.check_mapping looks at a map of your own)"
+        )
     reached = f"the largest entry of the gradient is {worst:.3g}, tol={tol:g}"
     if exhausted:
         return (

@@ -32,6 +32,7 @@ from ._array import (
     from_last,
     is_array,
     is_torch,
+    known,
     known_any,
     like,
     namespace,
@@ -136,15 +137,35 @@ def compose(*transforms: Callable[[Array], Array]) -> Composed:
 def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it. T is a number or an array (per row: [..., 1]).
 
+    T = 0 is the limit, argmax: the largest scores become 0 and the others are masked, so that every map gives equal shares to the
+    largest; its gradient is 0.
+
     >>> temperature(2.0)([1.0, 3.0])
     array([0.5, 1.5])
+    >>> temperature(0)([1.0, 3.0])
+    array([-inf,   0.])
     """
-    _number("temperature", "T", T, lambda v: v > 0, "above 0")
+    _number("temperature", "T", T, lambda v: v >= 0, "at least 0")
     return Transform(_temperature, (("T", T),), pick_axis(axis, dim))
 
 
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
-    return _on_kept(x, lambda y: y / T, xp)
+    tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
+    if not is_array(T):
+        return _on_kept(x, lambda y: y / T, xp) if tiny <= T else _largest(x, xp)
+    cold = tiny > T
+    if known(cold) and not bool(xp.any(cold)):
+        return _on_kept(x, lambda y: y / T, xp)
+    warm = _on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
+    return xp.where(cold, _largest(x, xp), warm)
+
+
+def _largest(x: Array, xp: Namespace) -> Array:
+    """0 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is."""
+    y, keep, poisoned = finite_scores(x, xp)
+    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+    out = xp.where(keep & (y == high), 0.0 * y, -math.inf * xp.ones_like(y))
+    return xp.where(poisoned, x, out)
 
 
 def scalable(
@@ -227,6 +248,7 @@ def _prior(x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
 
 def normalize(kind: str = "l2", *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Divide each row by `sum |x|` ("l1"), `sqrt(sum x^2)` ("l2") or `max x` ("max"). A row of zeros stays zeros.
+    "standard" is the standard score, `(x - mean) / deviation` with the deviation of all entries (division by their number).
 
     "max" divides by the largest score where that is positive. Where it is not, dividing by it would turn the order
     round (or divide by 0), so such a row is divided by its largest absolute value.
@@ -236,14 +258,22 @@ def normalize(kind: str = "l2", *, axis: int | None = None, dim: int | None = No
     >>> normalize("max")([[1.0, 4.0], [-4.0, -2.0]])
     array([[ 0.25,  1.  ],
            [-1.  , -0.5 ]])
+    >>> normalize("standard")([1.0, 3.0, -math.inf])
+    array([ -1.,   1., -inf])
     """
-    if kind not in ("l1", "l2", "max"):
-        raise ValueError(f"normalize: {kind!r} is not known; use 'l1', 'l2' or 'max'")
+    if kind not in ("l1", "l2", "max", "standard"):
+        raise ValueError(f"normalize: {kind!r} is not known; use 'l1', 'l2', 'max' or 'standard'")
     return Transform(_normalize, (("kind", kind),), pick_axis(axis, dim))
 
 
 def _normalize(x: Array, xp: Namespace, kind: str) -> Array:
     y, keep, poisoned = finite_scores(x, xp)
+    if kind == "standard":  # nor do the scores' offset and factor matter to it
+        centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
+        y, zero = _centred(centred[0], keep, xp), centred[2]
+        weight = xp.astype(keep, y.dtype)
+        square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
+        return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
     z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
     if kind == "l1":
         norm = total(xp.abs(z), xp)
@@ -258,6 +288,18 @@ def _normalize(x: Array, xp: Namespace, kind: str) -> Array:
         lowest = float(xp.finfo(x.dtype).min)
         out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
     return finish(out, keep, poisoned, xp, masked=-math.inf)
+
+
+def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
+    """Less the mean of the kept entries; 0 elsewhere. A row of equal scores gives zeros."""
+    weight = xp.astype(keep, y.dtype)
+    count = total(weight, xp)
+    high = stop_gradient(top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp))
+    y = xp.where(
+        keep, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), xp.zeros_like(y)
+    )  # equal scores: exactly 0
+    mean = total(y, xp) / xp.where(count > 0, count, xp.ones_like(count))
+    return xp.where(keep, y - mean, xp.zeros_like(y))
 
 
 def topk(k: int, *, axis: int | None = None, dim: int | None = None) -> Transform:

@@ -164,6 +164,23 @@ def stop_gradient():
             np.testing.assert_allclose(mine, right, atol=1e-14)
     values = A.stop_gradient_loss(Sparsemax(), X, np.ones(20, int), reduction="none")
     assert values.min() < 0 < values.max()
+    features = np.random.default_rng(2).normal(size=(60, 4))
+    y = (features @ np.random.default_rng(3).normal(size=(4, 3))).argmax(-1)
+    for mapping, better in ((Softmax(), True), (Taylor(2), False)):
+        w, seen = np.zeros((4, 3)), []
+        for _ in range(55):
+            x = features @ w
+            right = (x.argmax(-1) == y).mean()
+            seen.append((A.stop_gradient_loss(mapping, x, y), float(A.nll(mapping, x, y)), right))
+            w -= 0.5 * features.T @ (A.apply(mapping, x) - np.eye(3)[y]) / 60
+        shown, watched, accuracy = np.array(seen)[[6, 54]].T
+        assert accuracy[1] > accuracy[0]
+        if better:  # a larger value where the model has become better by all that counts
+            assert shown[1] > shown[0]
+            assert watched[1] < 0.5 * watched[0]
+        else:  # ten times smaller, for much the same model
+            assert shown[1] < 10 * shown[0] < 0
+            assert watched[1] > 0.9 * watched[0]
 
 
 # -- Fenchel-Young ----------------------------------------------------------------------------------------------------------

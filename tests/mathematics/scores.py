@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import oracles
+from scipy.special import lambertw
 
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, margins, transforms
@@ -199,3 +200,63 @@ def scalable():
                 x[0] = 1 / (alpha - 1)
                 assert A.entmax(x, alpha)[0] == 1.0
         assert (np.diff(shares) > 0).all() == (s * g > 1)
+
+
+@checks("best-scale")
+def best_scale():
+    for x in X[:5]:
+        for a in (0.3, 1.0, 4.0):
+            j = differences(lambda v, a=a: A.softmax(a * v), x)
+            np.testing.assert_allclose(0.5 * np.abs(j).sum(), a * A.jacobian_norm(Softmax(), a * x), atol=1e-9)
+    rng = np.random.default_rng(0)
+    for n, found, formula in ((16, 3.8, 1.2), (256, 5.7, 1.9), (4096, 8.0, 2.4)):
+        by_formula = math.sqrt(float(lambertw(0.5 * n * math.sqrt(math.e)).real) - 0.5)
+        np.testing.assert_allclose(math.exp(by_formula**2) * (1 + 2 * by_formula**2), n)
+        assert round(by_formula, 1) == formula
+        x = rng.normal(size=(300, n))
+        scales = np.geomspace(0.3, 60, 60)
+        sizes = []
+        for a in scales:
+            p = A.softmax(a * x)
+            sizes.append(a * (1 - np.sum(p * p, -1)))
+        assert abs(np.median(scales[np.argmax(sizes, 0)]) - found) < 0.25 * found
+        inside = (np.argmax(sizes, 0) > 0) & (np.argmax(sizes, 0) < 59)
+        assert inside.mean() > 0.8  # but for near ties
+    for a in (0.3, 0.7):  # where the sums are their expectations
+        p = A.softmax(a * rng.normal(size=(20, 100_000)))
+        np.testing.assert_allclose(np.sum(p * p, -1), math.exp(a * a) / 100_000, rtol=0.05)
+
+
+@checks("triangle-margin")
+def triangle_margin():
+    rng = np.random.default_rng(1)
+    held = 0
+    for sphere in (False, True):
+        for _ in range(60):
+            centres = rng.normal(size=(4, 3)) * 3
+            centres /= np.linalg.norm(centres, axis=-1, keepdims=True) if sphere else 1.0
+            label = rng.integers(4, size=40)
+            z = centres[label] + rng.uniform(0.02, 0.6) * rng.normal(size=(40, 3))
+            z /= np.linalg.norm(z, axis=-1, keepdims=True) if sphere else 1.0
+
+            def d(a, b, sphere=sphere):
+                return np.arccos(np.clip(a @ b.T, -1, 1)) if sphere else np.linalg.norm(a[:, None] - b[None], axis=-1)
+
+            to = d(z, centres)
+            own = to[np.arange(40), label]
+            others = np.where(np.eye(4, dtype=bool)[label], np.inf, to).min(-1)
+            if (others > own + 2 * own.max()).all():
+                held += 1
+                between, same = d(z, z), label[:, None] == label[None]
+                far = np.where(same, between, -np.inf).max(-1)
+                near = np.where(same, np.inf, between).min(-1)
+                assert (far < near).all()
+    assert held > 10
+    # no smaller margin does: on a line, the centres 0 and D, each point r from its own
+    r, e = 1.0, 0.1
+    far_centre = 4 * r - e
+    z, partner, w = r, -r, far_centre - r
+    for point, own_centre, other in ((z, 0.0, far_centre), (partner, 0.0, far_centre), (w, far_centre, 0.0)):
+        assert abs(point - own_centre) <= r
+        assert abs(point - other) >= abs(point - own_centre) + 2 * r - e
+    assert abs(z - partner) > abs(z - w)

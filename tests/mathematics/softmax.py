@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import sympy
 from scipy.optimize import linprog, minimize
+from scipy.stats import norm
 
 import anymax as A
 from anymax import Ratio, Sigsoftmax, Softmax, Taylor
@@ -279,6 +280,13 @@ def label_smoothing():
     y = (1 - epsilon) * EYE[2] + epsilon / n
     np.testing.assert_allclose(A.softmax(best), y)
     np.testing.assert_allclose(gradient(lambda v: lse(v) - y @ v, best), 0, atol=1e-9)
+    others = np.full(n, epsilon / (n - 1))
+    others[2] = 1 - epsilon
+    for x in X:
+        forms = A.cross_entropy(x, others), A.cross_entropy(x, np.array(2), label_smoothing=epsilon * n / (n - 1))
+        np.testing.assert_allclose(*forms, rtol=1e-12)
+    best[2] = math.log((n - 1) * (1 - epsilon) / epsilon)
+    np.testing.assert_allclose(A.softmax(best), others)
 
 
 @checks("accuracy-loss")
@@ -305,3 +313,46 @@ def multilabel():
         slope = gradient(lambda v: float(A.multilabel_softmax_loss(v[None], y[None])), row)  # noqa: B023
         np.testing.assert_allclose(slope[y == 0], A.softmax(np.append(neg, 0.0))[:-1], atol=1e-8)
         np.testing.assert_allclose(slope[y == 1], -A.softmax(np.append(-pos, 0.0))[:-1], atol=1e-8)
+
+
+@checks("order-exactly")
+def order_exactly():
+    x = rows(6, 40, 2.0)
+    higher = x[:, :, None] > x[:, None, :]
+    for mapping in (
+        Softmax(),
+        A.Entmax(0.5),
+        Sigsoftmax(),
+        Ratio.sigmoid(),
+        A.PerturbMax("normal"),
+        A.Sparsemax(),
+        A.Entmax(1.5),
+    ):
+        p = A.apply(mapping, x)
+        more = p[:, :, None] > p[:, None, :]
+        assert not (more & ~higher).any()
+        assert (more == higher).all() == A.facts(mapping).strict == (not A.facts(mapping).sparse), mapping
+        inside = (p > 0)[:, :, None] & (p > 0)[:, None, :]
+        assert (more == higher)[inside].all()
+    full = A.budget(x, 3.0)
+    assert any((row == 1).sum() > 1 for row in full)
+    tied = A.softmax(np.array([1.0, 2.0, 1.0]))
+    assert tied[0] == tied[2]
+    assert not A.facts(Taylor(2)).strict
+    assert A.sparse_softmax(np.array([1.0, 1.0]), k=1).tolist() == [1.0, 0.0]
+
+
+@checks("initial-gap")
+def initial_gap():
+    rng = np.random.default_rng(0)
+    for n, sigma in ((100, 1.0), (10, 1.0), (10, 0.7)):
+        x = rng.normal(0.0, sigma, (200_000 // n * 10, n))
+        bound = norm.sf(math.log(n - 1) / (sigma * math.sqrt(n / (n - 1))))
+        p = np.exp(x[:, 0]) / np.exp(x).sum(-1)
+        assert (p >= 0.5).mean() <= bound * 1.2 + 1e-4
+    assert f"{norm.sf(math.log(99) / math.sqrt(100 / 99)):.1e}" == "2.4e-06"
+    gap = math.log(99)
+    x = rng.normal(0.0, 0.5, (20_000, 100))
+    bound = 200 * math.exp(-(gap**2) / (8 * 0.25))
+    assert (np.ptp(x, axis=-1) >= gap).mean() <= bound < 0.006
+    assert (np.ptp(2 * x, axis=-1) >= gap).mean() > 0.3

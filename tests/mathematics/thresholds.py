@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax
 
-from . import checks, differences, lse, numbers, root, rows, simplex, subsets
+from . import checks, differences, gradient, lse, numbers, root, rows, simplex, subsets
 
 X = rows()
 SPARSE = numbers(oracles.entmax(2), X)
@@ -280,3 +280,22 @@ def sparsemax_temperature():
         gap = ranked[0] - ranked[1]
         assert A.sparsemax(x / gap).max() > 1 - 1e-12
         assert A.sparsemax(x / (1.01 * gap)).max() < 1
+
+
+@checks("penalties")
+def penalties():
+    """A linear model trained with an L1 penalty on its weights (proximal steps), or on its outputs."""
+    rng = np.random.default_rng(0)
+    features, classes = rng.normal(size=(80, 12)), 6
+    y = (features[:, :2] @ rng.normal(size=(2, classes))).argmax(-1)
+    w = np.zeros((12, classes))
+    for _ in range(300):
+        p = A.softmax(features @ w)
+        w -= 0.5 * features.T @ (p - np.eye(classes)[y]) / len(y)
+        w = np.sign(w) * np.maximum(np.abs(w) - 0.5 * 0.02, 0.0)
+    assert (w == 0).mean() > 0.5
+    assert (A.softmax(features @ w) > 0).all()
+    assert (A.sparsemax(features @ w) == 0).any()
+    for x in X:
+        np.testing.assert_allclose(np.abs(A.softmax(x)).sum(), 1.0)
+        np.testing.assert_allclose(gradient(lambda v: float(np.abs(A.softmax(v)).sum()), x), 0, atol=1e-9)

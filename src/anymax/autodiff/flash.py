@@ -62,13 +62,9 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str,
 
 
 def _held(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
-    """What the forward pass has saved, fit to be read by address: hooks of saved tensors may have changed numbers of blocks too."""
+    """What the forward pass has saved, fit to be read by address: whether numbers of blocks lie within their row is the kernels' to see."""
     _, sizes = kernels.sizes(job, q, k, v, True)
-    state, lists, counts, flags = (
-        restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())
-    )
-    wide = flags.shape[-1]
-    return kernels.Saved(state, lists.clamp(0, max(wide - 1, 0)), counts.clamp(0, wide), flags)
+    return kernels.Saved(*(restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())))
 
 
 def _backward_fake(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
@@ -207,7 +203,7 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
     shared = heads // call.groups
     count = math.prod(batch)
     q, k, v = (
-        a.expand(*batch, own, *a.shape[-2:]).reshape(count, own, *a.shape[-2:])
+        a if a.shape[:-2] == (count, own) else a.expand(*batch, own, *a.shape[-2:]).reshape(count, own, *a.shape[-2:])
         for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
     )
     arrays = _packed(s, q, batch, heads, count)
@@ -229,4 +225,4 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
         out = _Flash.apply(job, s.mapping, names, q, k, v, *tensors)
     else:
         out, _ = kernels.forward(job, q, k, v, arrays, False)
-    return out.reshape(*s.shape[:-1], v.shape[-1])
+    return out if out.shape[:-1] == s.shape[:-1] else out.reshape(*s.shape[:-1], v.shape[-1])

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -81,8 +82,8 @@ _product = Primitive("anymax_product")
 
 
 def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
-    """The parameters, one number a row."""
-    return [jnp.broadcast_to(a, (*x.shape[:-1], 1)) for a in params.values()]
+    """The parameters, one number a row, or as many as there are classes."""
+    return [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1] if a.ndim else 1)) for a in params.values()]
 
 
 def _product_value(
@@ -246,7 +247,7 @@ def _opened(mapping: Mapping, x: Array) -> Mapping:
     name = _NUMBERS.get(type(mapping))
     if name is None or _usual(value := getattr(mapping, name)):
         return mapping
-    while isinstance(x, jax.core.Tracer):  # of grad and vmap: what they look at
+    while isinstance(x, Tracer):  # of grad and vmap: what they look at
         x = getattr(x, "primal", getattr(x, "val", None))
     if not isinstance(x, jax.Array):
         return mapping

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from .. import kernels
+from .. import kernels, transforms
 from .._version import __version__
 from ..functional import apply
 from ..plot import label
@@ -80,17 +80,25 @@ choice = click.option(
 )
 
 
+class Number(click.ParamType):
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        found = names.number(str(value))
+        if isinstance(found, (str, bool)):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
+
+
 def parameters(command: Any) -> Any:
-    """The options that give maps their parameters."""
-    for option in reversed(
-        [
-            click.option("--alpha", type=float, help="Of entmax and normmax."),
-            click.option("--k", type=float, help="Of budget (the sum) and sparse_softmax (classes kept)."),
-            click.option("--p", type=float, help="Of sparse_softmax: the mass kept."),
-            click.option("--order", type=int, help="Of taylor: even."),
-            click.option("--noise", help="Of perturb_max: normal, gumbel, logistic, uniform, laplace, exponential."),
-        ]
-    ):
+    """The options that give maps their parameters: the fields of the maps, but for names that a command has for itself."""
+    for key, maps in reversed(names.options().items()):
+        if key in ("scores", "mappings", "temperature", "as_json", "json", "out", "name"):
+            continue
+        defaults = [names.fields(name)[key].default for name in maps]
+        kind = click.STRING if any(isinstance(d, str) for d in defaults) else Number()
+        kind = click.FLOAT if all(isinstance(d, float) for d in defaults) else kind
+        option = click.option(f"--{key}", key, type=kind, help=f"Of {' and '.join(maps)}.")
         command = option(command)
     return command
 
@@ -132,21 +140,23 @@ def program(context: click.Context) -> None:
 @click.argument("scores", nargs=-1, required=True, type=Score())
 @choice
 @parameters
-@click.option("--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it.")
+@click.option(
+    "--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it; 0 is argmax."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; null stands for -inf.")
 def compare(
     scores: tuple[float, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
     """The maps on one vector of SCORES, such as 2 1 0.1 -1."""
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise click.UsageError(f"--temperature: must be finite and above 0, got {temperature:g}")
-    x = np.asarray(scores, dtype=np.float64)
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
+    x = transforms.temperature(temperature)(np.asarray(scores, dtype=np.float64))
     with plain_errors():
         maps = names.choose(mappings, given(**options), len(scores))
-        rows = [(mapping, np.asarray(apply(mapping, x / temperature))) for mapping in maps]
+        rows = [(mapping, np.asarray(apply(mapping, x))) for mapping in maps]
     if not as_json:
         console = Console(highlight=False)
-        tables.bars(console, [v / temperature for v in scores], rows)
+        tables.bars(console, x.tolist(), rows)
         return
     dump(
         {

@@ -16,12 +16,10 @@ def _bare(name: str) -> str:
 
 
 CLASSES: dict[str, type[Mapping]] = {cls.name: cls for cls in CATALOGUE}
-TWO = ("budget", "sparse_softmax")  # shown with k = 2: their default would hide what they do, or there is none
 RATIOS = {"square": Ratio.square, "sigmoid": Ratio.sigmoid, "relu": Ratio.relu}
 SPELLINGS = {
     _bare(name): name for name in (*CLASSES, *RATIOS)
 }  # sparse_softmax, sparse-softmax and SparseSoftmax are one
-OPTIONS = ("alpha", "k", "p", "order", "noise")
 ALIASES = {"entmax15": "entmax:alpha=1.5"}
 
 
@@ -42,10 +40,24 @@ def find(name: str) -> str:
     return found
 
 
+def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """The parameters of a map that the command line can give: all but functions."""
+    if name in RATIOS or name == Ratio.name:
+        return {}
+    return {f.name: f for f in dataclasses.fields(CLASSES[name]) if f.init and not callable(f.default)}  # type: ignore[arg-type]
+
+
 def takes(name: str) -> list[str]:
-    """The parameters of a map that the command line can give."""
-    fields = () if name in RATIOS else dataclasses.fields(CLASSES[name])  # type: ignore[arg-type]
-    return [field.name for field in fields if field.name in OPTIONS]
+    return list(fields(name))
+
+
+def options() -> dict[str, list[str]]:
+    """Every parameter, and the maps that have it."""
+    out: dict[str, list[str]] = {}
+    for name in CLASSES:
+        for key in takes(name):
+            out.setdefault(key, []).append(name)
+    return out
 
 
 def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
@@ -53,8 +65,17 @@ def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
     name = find(name)
     if name in RATIOS or name == Ratio.name:
         return RATIOS.get(name, Ratio.square)()
+    kind = CLASSES[name]
     chosen = {key: value for key, value in given.items() if key in takes(name)}
-    return CLASSES[name](**(chosen or ({"k": min(2, n)} if name in TWO else {})))
+    chosen = chosen or {key: min(v, n) if type(v) is int else v for key, v in kind.example.items()}
+    missing = [
+        k for k, f in fields(name).items() if f.default is f.default_factory is dataclasses.MISSING and k not in chosen
+    ]
+    if missing:
+        raise ValueError(
+            f"{name} needs {' and '.join(missing)}; write {name}:{','.join(f'{key}=...' for key in missing)}"
+        )
+    return kind(**chosen)
 
 
 def parse(spec: str, given: Dict[str, Any], n: int = 2) -> Mapping:
@@ -85,8 +106,10 @@ def parse(spec: str, given: Dict[str, Any], n: int = 2) -> Mapping:
         raise ValueError(f"{', '.join(f'--{key}' for key in options)}: {error}") from error
 
 
-def number(word: str) -> int | float | str:
-    """An integer or a float where the word is one, else the word itself."""
+def number(word: str) -> int | float | bool | str:
+    """An integer, a float, true or false where the word is one, else the word itself."""
+    if word in ("true", "false"):
+        return word == "true"
     for kind in (int, float):
         try:
             return kind(word)

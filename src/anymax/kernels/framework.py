@@ -12,7 +12,7 @@ name = "framework"
 
 
 def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
-    if mapping.name != "softmax":
+    if mapping.kernel != "softmax":
         return f"torch has a fused softmax, but no {mapping.name}"
     if not is_torch(x):
         return (

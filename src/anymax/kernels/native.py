@@ -45,8 +45,8 @@ _MAPS = {
 }  # fmt: skip
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
 # what the library takes of each parameter (csrc/abi.cpp checks it too); beyond, the reference serves
-_RANGES = {
-    "entmax": (1e-300, 1e300), "budget": (1e-300, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
+_RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
+    "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
     "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
 }  # fmt: skip
 _NODES = 4096

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
     Namespace,
     check_number,
-    counts,
-    descending,
     dot,
     finite_scores,
     is_array,
     like,
     stop_gradient,
-    take,
     top,
     total,
 )
 from .._mapping import Facts, Separable
-from .._solve import root
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +36,7 @@ class Budget(Separable):
 
     name = "budget"
     kernel = "budget"
+    example: ClassVar[dict[str, Any]] = {"k": 2}
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -66,28 +63,8 @@ class Budget(Separable):
     def curvature(self, q: Array, xp: Namespace) -> Array:
         return xp.ones_like(q)
 
-    def sensitivity(self, p: Array, xp: Namespace) -> Array:
-        return xp.where((p <= 0) | (p >= 1), xp.zeros_like(p), xp.ones_like(p) + 0.0 * p)
-
-    def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """The anchor is the ceil(k)-th largest score: it is in the support and, at level 1, at least k entries are full."""
-        count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
-        k = like(self.k, x, xp) * xp.ones_like(total(x, xp))
-        last = xp.where(count > 0, count, xp.ones_like(count))
-        rank = counts(xp.ceil(xp.where(k < x.shape[-1], k, x.shape[-1] * xp.ones_like(k))), xp)
-        rank = xp.where(rank < last, rank, last)
-        rank = xp.where(rank > 0, rank, xp.ones_like(rank))
-        anchor = take(descending(xp.where(keep, x, -xp.inf * xp.ones_like(x)), xp), rank - 1, xp)
-        anchor = xp.where(anchor > -xp.inf, anchor, xp.zeros_like(anchor))
-        y = x - anchor
-
-        def evaluate(level: Array) -> tuple[Array, Array]:
-            p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
-            residual = total(p, xp) - k
-            rate = total(self.sensitivity(p, xp), xp)
-            return residual, -residual / xp.where(rate > 0, rate, xp.ones_like(rate))
-
-        return anchor, root(evaluate, xp.zeros_like(k), xp.ones_like(k), xp)
+    def ceiling(self, x: Array, xp: Namespace) -> float:
+        return 1.0
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """The generic loss holds p constant, which leaves out that k moves its sum: d Omega* / dk = tau + 1/2."""

@@ -27,6 +27,7 @@ from .._array import (
     floating,
     is_array,
     is_jax,
+    known_any,
     like,
     log,
     namespace,
@@ -131,9 +132,9 @@ class PerturbMax(Mapping):
         return finish(p, keep, poisoned, xp)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
-        """The two ends of the quadrature, [..., 2]."""
+        """The two numbers that place the nodes, [..., 2]."""
         z = stop_gradient(self._rows(x, xp)[0])
-        return xp.concat(self._ends(z, self._tail(z), self._tail(z), xp), axis=-1)
+        return xp.concat(self._place(z, xp), axis=-1)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
         """log p, with lower nodes: right to about 1e-6 down to p = 1e-25 (normal); below that a finite lower bound."""
@@ -172,6 +173,8 @@ class PerturbMax(Mapping):
                 f"perturb_max has no loss, because the noise's mean is {mean}; use anymax.nll with it instead"
             )
         z, keep, poisoned, _, scale = self._rows(x, xp)
+        if mean is None and self._heavy:
+            self._integrated_mean(xp.zeros_like(stop_gradient(z)[..., :1]), xp)
         # a masked target: an infinite loss; any other masked entry must not meet 0 * inf
         lost = xp.any(~keep & (y > 0), axis=-1, keepdims=True)
         gap = -dot(y, xp.where(keep, z, xp.zeros_like(z)), xp)
@@ -254,9 +257,23 @@ class PerturbMax(Mapping):
         if self.law.mean is not None:
             return self.law.mean
         zero = xp.zeros_like(stop_gradient(z)[..., :1])
+        if self._heavy:
+            return self._integrated_mean(zero, xp)
         low, high = self._ends(zero, self._tail(zero), self._tail(zero), xp)
         rule = self._rule(zero, low, high, 2 * self._count(zero), xp)
         return high - xp.sum(rule.w * xp.exp(self.law.core(rule.u, xp)[0]), axis=0)
+
+    def _integrated_mean(self, zero: Array, xp: Namespace) -> Array:
+        """INT v dF over y = logit F; an error where it does not converge."""
+        y, step = self._logits(zero, self._tail(zero), 2 * self._count(zero), xp)
+        parts = self.law.level(_softplus(-y, xp), xp) * xp.exp(-_softplus(y, xp) - _softplus(-y, xp))
+        edge = xp.abs(parts[0]) + xp.abs(parts[-1])
+        if known_any(edge > 1e-3 * (1.0 + xp.max(xp.abs(parts))), xp):
+            raise TypeError(
+                "perturb_max has no loss, because its noise has no mean: the integral does not converge; use anymax.nll with it "
+                "instead, or give Noise(mean=...) if it has one"
+            )
+        return step * xp.sum(parts)
 
     # -- the nodes --------------------------------------------------------------------------------------------------------
 
@@ -279,12 +296,59 @@ class PerturbMax(Mapping):
         ends = _pick(tables, k, xp)
         return ends[0, ...], ends[1, ...]
 
+    @property
+    def _heavy(self) -> bool:
+        """True where tails may be of any weight: a noise of the user's, but for one between two finite ends."""
+        return isinstance(self.law, Noise) and len(self.law.edges) < 2
+
+    def _place(self, z: Array, xp: Namespace) -> tuple[Array, Array]:
+        """What `_bulk` builds its nodes from: the ends, or where these would lie too far out, the column of `_quantiles`, twice."""
+        if not self._heavy:
+            return self._ends(z, self._tail(z), self._tail(z), xp)
+        n = z.shape[-1]
+        medians = self.law.level(constant([math.log(2.0) / n ** (j / 8.0) for j in range(9)], z, xp), xp)
+        k = counts(xp.zeros_like(z[..., :1]), xp)
+        for step in (4, 2, 1, 1):
+            log_g = total(self.law.core(_pick(medians, k + step, xp) - z, xp)[0], xp)
+            k = xp.where(log_g <= -math.log(2.0), k + step, k)
+        k = xp.astype(k, z.dtype)
+        return k, k
+
+    def _logits(self, z: Array, deep: float, count: int, xp: Namespace) -> tuple[Array, float]:
+        """y = log G / (1 - G) at equal steps, [count], from G = deep to where the tail is left out for any number of equal scores."""
+        low, high = math.log(deep), -math.log(self._tail(z)) + math.log(z.shape[-1])
+        step = (high - low) / (count - 1)
+        return constant([low + step * i for i in range(count)], z, xp), step
+
+    def _quantiles(self, z: Array, deep: float, k: Array, count: int, xp: Namespace) -> tuple[Array, Array]:
+        """Nodes u and weights du, [count, ..., 1], at equal steps of y where G is that of n^(k/8) equal scores.
+
+        In y the integrand falls as exp(-|y|) on either side, however heavy the tails of the noise are.
+        """
+        y, step = self._logits(z, deep, count, xp)
+        equal = constant([z.shape[-1] ** (j / 8.0) for j in range(9)], z, xp)[:, None]
+        u = self.law.level(_softplus(-y, xp)[None, :] / equal, xp)  # [9, count]
+        w = (
+            step * xp.exp(-_softplus(y, xp)[None, :] - self.law.core(u, xp)[1]) / equal
+        )  # du/dy = (1 - G) / (h times the number)
+        w = xp.where(xp.isfinite(w), w, xp.zeros_like(w))
+        index = xp.reshape(counts(k, xp), (-1,))
+        shape = (*k.shape[:-1], count)
+        return tuple(_first(xp.reshape(xp.take(a, index, axis=0), shape), xp)[..., None] for a in (u, w))  # type: ignore[return-value]
+
     def _count(self, z: Array) -> int:
         return self.nodes or (64 if dtype_name(z) == "float64" else 32)
 
     def _tail(self, z: Array) -> float:
         """The mass of G left out at either end: below the error of the nodes."""
         return 1e-13 if self._count(z) >= 64 and dtype_name(z) == "float64" else 1e-9
+
+    def _heavy_rule(self, z: Array, deep: float, k: Array, count: int, xp: Namespace) -> Rule:
+        """Nodes for INT du by the quantiles of G."""
+        if not self.law.edges and not self.law.kinks:
+            return Rule(*self._quantiles(z, deep, k, count, xp))
+        ends = self._quantiles(z, deep, k, count // 4 + 1, xp)[0]
+        return self._panels(z, xp.permute_dims(ends[..., 0], (*range(1, z.ndim), 0)), xp)
 
     def _rule(self, z: Array, low: Array, high: Array, count: int, xp: Namespace) -> Rule:
         """Nodes for INT du from low to high, [..., 1], where log G and its derivatives are wanted."""
@@ -298,12 +362,16 @@ class PerturbMax(Mapping):
         cuts = count if ragged else count // 4
         # near a lower end h = 1/v, which scores close to the top nearly reach: smaller panels there
         s = constant([(k / cuts) ** (3 if len(law.edges) == 1 else 1) for k in range(cuts + 1)], z, xp)
-        edges = [low * (1.0 - s) + high * s]
+        return self._panels(z, low * (1.0 - s) + high * s, xp)
+
+    def _panels(self, z: Array, edges: Array, xp: Namespace) -> Rule:
+        """Gauss nodes between these edges, [..., panels + 1], and the kinks of the highest scores."""
+        law, low, high, all_edges = self.law, edges[..., :1], edges[..., -1:], [edges]
         for kink in law.kinks + law.edges[1:]:
             at = descending(z, xp)[..., : min(_KINKS, z.shape[-1])] + kink
             at = xp.where(at > low, at, low)
-            edges.append(xp.where(at < high, at, high))
-        ends = _first(xp.sort(xp.concat(edges, axis=-1), axis=-1), xp)[..., None]  # [panels + 1, ..., 1]
+            all_edges.append(xp.where(at < high, at, high))
+        ends = _first(xp.sort(xp.concat(all_edges, axis=-1), axis=-1), xp)[..., None]  # [panels + 1, ..., 1]
         left, right = (xp.repeat(a, _PANEL, axis=0) for a in (ends[:-1, ...], ends[1:, ...]))
         panels = ends.shape[0] - 1
         t, w, *polynomials = (_tile(constant(a, z, xp), panels, z.ndim, xp) for a in _GAUSS)
@@ -311,7 +379,9 @@ class PerturbMax(Mapping):
         return Rule(left + half * (1.0 + t), half * w, (left, right, *polynomials))
 
     def _bulk(self, z: Array, xp: Namespace, held: Array | None = None) -> Rule:
-        low, high = self._ends(z, self._tail(z), self._tail(z), xp) if held is None else (held[..., :1], held[..., 1:])
+        low, high = self._place(z, xp) if held is None else (held[..., :1], held[..., 1:])
+        if self._heavy:
+            return self._heavy_rule(z, self._tail(z), low, 4 * self._count(z), xp)
         return self._rule(z, low, high, self._count(z), xp)
 
     def _sweep(self, z: Array, rule: Rule, xp: Namespace, bend: bool) -> Iterator[Chunk]:
@@ -356,7 +426,11 @@ class PerturbMax(Mapping):
 
     def _shares(self, z: Array, d: Array | None, xp: Namespace, held: Array | None = None, logs: bool = False) -> Array:
         if logs:
-            rule = self._rule(z, *self._ends(z, 1e-30, self._tail(z), xp), 2 * self._count(z), xp)
+            rule = (
+                self._heavy_rule(z, 1e-30, self._place(z, xp)[0], 4 * self._count(z), xp)
+                if self._heavy
+                else self._rule(z, *self._ends(z, 1e-30, self._tail(z), xp), 2 * self._count(z), xp)
+            )
         else:
             rule = self._bulk(z, xp, held)
         parts = []
@@ -375,7 +449,17 @@ class PerturbMax(Mapping):
             return out - _logsumexp(_first(out, xp), xp)[..., None]
         out = sum(parts[1:], parts[0])
         out = xp.where(out > 0, out, xp.zeros_like(out))
-        return out / total(out, xp)
+        mass = total(out, xp)
+        if isinstance(self.law, Noise):  # the others are held to their error by tests
+            lost = xp.abs(mass - 1.0) > 1e-3
+            if known_any(lost, xp):
+                raise ValueError(
+                    f"PerturbMax: the nodes miss the noise: the probabilities sum to {float(mass[lost][0]):.3g} before they are "
+                    "normalised. Are cdf and pdf (with support and kinks) those of one law? If so raise nodes=, or use quantile_form "
+                    "or monte_carlo"
+                )
+            mass = poison(mass, lost, xp)
+        return out / mass
 
     def _product(self, z: Array, d: Array | None, g: Array, xp: Namespace) -> Array:
         out, norm = xp.zeros_like(z), xp.zeros_like(z[..., :1])
@@ -397,15 +481,23 @@ class PerturbMax(Mapping):
         d, z = _change(z), stop_gradient(z)
         tail = self._tail(z)
         out = xp.zeros_like(z[..., :1])
-        low = self.law.level(constant([-math.log(tail)], z, xp), xp) + out
-        high = self._ends(z, tail, tail, xp)[1]
-        for c in self._sweep(z, self._rule(z, low, high, 2 * self._count(z), xp), xp, d is not None):
+        if self._heavy:
+            rule = self._heavy_rule(z, tail, out, 4 * self._count(z), xp)
+        else:
+            low = self.law.level(constant([-math.log(tail)], z, xp), xp) + out
+            rule = self._rule(z, low, self._ends(z, tail, tail, xp)[1], 2 * self._count(z), xp)
+        for c in self._sweep(z, rule, xp, d is not None):
             inside = c.log_f > -math.inf  # else F and G are 0: a node rounded to the end of the support
             rest = xp.where(inside, c.log_g, xp.zeros_like(c.log_g)) - safe(c.log_f, inside, 0.0, xp)
             if d is not None:
                 rest = rest + total(0.5 * c.h1 * d * d - c.h * d, xp)
             out = out - xp.sum(c.w * xp.exp(c.log_f) * xp.expm1(xp.where(rest < 0, rest, 0.0 * rest)), axis=0)
         return out
+
+
+def _softplus(y: Array, xp: Namespace) -> Array:
+    """log(1 + exp(y)): -log of the logistic function of -y."""
+    return xp.log1p(xp.exp(-xp.abs(y))) + xp.where(y > 0, y, xp.zeros_like(y))
 
 
 def _shift(c: Chunk, d: Array, xp: Namespace) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from .._array import (
     Array,
@@ -43,6 +43,7 @@ class SparseSoftmax(Mapping):
 
     name = "sparse_softmax"
     kernel = "sparse_softmax"
+    example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from .._array import Array, Namespace, is_jax
-from .._mapping import Facts, Separable, positive
+from .._mapping import Facts, Separable
 from .._solve import sorted_power_threshold
 
 
@@ -39,9 +39,6 @@ class Sparsemax(Separable):
 
     def curvature(self, q: Array, xp: Namespace) -> Array:
         return xp.ones_like(q)
-
-    def sensitivity(self, p: Array, xp: Namespace) -> Array:
-        return xp.where(positive(p), xp.ones_like(p) + 0.0 * p, xp.zeros_like(p))
 
     def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
         if is_jax(y):

@@ -13,7 +13,6 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..native import Link
 from .attention_backward import attention_bias, attention_keys, attention_queries
@@ -90,6 +89,17 @@ def sizes(
     }
 
 
+def _cdiv(n: int, size: int) -> int:
+    """Triton's own function of this name is one for kernels too, and takes ten times as long."""
+    return -(-n // size)
+
+
+def _features(a: Tensor) -> int:
+    """Columns of a tile: a power of two; in half precision at least 64, for on Hopper, Triton 3.6 multiplies by a tile of 32 columns
+    wrongly where four warps share the work (seen: values after the first 16 keys)."""
+    return max(16 if a.dtype.itemsize > 2 else 64, 1 << (a.shape[3] - 1).bit_length())
+
+
 def _most(wide: int) -> int:
     """Entries of a list of blocks: memory grows with the length, not with its square."""
     return min(wide, LISTED)
@@ -120,9 +130,9 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
         if cut is not None:
             _forward_split(job, q, *few, arrays, out, cut)
             return out, saved
-    lists, wide = saved.lists, triton.cdiv(k.shape[2], plan.N)
+    lists, wide = saved.lists, _cdiv(k.shape[2], plan.N)
     if not save and job.link != "softmax":
-        shape = (*q.shape[:2], triton.cdiv(q.shape[2], plan.M), _most(wide) + 32)
+        shape = (*q.shape[:2], _cdiv(q.shape[2], plan.M), _most(wide) + 32)
         lists = torch.empty(shape, dtype=lists.dtype, device=q.device)
     common, options = _common(job, q, k, v, arrays)
     plain = not (job.softcap or job.alibi or "bias" in arrays or "additive" in arrays)
@@ -139,7 +149,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
                 D=options["D"], num_warps=4,
             )  # fmt: skip
         _launch(
-            attention_forward, triton.cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
+            attention_forward, _cdiv(q.shape[2], plan.M) * q.shape[0] * q.shape[1],
             q, k, v, out, saved.state, lists, saved.counts, saved.flags, centres, radii, *common, _enough(job, q),
             _most(wide), _coarse(wide), **options, SINK=job.sink, SAVE=save, SKIP=skip, M=plan.M, N=plan.N,
             num_warps=plan.warps, num_stages=plan.stages,
@@ -164,11 +174,11 @@ def _forward_split(
     batch, each, rows, _ = q.shape
     groups = each // k.shape[1]
     queries, keys, e = batch * each * rows, k.shape[2], v.shape[3]
-    wide, parts = triton.cdiv(keys, cut.N), cut.parts
+    wide, parts = _cdiv(keys, cut.N), cut.parts
     new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
     sums = new((queries, parts, 2), dtype=torch.float64)
     partial = new((queries, parts, e))
-    tiles = batch * k.shape[1] * triton.cdiv(groups * rows, cut.M) * parts
+    tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
     with _device(q):
         if job.link == "softmax":
@@ -180,7 +190,7 @@ def _forward_split(
             attention_parts, tiles, q, k, v, scores, tops, sums, partial, *common, parts, **options, **launch
         )  # fmt: skip
         if job.link != "softmax":
-            lists = new((queries, triton.cdiv(wide, parts) * parts), dtype=torch.int32)
+            lists = new((queries, _cdiv(wide, parts) * parts), dtype=torch.int32)
             reach = (job.offset, max(job.left, 0), max(job.right, 0))
             seen = {n: options[n] for n in ("LINK", "P", "CAUSAL", "LEFT", "RIGHT", "RANGED")}
             _launch(
@@ -222,7 +232,7 @@ def backward(
     g = g.to(q.dtype).contiguous()
     common, options = _common(job, q, k, v, arrays)
     batch, heads, rows, _ = q.shape
-    tall, wide = triton.cdiv(rows, plan.M), triton.cdiv(k.shape[2], plan.N)
+    tall, wide = _cdiv(rows, plan.M), _cdiv(k.shape[2], plan.N)
     numbers = torch.empty((4, batch * heads * rows), dtype=torch.float32, device=q.device)
     plane = numbers.shape[1]
     learn = bool(wants & {"heads", "param"})
@@ -324,6 +334,6 @@ def _common(
         "LINK": _link(job, q), "P": job.power, "PER_ROW": param is not None, "CAUSAL": job.causal, "LEFT": job.left >= 0,
         "RIGHT": job.right >= 0, "RANGED": ranges is not None, "CAP": job.softcap > 0.0, "ALIBI": job.alibi,
         "BIAS": four[0] is not None, "ADD": four[1] is not None, "KEEP": four[2] is not None, "DROP": job.dropout_p > 0.0,
-        "D": max(16, triton.next_power_of_2(q.shape[3])), "E": max(16, triton.next_power_of_2(v.shape[3])),
+        "D": _features(q), "E": _features(v),
     }  # fmt: skip
     return common, options

@@ -53,6 +53,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
     slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
     of its own finds it."""
     tall = tl.cdiv(rows, M)
+    wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall
     head = tl.program_id(0) // tall
     b, h = head // heads, head % heads
@@ -112,7 +113,8 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
         for t in range(steps):
             n = begin + t
             if LINK != "softmax":
-                n = listed(mine, t, steps, over, begin)
+                # a hook of saved tensors may have changed the list: no number of it leads out of the keys
+                n = tl.minimum(tl.maximum(listed(mine, t, steps, over, begin), 0), wide - 1)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
             k = load_block(at_k, j0, ki_, keys, d, N, D)

@@ -1,0 +1,269 @@
+"""The contract of a map, for maps of one's own: `check_mapping` and what it sees, upper bounds, parameters with one value a class."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import laws
+import numpy as np
+import pytest
+from cases import each_first
+from kinds import KINDS, back, every_kind
+
+import anymax as am
+from anymax._array import like, stop_gradient, total
+from anymax.contract import LAWS, BrokenLaw, _Case
+
+torch = pytest.importorskip("torch")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capped(am.Separable):
+    """The point nearest to x of `{0 <= p_i <= u_i, sum p = 1}`: constrained sparsemax (Martins and Kreutzer 2017)."""
+
+    u: Any = 0.4
+
+    name = "capped"
+    per_class = ("u",)
+
+    @property
+    def facts(self):
+        return am.Facts(monotone=np.ndim(self.u) == 0, shift_invariant=True, sparse=True, has_potential=True)
+
+    def omega_terms(self, q, xp):
+        return 0.5 * q * (q - 1.0)
+
+    def link(self, t, xp):
+        u = self.ceiling(t, xp) + xp.zeros_like(t)
+        return xp.where(t < 0, xp.zeros_like(t), xp.where(t < u, t, u))
+
+    def slope(self, q, xp):
+        return q
+
+    def curvature(self, q, xp):
+        return xp.ones_like(q)
+
+    def ceiling(self, x, xp):
+        return like(self.u, x, xp)
+
+    def loss(self, x, p, y, xp):
+        """u moves the feasible set: d Omega* / du_i is what a full class lacks, x_i - tau - u_i."""
+        u = self.ceiling(x, xp)
+        keep = x != -xp.inf
+        lack = stop_gradient(xp.where(keep, x, xp.zeros_like(x)) - self.threshold(x, xp) - u)
+        lack = xp.where(keep & (lack > 0), lack, xp.zeros_like(lack))
+        return super().loss(x, p, y, xp) + total((u - stop_gradient(u)) * lack, xp)
+
+
+def wide(kind):
+    return pytest.importorskip("jax").enable_x64(True) if kind == "jax" else contextlib.nullcontext()
+
+
+BOUNDS = np.array([0.1, 0.3, 0.2, 0.5, 0.9, 0.2, 0.15])
+
+
+def capped(x, u):
+    """By halving the threshold, in fp64."""
+    low, high = x.min(-1, keepdims=True) - 2, x.max(-1, keepdims=True)
+    for _ in range(200):
+        tau = (low + high) / 2
+        above = np.clip(x - tau, 0, u).sum(-1, keepdims=True) > 1
+        low, high = np.where(above, tau, low), np.where(above, high, tau)
+    return np.clip(x - low, 0, u)
+
+
+# -- the maps of the catalogue, and of one's own, keep the contract --------------------------------------------------------------
+
+
+@each_first
+def test_the_maps_of_the_catalogue_keep_it(case):
+    assert am.check_mapping(case.mapping) == tuple(law.__name__ for law in LAWS)
+
+
+@pytest.mark.parametrize("u", [0.4, BOUNDS], ids=["number", "array"])
+def test_a_map_of_ones_own_keeps_it(u):
+    assert "parameters" in am.check_mapping(Capped(u))
+
+
+def test_what_is_no_map():
+    with pytest.raises(TypeError, match="expected a mapping"):
+        am.check_mapping(am.softmax)
+
+
+# -- planted faults: each turns its law red ------------------------------------------------------------------------------------------
+
+
+class _Sparsemax(am.Sparsemax):
+    """Sparsemax by the generic solver, to plant faults in."""
+
+    def closed(self, y, keep, xp):
+        return None
+
+
+def planted(base=_Sparsemax, **methods):
+    return dataclasses.dataclass(frozen=True, eq=False)(type("Planted", (base,), {"name": "planted", **methods}))()
+
+
+def facts_of(base, **changes):
+    return property(lambda self: dataclasses.replace(base.facts.fget(self), **changes))
+
+
+def parent(name, change, base=_Sparsemax):
+    return lambda self, *args: change(getattr(base, name)(self, *args), *args)
+
+
+FAULTS = {
+    "data": planted(per_class=("alpha",)),
+    "distribution": planted(forward=parent("forward", lambda p, x, xp: 1.01 * p)),
+    "masked": planted(forward=parent("forward", lambda p, x, xp: xp.where(x == -xp.inf, 0 * p + 0.1, p))),
+    "poisoned": planted(forward=parent("forward", lambda p, x, xp: xp.where(xp.isnan(p), xp.zeros_like(p), p))),
+    "permutation": planted(
+        forward=lambda self, x, xp: am.Sparsemax.forward(self, x + 0.1 * (np.arange(x.shape[-1]) == 1), xp)
+    ),
+    "monotone": planted(forward=parent("forward", lambda p, x, xp: xp.flip(p, axis=-1))),
+    "shift_invariant": planted(am.Sigsoftmax, facts=facts_of(am.Sigsoftmax, shift_invariant=True)),
+    "sparse": planted(facts=facts_of(am.Sparsemax, sparse=False)),
+    "formulas": planted(curvature=lambda self, q, xp: 2.0 * xp.ones_like(q), sensitivity=am.Budget.sensitivity),
+    "derivative": planted(vjp=parent("vjp", lambda v, *args: 1.01 * v)),
+    "loss": planted(omega=parent("omega", lambda v, *args: 1.05 * v)),
+    "frameworks": planted(am.Softmax, vjp=parent("vjp", lambda v, *args: stop_gradient(v), am.Softmax)),
+}
+
+
+class Forgetful(Capped):
+    """Its loss leaves out that u moves the feasible set."""
+
+    loss = am.Separable.loss
+
+
+FAULTS["parameters"] = Forgetful(BOUNDS)
+
+
+def test_every_law_has_a_fault():
+    assert set(FAULTS) == {law.__name__ for law in LAWS}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_a_planted_fault_turns_its_law_red(law):
+    said = "the gradient of the loss in u .* needs a loss of its own" if law.__name__ == "parameters" else "."
+    with pytest.raises(BrokenLaw, match=said):
+        law(_Case(FAULTS[law.__name__], 7, 0))
+
+
+def test_every_broken_law_is_named_at_once():
+    with pytest.raises(AssertionError) as seen:
+        am.check_mapping(FAULTS["distribution"])
+    said = str(seen.value).splitlines()
+    assert said[0] == f"Planted() breaks {len(said) - 1} of {len(LAWS)} laws"
+    assert {"distribution", "derivative"} <= {line.split(":")[0].strip() for line in said[1:]}
+
+
+# -- a link with an upper bound ------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("u", [0.4, 0.15, 1.0, BOUNDS], ids=["0.4", "0.15", "1", "array"])
+@pytest.mark.parametrize("sigma", [0.02, 1.0, 30.0, 1e4])
+def test_an_upper_bound_is_kept(kind, u, sigma):
+    x = laws.scores(6, 7, sigma=sigma, seed=5)
+    with wide(kind):
+        to = KINDS[kind]
+        p = back(am.apply(Capped(u if isinstance(u, float) else to(u)), to(x)))
+    laws.close(p, capped(x, u), 1e-14 * max(1.0, sigma))
+    assert (p <= u).all()
+
+
+def test_what_the_bounds_can_not_reach():
+    """As Budget, whose bound is 1: every class gets its bound."""
+    x = np.array([[3.0, 1.0, 0.5, -9.0], [3.0, 1.0, -np.inf, -np.inf]])
+    laws.close(am.apply(Capped(0.2), x), [[0.2] * 4, [0.2, 0.2, 0, 0]], 0)
+    laws.close(am.apply(Capped(np.array([0.2, 0.3, 0.1, 0.3])), x), [[0.2, 0.3, 0.1, 0.3], [0.2, 0.3, 0, 0]], 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Undeclared(_Sparsemax):
+    """Its link ends at 0.4, and it does not say so."""
+
+    def link(self, t, xp):
+        return xp.where(t < 0, xp.zeros_like(t), xp.where(t < 0.4, t, 0.4 * xp.ones_like(t)))
+
+
+def test_a_link_that_falls_short_is_an_error():
+    """It broke its own bound in silence: a class of .515 under .4."""
+    x = np.array([3.0, 1.0, 0.5, -9.0])
+    with pytest.raises(ValueError, match=r"Undeclared\(\): its link doesn't reach the sum 1 .* define ceiling"):
+        am.apply(Undeclared(), x)
+    laws.close(am.apply(Undeclared(), np.array([0.1, 0.3, 0.2, 0.2])).sum(), 1.0, 1e-15)
+    jax = pytest.importorskip("jax")
+    p = jax.jit(lambda x: am.apply(Undeclared(), x))(jax.numpy.asarray([x, [0.1, 0.3, 0.2, 0.2]]))
+    assert np.isnan(p[0]).all(), "where no value may be asked for"
+    laws.close(p[1].sum(), 1.0, 1e-6)
+
+
+# -- a parameter with one value a class --------------------------------------------------------------------------------------------
+
+
+def test_only_a_declared_parameter_varies_along_the_classes():
+    x = laws.scores(2, 3)
+    with pytest.raises(ValueError, match=r"entmax: alpha .* varies along the classes"):
+        am.entmax(x, np.array([1.1, 1.5, 2.0]))
+    q, k = laws.scores(2, 4), laws.scores(3, 4, seed=1)
+    with pytest.raises(ValueError, match=r"entmax: alpha .* varies along the classes"):
+        am.attention(q, k, k, am.Entmax(np.array([1.1, 1.5, 2.0])))
+    u = np.array([0.9, 0.1, 0.4])
+    weights = am.attention(q, k, k, Capped(u), need_weights=True)[1]
+    laws.close(weights, capped(q @ k.T / 2, u), 1e-14)
+    laws.close(am.apply(Capped(u[:, None]), x.T, axis=0), capped(x, u).T, 1e-14)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        am.apply(Capped(np.ones(4)), x)
+
+
+def test_its_gradient_is_that_of_differences():
+    x, g = laws.scores(3, 7, seed=8), laws.scores(3, 7, seed=9)
+    u = torch.tensor(BOUNDS, requires_grad=True)
+    am.apply(Capped(u), torch.tensor(x)).mul(torch.tensor(g)).sum().backward()
+    h = 1e-6 * np.eye(7)
+    want = [((capped(x, BOUNDS + d) - capped(x, BOUNDS - d)) * g).sum() / 2e-6 for d in h]
+    laws.close(u.grad, want, 1e-7)
+    j = am.jacobian(Capped(BOUNDS), x[0])
+    laws.close(j, np.stack([(capped(x[0] + d, BOUNDS) - capped(x[0] - d, BOUNDS)) / 2e-6 for d in h], -1), 1e-7)
+
+
+# -- NaN and what is negative ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapping", [_Sparsemax(), Capped(), am.Budget(2), am.Entmax(1.5)], ids=lambda m: m.name)
+def test_sensitivity_keeps_nan(mapping):
+    p = np.array([0.3, np.nan, 0.0, 0.2])
+    s = am.Separable.sensitivity(mapping, p, np)
+    assert np.isnan(s).tolist() == [False, True, False, False]
+    assert np.isnan(mapping.sensitivity(p, np)).tolist() == [False, True, False, False]
+    assert s[2] == 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unfit(_Sparsemax):
+    """Another map's regulariser."""
+
+    def omega(self, q, xp):
+        return 4.0 * super().omega(q, xp)
+
+
+@every_kind
+def test_a_negative_loss_is_an_error_that_names_the_map(kind):
+    """It was shown as 0."""
+    if kind == "strict":
+        pytest.skip("losses take NumPy, torch and JAX")
+    to = KINDS[kind]
+    x = np.array([[1.0, 0.9, 0.8], [5.0, 0.0, 0.0]])
+    with pytest.raises(ValueError, match=r"Unfit\(\): its Fenchel-Young loss is -.*check_mapping"):
+        am.fenchel_young(Unfit(), to(x), to(np.array([[0.4, 0.3, 0.3], [1.0, 0.0, 0.0]])))
+    values = am.fenchel_young(am.Sparsemax(), to(x), to(np.array([0, 0])), reduction="none")
+    assert (back(values) >= 0).all()
+    assert back(values)[1] == 0
+
+
+def test_a_negative_loss_under_tracing_is_seen():
+    jax = pytest.importorskip("jax")
+    x, y = jax.numpy.asarray([[1.0, 0.9, 0.8]]), jax.numpy.asarray([[0.4, 0.3, 0.3]])
+    assert jax.jit(lambda x: am.fenchel_young(Unfit(), x, y))(x) < -0.01
