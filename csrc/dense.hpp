@@ -121,26 +121,32 @@ inline Sums<C> sums(const C *x, int64_t n, Scratch &scratch, const Team &team) {
     return s;
 }
 
+// A long row in pieces. By value: what f has seen of its caller stays in the caller's registers.
+template <class C, class F>
+__attribute__((noinline)) void emit_pieces(C *to, int64_t n, bool past, const Team &team, F f) {
+    const auto piece = [=](int64_t k) { write(to, k * PIECE, k * PIECE + PIECE < n ? k * PIECE + PIECE : n, past, f); };
+    const int64_t count = (n + PIECE - 1) / PIECE;
+    (team.run ? team.run : alone)(0, count, 1, pieces_task<const decltype(piece)>, (void *)&piece);
+}
+
 // A dense row f(i) to the caller, through scratch where its layout or type is not C's. f may read only x.
 template <class C, class F>
-inline void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
-    if (out.direct) {
-        if (out.n <= PIECE) return write(out.direct, 0, out.n, out.past, f);
-        pieces(team, out.n, [&](int64_t, int64_t b, int64_t e) { write(out.direct, b, e, out.past, f); });
-        return;
-    }
-    C *row = scratch.take<C>(RESULT, out.n);
-    if (!row) return;
-    write(row, 0, out.n, false, f);
-    deliver(out, row);
+ANYMAX_INLINE void emit(const Sink<C> &out, Scratch &scratch, const Team &team, F f) {
+    C *const to = out.direct ? out.direct : scratch.take<C>(RESULT, out.n);
+    if (!to) return;
+    if (out.n <= PIECE)
+        write(to, 0, out.n, out.direct && out.past, f);
+    else
+        emit_pieces(to, out.n, out.direct && out.past, out.direct ? team : Team{nullptr}, f);
+    if (!out.direct) deliver(out, (const C *)to);
 }
 
 // The same of f that reads of e its i-th vector alone: e then takes the results.
 template <class C, class F>
-inline void emit_over(const Sink<C> &out, C *e, F f) {
-    if (out.direct) return write(out.direct, 0, out.n, out.past, f);
-    write(e, 0, out.n, false, f);
-    deliver(out, e);
+ANYMAX_INLINE void emit_over(const Sink<C> &out, C *e, F f) {
+    C *const to = out.direct ? out.direct : e;
+    write(to, 0, out.n, out.direct && out.past, f);
+    if (!out.direct) deliver(out, (const C *)to);
 }
 
 // exp(x - high) * factor as a row.
@@ -175,7 +181,7 @@ inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarith
     const vec<C> high = splat(s.top);
     if (logarithm) {
         const vec<C> l = splat((C)::log(s.z));
-        emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return (load_or(x, i, n, C(0)) - high) - l; });
+        emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return (load_or(x, i, n, C(0)) - high) - l; });
     } else {
         exp_row(x, s.top, (C)(1.0 / s.z), out, scratch, team);
     }

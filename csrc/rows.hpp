@@ -69,6 +69,8 @@ template <class F>
 void pieces_task(int64_t begin, int64_t end, void *context) {
     for (int64_t k = begin; k < end; k++) (*(F *)context)(k);
 }
+// In the place of a team.
+inline int alone(int64_t begin, int64_t end, int64_t, anymax_task task, void *context) { return task(begin, end, context), 0; }
 // f(k, begin, end) for every piece [begin, end) of [0, n).
 template <class F>
 ANYMAX_INLINE void pieces(const Team &team, int64_t n, F f) {

@@ -417,7 +417,7 @@ static void log_row(const anymax_call &call, double param, const C *x, const Sin
         C *e = scratch.take<C>(EXTRA, n);
         if (!e) return;
         const vec<C> l = splat((C)::log(weight_sum(x, n, u, e)));
-        return emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH {
+        return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
             vec<C> v = load_or(x, i, n, C(0));
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
         });
@@ -444,7 +444,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
     }
     const vec<C> total = splat((C)sum(wide));
     const bool sigmoid = call.map == ANYMAX_SIGSOFTMAX;
-    emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH {
+    emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
         vec<C> d = h - exp(l) * total;
         if (sigmoid) {
@@ -613,7 +613,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
     else
         perturb_probabilities(call, x, n, p, nullptr, scratch);
     const C own = p[t];
-    emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return load_or(p, i, n, C(0)) * scale; });
+    emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(p, i, n, C(0)) * scale; });
     put(out, t, (own - C(1)) * scale);
 }
 
@@ -636,7 +636,7 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
         perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
-        return emit(out, scratch, team, [&](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
+        return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
     const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param, sizeof(C) == 4);
     if (call.support.count && call.support.count[row] >= 0) {
