@@ -40,7 +40,7 @@ FAULTS = (
     Fault("mappings/softmax.py", "finish(y - xp.log(z), keep, poisoned, xp, masked=-math.inf)", "finish(y - xp.log(z), keep, poisoned, xp)",
           "law_poison law_simplex law_arrays losses"),
     Fault("mappings/softmax.py", "others = total(counts(tied, xp), xp) - 1", "others = total(counts(tied, xp), xp)", "law_loss losses"),
-    Fault("mappings/sparsemax.py", "return 0.5 * q * (q - 1.0)", "return 0.5 * q * q", "law_loss losses law_kkt"),
+    Fault("mappings/sparsemax.py", "return 0.5 * q * (q - 1.0)", "return 0.25 * q * (q - 1.0)", "law_loss losses law_kkt"),
     Fault("mappings/sparsemax.py", "xp.where(positive(p), xp.ones_like(p)", "xp.where(p >= 0, xp.ones_like(p)", LAWS),
     Fault("mappings/entmax.py", "return q ** (self._c(q, xp) - 1.0)", "return q ** self._c(q, xp)", LAWS + " torch"),
     Fault("mappings/entmax.py", "** (1.0 - c), xp.zeros_like(p))\n\n    def omega_terms", "** (1.0 + c), xp.zeros_like(p))\n\n    def omega_terms", LAWS),
