@@ -326,7 +326,9 @@ class Separable(Mapping):
             reachable = (count > 0) & (rank <= last)
             anchor = take(ordered, xp.where(rank < last, rank, last), xp)
             anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
-            one = xp.where(each < mass, each, mass * xp.ones_like(each))  # no class has more than the mass, which may be tiny
+            one = xp.where(
+                each < mass, each, mass * xp.ones_like(each)
+            )  # no class has more than the mass, which may be tiny
             end, edge = self.slope(one, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
         else:
             most = most * xp.ones_like(x)
