@@ -16,6 +16,7 @@ static Batch *batch_memory(Scratch &scratch) {
 
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
 void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+    if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
     const bool direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
@@ -62,6 +63,7 @@ void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past,
 
 // ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
 void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+    if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
     Batch *const memory = batch_memory(scratch);
