@@ -479,7 +479,7 @@ def test_what_is_refused():
     assert xla.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, index_loss_grad, not loss"
     assert xla.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
     assert "no kernel for ratio" in xla.refuse("forward", Ratio.sigmoid(), x)
-    assert "order 64, not 66" in xla.refuse("forward", Taylor(66), x)
+    assert "taylor from 2 to 64, not 66" in xla.refuse("forward", Taylor(66), x)
     assert "not float8_e4m3fn" in xla.refuse("forward", Sparsemax(), x.astype("float8_e4m3fn"))
     assert xla.refuse("forward", Sparsemax(), x) is None
     assert A.choose("forward", Sparsemax(), x) is A.choose("vjp", Sparsemax(), x) is xla

@@ -20,6 +20,7 @@ def write(folder: Path, pictures: bool = True) -> None:
         "verdicts": evidence.verdicts(),
         "evidence-toc": evidence.contents(),
         "performance-short": measured.short(),
+        "performance-gpu": measured.gpu(),
         "performance-pictures": measured.pictures(folder) if pictures else "",
     }
     for name, body in parts.items():

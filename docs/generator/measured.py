@@ -159,6 +159,29 @@ def short() -> str:
     return text.table(head, rows, (1, 2, 3, 4, 5)) + "\n\n" + costs()
 
 
+def gpu() -> str:
+    """Of the newest run on a GPU: shares of copy speed and ratios, a row a map and shape, a column a pass; attention beside its peers."""
+    found = [run for run in runs() if any(r["group"].startswith("gpu") for r in run.readings)]
+    run = max(found, key=lambda run: run.facts["date"], default=None)
+    if run is None:
+        return "No benchmark on a GPU has been saved yet."
+    rows, attention = [], []
+    for r in run.readings:
+        if not r.get("ratio"):
+            continue
+        name = f"`{r['name'].replace(' normal', '').replace('local ', '')}`"
+        if r["group"] in ("gpu attention", "gpu decoding"):
+            attention.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), f"{1 / r['ratio']:.2f}"))
+        elif r["peer"] != "copy" and r.get("of_copy") and "compile" not in r["peer"]:
+            what = r["group"].removeprefix("gpu ")
+            rows.append((what, name, ms(r["ours_ms"]), f"{r['of_copy']:.0%}", f"`{r['peer']}`", f"{1 / r['ratio']:.2f}"))
+    head = ("", "case", "ms", "of copy speed", "against", "times as fast")
+    parts = [text.table(head, rows, (2, 3, 5))] if rows else []
+    if attention:
+        parts.append(text.table(("attention, causal", "ms", "against", "ms", "times as fast"), attention, (1, 3, 4)))
+    return "\n\n".join([*parts, f"{run.machine}. Calls in CUDA graphs, over buffers larger than the L2 cache."])
+
+
 def pictures(folder: Path) -> str:
     """A picture of the ratios of each run that has any; the Markdown that shows them."""
     from anymax import plot
