@@ -26,7 +26,7 @@ PUBLIC = """
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
-    choose explain explain_attention use __version__
+    choose explain explain_attention use warm_up __version__
 """.split()
 TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
 
@@ -177,6 +177,8 @@ def test_the_sources_of_the_library_are_shipped():
 def test_cmake_names_every_source_and_no_other():
     cmake = read("CMakeLists.txt")
     named = set(re.findall(r"(?:csrc|cmake)/\w+\.cpp", cmake))
+    assert 'csrc/unit*.cpp"' in cmake, "the families of a unit, by their name"
+    named |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").glob("unit*.cpp")}
     assert named == {
         path.relative_to(ROOT).as_posix() for folder in ("csrc", "cmake") for path in (ROOT / folder).glob("*.cpp")
     }
