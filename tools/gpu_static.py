@@ -190,8 +190,11 @@ class Figures:
         outside = self.instructions - sum(loop.instructions for loop in self.loops)
         total = float(outside)
         for loop in self.loops:
-            around = [o for o in self.loops if o is not loop and o.start <= loop.start and o.end >= loop.end]
-            times = math.prod(SOLVER_TURNS for o in around if not o.tiles) * (tiles if loop.tiles else SOLVER_TURNS)
+            # what the compiler has cut into more loops than two, one in the other, does not run the more often
+            around = sum(
+                o is not loop and not o.tiles and o.start <= loop.start and loop.end <= o.end for o in self.loops
+            )
+            times = SOLVER_TURNS ** min(around, 1) * (tiles if loop.tiles else SOLVER_TURNS)
             total += loop.instructions * times
         return total
 
@@ -222,18 +225,19 @@ def figures(made: Any, target: str) -> Figures:
             code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*", "", line))
     while code and re.match(r"(NOP|BRA `?\(?\.L_x_\d+\)?)", code[-1]):
         code.pop()
-    spans = []
+    ends: dict[int, int] = {}  # several branches back to one label are one loop
     for i, line in enumerate(code):
         match = re.search(r"\bBRA\b.*?(\.L_\w+)", line)
         if match and labels.get(match[1], i + 1) <= i and labels[match[1]] != i:
-            spans.append((labels[match[1]], i + 1))
+            ends[labels[match[1]]] = i + 1
+    spans = set(ends.items())
     loops = []
-    for begin, end in sorted(set(spans)):
-        inside = [(b, e) for b, e in set(spans) if (b, e) != (begin, end) and begin <= b and e <= end]
+    for begin, end in sorted(spans):
+        inside = [(b, e) for b, e in spans if (b, e) != (begin, end) and begin <= b and e <= end]
         own = [c for i, c in enumerate(code[begin:end], begin) if not any(b <= i < e for b, e in inside)]
         loops.append(
             Loop(
-                begin, end, sum(b <= begin and end <= e for b, e in set(spans)), len(own), _count(_FP64, own),
+                begin, end, sum(b <= begin and end <= e for b, e in spans), len(own), _count(_FP64, own),
                 _count(r"\bLDG", own), bool(inside),
             )
         )  # fmt: skip
