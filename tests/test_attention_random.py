@@ -223,6 +223,7 @@ def test_torch(seed, implementation, monkeypatch):
                 near(d, grads[key], 4 * tolerance, key)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "torch"])
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_other_arrays(seed, kind):

@@ -395,6 +395,7 @@ def test_a_terminal_without_unicode(tmp_path):
     assert program("inventory", cwd=tmp_path, PYTHONUTF8="0", PYTHONIOENCODING="ascii", LC_ALL="C").returncode == 0
 
 
+@pytest.mark.whole
 @needs_tour
 def test_tour_from_end_to_end(tmp_path):
     done = program("tour", "--quick", "--out", "pictures", cwd=tmp_path, COLUMNS="100")

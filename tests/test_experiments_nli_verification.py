@@ -69,7 +69,7 @@ def test_drawings():
     assert turned.characters[6 + 1] != one.characters[1]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("name", verification.METHODS)
 def test_every_loss_trains(name):
     """Four characters of very few drawings: after training, drawings of one character are nearer than those of two."""
@@ -170,7 +170,7 @@ def test_measure_counts_real_words_only(model):
     assert np.isnan(_entailment.measure(made(model, "none"), VOCABULARY, PAIRS).zeros)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @pytest.mark.parametrize("model", MODELS)
 def test_training_keeps_the_best_epoch_and_learns_alpha(model):
     """The held-out pairs have the labels that training contradicts, so that the best epoch is not the last."""

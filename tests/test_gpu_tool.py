@@ -51,6 +51,7 @@ def test_a_dry_run_leaves_a_line_for_each_case_and_goes_on_where_it_stopped(tmp_
     assert "# bench: 0 cases" in again
 
 
+@pytest.mark.whole
 def test_tests_run_in_pieces(tmp_path):
     _, lines = called(tmp_path, "--stages", "parity", "--only", "test_logsumexp")
     (line,) = lines

@@ -169,7 +169,7 @@ def test_sinks_are_those_of_the_model():
         torch.testing.assert_close(ours(**given).logits[real], plain(**given).logits[real], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "taylor"])
 @pytest.mark.parametrize("model", [m for m in MODELS if m not in ("bert", "gpt_oss")])
 def test_generation_with_a_cache_token_for_token(model, name):
@@ -254,6 +254,7 @@ def test_a_prompt_in_pieces():
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole)
 
 
+@pytest.mark.whole
 def test_compile_and_half_precision():
     model, given = "llama", inputs("llama")
     ours = build(model, "anymax_entmax15")

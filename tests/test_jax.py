@@ -118,6 +118,7 @@ def test_gradient_in_alpha(x64):
         np.testing.assert_allclose(g(jnp.asarray(alpha)), want, atol=1e-7)
 
 
+@pytest.mark.whole
 def test_gradient_in_an_alpha_for_each_row(x64):
     x = jnp.asarray(X)
     alpha = jnp.asarray([[1.0], [1.5], [3.0]])

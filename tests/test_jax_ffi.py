@@ -198,6 +198,7 @@ def test_the_hessian_is_a_difference_of_gradients():
             np.testing.assert_allclose(got, np.stack(want), atol=1e-6)
 
 
+@pytest.mark.whole
 @needs_library
 def test_parameters_one_a_row():
     """Values by the kernels, for each row its own; the gradient in the parameter, and the mixed second derivative."""
@@ -301,6 +302,7 @@ def test_options_of_losses_of_class_indices():
         assert xla._TARGET not in f.lower(jnp.asarray(x), jnp.asarray(t)).as_text()
 
 
+@pytest.mark.whole
 @needs_library
 def test_the_loss_of_class_indices_in_a_parameter():
     with jax.enable_x64(True):

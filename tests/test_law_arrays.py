@@ -35,6 +35,7 @@ def test_axes(case):
     laws.axes(case.apply)
 
 
+@pytest.mark.thin(4)
 @each_first
 @every_kind
 def test_several_axes_are_one_row(case, kind):

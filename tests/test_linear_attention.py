@@ -53,7 +53,7 @@ def test_features_are_the_polynomial(d, kind):
     np.testing.assert_allclose(back(linear.taylor_features(make(q[0]))), phi[0], atol=1e-6)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(6)
 @every_kind
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(9, 9), (5, 11), (11, 5), (1, 7), (7, 1)])
@@ -95,6 +95,7 @@ def test_without_heads_and_without_keys():
     assert linear_attention(q[:0], k, v, is_causal=True).shape == (0, 3)
 
 
+@pytest.mark.thin(4)
 @every_kind
 def test_a_state_decodes_token_by_token(kind, chunk):
     make = KINDS[kind]

@@ -134,6 +134,7 @@ def test_threads_never_share():
     assert not wrong
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_results_stay_what_they_are_while_others_come_and_go(kind, dtype):

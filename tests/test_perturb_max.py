@@ -170,6 +170,7 @@ def test_log_cdf_and_hazard(noise):
 # -- derivatives and the potential -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("noise", ALL)
 def test_derivatives_torch(noise):
     x = torch.tensor(np.stack([ROW, 0.4 * ROW[::-1]]), requires_grad=True)

@@ -119,7 +119,7 @@ def test_dynamic_shapes(name):
     assert frames["total"] <= 2  # no graph for each shape
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @few
 def test_compiled_transforms(name):
     f, x, v = of(name), scores(3), scores(4)
@@ -196,7 +196,7 @@ class Model(torch.nn.Module):
         return self.head(self.layer(x))
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -210,7 +210,7 @@ def test_export(name):
     ]  # plain operations only
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["sparsemax", "entmax1.5", "taylor"])
 def test_strict_export(name):
     model, x = Model(MAPS[name]).eval(), scores(9, (3, 5))
@@ -256,7 +256,7 @@ CALLS = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(10)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):

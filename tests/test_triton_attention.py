@@ -23,7 +23,7 @@ WORDS = {  # of the names in attention_triton.py: one process each
     "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
     "parts": "keys_in_parts",
 }
-BRIEF = "a_map and not keys_in_parts or keys_in_parts_with_a_map and budget or test_dropout"
+BRIEF = "a_map and (sparsemax or budgets) and not keys_in_parts or keys_in_parts_with_a_map and budgets"
 GROUPS = grouped(WORDS, BRIEF)
 
 
