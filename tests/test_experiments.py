@@ -79,7 +79,7 @@ def check_picture(path):
     assert (pixels.min(axis=1) < 0.9).mean() > 0.005
 
 
-@pytest.mark.whole(lambda name: name != "finetune")
+@pytest.mark.whole
 @pytest.mark.parametrize("name", experiments.NAMES)
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("ANYMAX_DATA", raising=False)

@@ -218,6 +218,7 @@ def test_strict_export(name):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
 )
