@@ -174,7 +174,9 @@ def gpu() -> str:
             attention.append((name, ms(r["ours_ms"]), r["peer"], ms(r["peer_ms"]), f"{1 / r['ratio']:.2f}"))
         elif r["peer"] != "copy" and r.get("of_copy") and "compile" not in r["peer"]:
             what = r["group"].removeprefix("gpu ")
-            rows.append((what, name, ms(r["ours_ms"]), f"{r['of_copy']:.0%}", f"`{r['peer']}`", f"{1 / r['ratio']:.2f}"))
+            rows.append(
+                (what, name, ms(r["ours_ms"]), f"{r['of_copy']:.0%}", f"`{r['peer']}`", f"{1 / r['ratio']:.2f}")
+            )
     head = ("", "case", "ms", "of copy speed", "against", "times as fast")
     parts = [text.table(head, rows, (2, 3, 5))] if rows else []
     if attention:
