@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import subprocess
 import sys
@@ -18,6 +17,12 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax import kernels
 from anymax.kernels import triton as engine
+
+ROOT = str(Path(__file__).parents[1])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)  # tools are no part of the package
+from tools import gpu_static
+from tools.gpu_static import KERNELS, Recorder, compiled
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
 
@@ -67,57 +72,7 @@ def test_interpreted(group):
 
 # -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
 
-TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
-POINTERS = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float64: "fp64",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-}
-
-
-class Recorder:
-    """In the place of a kernel: remembers with what it was launched."""
-
-    def __init__(self, kernel, calls):
-        self.kernel, self.calls = kernel, calls
-
-    def __getitem__(self, grid):
-        assert all(isinstance(side, int) and side > 0 for side in grid)
-        return lambda *args, **options: self.calls.append((self.kernel, args, options))
-
-
-def compiled(target, kernel, args, options):
-    """What the runtime would compile for this launch on that device."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    options = dict(options)
-    compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
-    names = list(inspect.signature(kernel.fn).parameters)
-    assert set(names) == {*names[: len(args)], *options}
-    signature, constants, hints = {}, {}, {}
-    for i, name in enumerate(names):
-        value = args[i] if i < len(args) else options[name]
-        if i >= len(args) or (isinstance(value, int) and value == 1):
-            signature[name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name], hints[(i,)] = "*" + POINTERS[value.dtype], [["tt.divisibility", 16]]
-        elif isinstance(value, int):
-            signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
-                hints[(i,)] = [["tt.divisibility", 16]]
-        else:
-            assert isinstance(value, float), (name, value)
-            signature[name] = "fp32"
-    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=compiler)
+TARGETS = ("sm_80", "sm_90", "gfx942")
 
 
 MAPS = {
@@ -129,24 +84,11 @@ MAPS = {
 }  # fmt: skip
 
 
-KERNELS = (
-    "separable_rows",
-    "truncated_rows",
-    "dense_rows",
-    "perturb_rows",
-    "backward_rows",
-    "survey_parts",
-    "dense_parts",
-)
-
-
-def recorded(monkeypatch):
-    """The launches from here on, in place of which nothing happens."""
-    launch = engine.load()
-    calls = []
-    for name in KERNELS:
-        kernel = getattr(launch, name)
-        monkeypatch.setattr(launch, name, Recorder(kernel.kernel if isinstance(kernel, Recorder) else kernel, calls))
+def recorded(monkeypatch, module=None, names=KERNELS["launch"]):
+    """The launches of these kernels from here on, in place of which nothing happens."""
+    module, calls = module or engine.load(), []
+    for name in names:
+        monkeypatch.setattr(module, name, Recorder(getattr(module, name), calls))
     return calls
 
 
@@ -186,7 +128,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    wave = TARGETS[target][2]
+    wave = gpu_static.TARGETS[target][2]
     monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
     n, dtype = {"sm_80": (1000, torch.float16), "sm_90": (131_072, torch.bfloat16), "gfx942": (8192, torch.float32)}[
@@ -206,18 +148,18 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
-    assert any(options.get("PARTS", 0) > 0 for _, _, options in calls)
+    assert any(one.options.get("PARTS", 0) > 0 for one in calls)
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
 
 
 def compile_all(calls, target, most=900_000):
     assert len(calls) >= 2
-    for kernel, args, options in calls:
-        made = compiled(target, kernel.kernel if isinstance(kernel, Recorder) else kernel, args, options)
+    for one in calls:
+        made = compiled(target, one)
         binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
         assert len(binary) > 1000
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
-        assert len(made.asm.get("ptx", "")) < most, options
+        assert len(made.asm.get("ptx", "")) < most, one.options
         assert made.metadata.shared <= 64 * 1024
 
 
@@ -226,7 +168,7 @@ def compile_all(calls, target, most=900_000):
 @pytest.mark.parametrize("n", [70, 40_000])
 def test_warm_up_makes_every_call(name, n, monkeypatch):
     def kinds(calls):
-        return {(kernel.fn.__name__, repr(sorted(options.items()))) for kernel, _, options in calls}
+        return {(one.name, repr(sorted(one.options.items()))) for one in calls}
 
     if not hasattr(engine.load().dense_rows, "fn"):
         pytest.skip("the interpreter has replaced the compiler")

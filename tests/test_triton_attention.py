@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_triton import Recorder, compiled, grouped, interpreted
+from test_triton import compiled, grouped, interpreted, recorded
 
 from anymax.kernels import triton as engine
 from anymax.kernels.triton import plans
@@ -39,21 +39,11 @@ def test_interpreted(group):
 KERNELS = ("attention_centres", "attention_forward", "attention_queries", "attention_keys", "attention_bias")
 
 
-def recorded(monkeypatch, names):
-    """The list that all launches of these kernels go to."""
-    from anymax.kernels.triton import attention
-
-    calls = []
-    for name in names:
-        monkeypatch.setattr(attention, name, Recorder(getattr(attention, name), calls))
-    return calls
-
-
 def launches(monkeypatch, job, dtype, d, e, arrays):
     """Every launch of a forward and a backward of this call."""
     from anymax.kernels.triton import attention
 
-    calls = recorded(monkeypatch, KERNELS)
+    calls = recorded(monkeypatch, attention, KERNELS)
     q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, 4, 256, d), (1, 2, 512, d), (1, 2, 512, e)))
     wants = {"q", "k", "v"} | {n for n, a in arrays.items() if a.is_floating_point()}
     out, saved = attention.forward(job, q, k, v, arrays, True)
@@ -101,16 +91,14 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
     monkeypatch.setattr(attention, "SKIPPED", 0)
     job = job_of(link, power, param, full)
     calls = launches(monkeypatch, job, dtype, d, d, everything(link) if full else {})
-    names = [kernel.fn.__name__ for kernel, _, _ in calls]
+    names = [one.name for one in calls]
     assert {"attention_forward", "attention_queries", "attention_keys"} <= set(names)
     assert names.count("attention_bias") == (2 if full else 0)
     assert ("attention_centres" in names) == (not full and link != "budget")
-    for kernel, args, options in calls:
-        made = check(
-            target, kernel, args, options, 1_000_000 if full or link == "any" or dtype.itemsize == 4 else 600_000
-        )
+    for one in calls:
+        made = check(target, one, 1_000_000 if full or link == "any" or dtype.itemsize == 4 else 600_000)
         if name in SPILLED:
-            assert spilled(made, tmp_path) <= SPILLED[name], kernel.fn.__name__
+            assert spilled(made, tmp_path) <= SPILLED[name], one.name
 
 
 # name -> link, power, alpha - 1, dtype, features, queries, with everything, targets
@@ -141,16 +129,16 @@ def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path
     link, power, param, dtype, d, rows, full, _ = SPLIT_FORMS[name]
     plan = plans.split(d, dtype.itemsize, 2, 2, rows, 4096, 132, target == "gfx942", link == "softmax")
     monkeypatch.setattr(plans, "forced_split", [plan])
-    calls = recorded(monkeypatch, SPLIT_KERNELS)
+    calls = recorded(monkeypatch, attention, SPLIT_KERNELS)
     heads, shared = (4, 2) if full or link != "softmax" else (1, 1)  # sizes of 1 are constants to the compiler
     q, k, v = (torch.zeros(s, dtype=dtype) for s in ((1, heads, rows, d), (1, shared, 4096, d), (1, shared, 4096, d)))
     attention.forward(job_of(link, power, param, full), q, k, v, everything(link, rows, 4096) if full else {}, False)
-    names = [kernel.fn.__name__ for kernel, _, _ in calls]
+    names = [one.name for one in calls]
     assert names == [n for n in SPLIT_KERNELS if link != "softmax" or n in ("attention_parts", "attention_merge")]
-    for kernel, args, options in calls:
-        made = check(target, kernel, args, options, 400_000)
+    for one in calls:
+        made = check(target, one, 400_000)
         if target != "gfx942":
-            assert spilled(made, tmp_path) <= 64, kernel.fn.__name__
+            assert spilled(made, tmp_path) <= 64, one.name
 
 
 def test_what_is_measured_on_a_gpu_has_a_title():
@@ -213,10 +201,10 @@ def spilled(made, folder):
     return int(re.search(r"STACK:(\d+)", said)[1])
 
 
-def check(target, kernel, args, options, longest):
+def check(target, one, longest):
     """It compiles, is no monster, and fits the memory that the device has for a program."""
-    made = compiled(target, kernel, args, options)
+    made = compiled(target, one)
     assert len(made.asm["hsaco" if target == "gfx942" else "cubin"]) > 1000
-    assert len(made.asm.get("ptx", "")) < longest, options
-    assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, options
+    assert len(made.asm.get("ptx", "")) < longest, one.options
+    assert made.metadata.shared <= {"sm_80": 163, "sm_90": 227, "gfx942": 64}[target] * 1024, one.options
     return made

@@ -79,8 +79,8 @@ class Recorder:
     """In the place of a kernel: remembers with what it was launched."""
 
     def __init__(self, kernel: Any, launches: list[Launch]) -> None:
-        self.kernel, self.launches = kernel, launches
-        self.fn = kernel.fn
+        self.kernel: Any = kernel.kernel if isinstance(kernel, Recorder) else kernel
+        self.launches, self.fn = launches, kernel.fn
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         assert all(isinstance(side, int) and side > 0 for side in grid)

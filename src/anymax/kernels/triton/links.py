@@ -69,26 +69,36 @@ def bend(top, z, c, r):
 
 
 @triton.jit
+def whole_power(u, P: tl.constexpr):
+    """(u^P, u^(P-1)) for u >= 0; P is 1, 2, 3 or 4."""
+    if P == 1:
+        rate = tl.where(u > 0.0, 1.0, 0.0)
+        value = u
+    elif P == 2:
+        rate = u
+        value = u * u
+    elif P == 3:
+        rate = u * u
+        value = rate * u
+    else:
+        rate = u * u * u
+        value = rate * u
+    return value, rate
+
+
+@triton.jit
+def capped(u):
+    """(u between 0 and 1, 1 where it is within)."""
+    return tl.minimum(tl.maximum(u, 0.0), 1.0), tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
+
+
+@triton.jit
 def terms(x, top, a, b, c, d, LINK: tl.constexpr, R: tl.constexpr):
     """(value, rate) of a tile; a, b, c, d are those of `ground` or `bend`."""
     if LINK == "power":
-        u = tl.maximum((x - a) * (1.0 / R) + b, 0.0)
-        if R == 1:
-            rate = tl.where(u > 0.0, 1.0, 0.0)
-            value = u
-        elif R == 2:
-            rate = u
-            value = u * u
-        elif R == 3:
-            rate = u * u
-            value = rate * u
-        else:
-            rate = u * u * u
-            value = rate * u
+        value, rate = whole_power(tl.maximum((x - a) * (1.0 / R) + b, 0.0), R)
     elif LINK == "budget":
-        u = (x - a) + b
-        value = tl.minimum(tl.maximum(u, 0.0), 1.0)
-        rate = tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
+        value, rate = capped((x - a) + b)
     elif LINK == "edge":
         u = (x - a) + b
         value = power(u, c)
@@ -127,23 +137,9 @@ def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.const
         value = power(u, r)
         rate = power(u, r - 1.0)
     elif LINK == "budget":
-        u = (x - a) + b
-        value = tl.minimum(tl.maximum(u, 0.0), 1.0)
-        rate = tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
+        value, rate = capped((x - a) + b)
     else:
-        u = tl.maximum((x - a) * SLOPE + b, 0.0)
-        if P == 1:
-            value = u
-            rate = tl.where(u > 0.0, 1.0, 0.0)
-        elif P == 2:
-            value = u * u
-            rate = u
-        elif P == 3:
-            rate = u * u
-            value = rate * u
-        else:
-            rate = u * u * u
-            value = rate * u
+        value, rate = whole_power(tl.maximum((x - a) * SLOPE + b, 0.0), P)
     return value, rate
 
 
