@@ -374,7 +374,7 @@ class PerturbMax(Mapping):
         ends = _first(xp.sort(xp.concat(all_edges, axis=-1), axis=-1), xp)[..., None]  # [panels + 1, ..., 1]
         left, right = (xp.repeat(a, _PANEL, axis=0) for a in (ends[:-1, ...], ends[1:, ...]))
         panels = ends.shape[0] - 1
-        t, w, *polynomials = (_tile(constant(a, z, xp), panels, z.ndim, xp) for a in _GAUSS)
+        t, w, *polynomials = (_tile(constant(a, z, xp), panels, z.ndim, xp) for a in _panel_nodes())
         half = 0.5 * (right - left)
         return Rule(left + half * (1.0 + t), half * w, (left, right, *polynomials))
 
@@ -546,6 +546,13 @@ def _tile(a: Array, panels: int, ndim: int, xp: Namespace) -> Array:
     return xp.reshape(many, (*shape, panels * _PANEL, *(1,) * ndim))
 
 
+def _panel_nodes() -> tuple[Any, ...]:
+    """Those of `_gauss`."""
+    if not _GAUSS:
+        _GAUSS.append(_gauss())
+    return _GAUSS[0]
+
+
 def _gauss() -> tuple[Any, ...]:
     """Nodes and weights of Gauss and Legendre on [-1, 1]; by power, the integrals from -1 to t of the nodes' Lagrange
     polynomials and those polynomials themselves, both over the weights."""
@@ -555,4 +562,4 @@ def _gauss() -> tuple[Any, ...]:
     return tuple(a.tolist() for a in (nodes, weights, integrals, values))
 
 
-_GAUSS = _gauss()
+_GAUSS: list[tuple[Any, ...]] = []  # made at the first use: numpy.polynomial is slow to import
