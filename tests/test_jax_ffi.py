@@ -120,7 +120,7 @@ def claims():
 
 
 def test_the_declarations_are_xlas(tmp_path):
-    header = Path(__file__).parents[1] / "csrc" / "xla_ffi_abi.h"
+    header = Path(__file__).parents[1] / "csrc" / "doors" / "xla_ffi_abi.h"
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     include = Path(jax.ffi.include_dir())
     if compiler is None or not header.exists() or not (include / "xla/ffi/api/c_api.h").exists():

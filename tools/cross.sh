@@ -25,7 +25,7 @@ fi
 
 # The flags are those of CMakeLists.txt, the names to export those of the header.
 flags_of() { sed -n "s/^set(ANYMAX_FLAGS$1 \(.*\))$/\1/p" "$root/CMakeLists.txt"; }
-common="-std=c++17 $(flags_of '') -fno-exceptions -fno-rtti -fvisibility=hidden -Wall -Wno-deprecated-altivec-src-compat"
+common="-std=c++17 $(flags_of '') -fno-exceptions -fno-rtti -fvisibility=hidden -I $root/csrc -Wall -Wno-deprecated-altivec-src-compat"
 names=$(sed -n 's/^ANYMAX_API .*\(anymax_[a-z_]*\)(.*/\1/p' "$root/csrc/anymax.h")
 
 # build TARGET TRIPLE UNITS [FLAGS]: the objects, in $out/TARGET
@@ -36,15 +36,15 @@ build() {
     mkdir -p "$out/$target"
     for unit in $units; do
         have="$have -DANYMAX_HAVE_${unit^^}=1"
-        for file in "$root"/csrc/unit*.cpp; do
+        for file in "$root"/csrc/units/*.cpp; do
             "${zig[@]}" c++ -target "$triple" $common $flags $(flags_of "_${unit^^}") -DANYMAX_UNIT="$unit" \
                 -c "$file" -o "$out/$target/$(basename "$file" .cpp)_on_$unit.o"
         done
     done
-    for file in "$root"/csrc/*.cpp; do
+    for file in "$root"/csrc/doors/*.cpp; do
         file=$(basename "$file" .cpp)
-        [[ "$file" == unit* ]] || [[ "$file $flags" == xla_ffi*ANYMAX_NO_THREADS* ]] && continue
-        "${zig[@]}" c++ -target "$triple" $common $flags $have -c "$root/csrc/$file.cpp" -o "$out/$target/$file.o"
+        [[ "$file $flags" == xla_ffi*ANYMAX_NO_THREADS* ]] && continue
+        "${zig[@]}" c++ -target "$triple" $common $flags $have -c "$root/csrc/doors/$file.cpp" -o "$out/$target/$file.o"
     done
 }
 
@@ -52,7 +52,7 @@ build() {
 apart() {
     local object unit shared
     command -v nm >/dev/null || return 0
-    for object in "$out/$1"/unit*_on_*.o; do
+    for object in "$out/$1"/*_on_*.o; do
         unit=$(basename "$object" .o)
         unit=${unit##*_on_}
         shared=$(nm "$object" 2>/dev/null | awk '$2 ~ /^[WVu]$/ { print $3 }' | grep -v "${#unit}$unit" || true)

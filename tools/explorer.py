@@ -26,7 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CSRC, PAGE = ROOT / "csrc", ROOT / "src" / "anymax" / "explorer"
 INDEX = PAGE / "index.html"
-UNITS = (*sorted(p.name for p in CSRC.glob("unit*.cpp")), "abi.cpp", "pool.cpp", "wasm/explorer.cpp")
+UNITS = (
+    *sorted(f"units/{p.name}" for p in CSRC.glob("units/*.cpp")),
+    "doors/abi.cpp",
+    "doors/pool.cpp",
+    "wasm/explorer.cpp",
+)
 NOT_COMPILED = ("python.cpp", "xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
 STYLES = ("style.css",)
 MODULES = (
@@ -113,7 +118,17 @@ def compile_kernels() -> bytes:
         objects = []
         for unit in UNITS:
             objects.append(f"{folder}/{Path(unit).stem}.o")
-            run(*clang, "--target=wasm32-wasi", *flags().split(), *defines, "-c", str(CSRC / unit), "-o", objects[-1])
+            run(
+                *clang,
+                "--target=wasm32-wasi",
+                *flags().split(),
+                f"-I{CSRC}",
+                *defines,
+                "-c",
+                str(CSRC / unit),
+                "-o",
+                objects[-1],
+            )
         result = f"{folder}/anymax.wasm"
         exports = [f"-Wl,--export={name}" for name in ("malloc", "free", *exported())]
         linked = ["-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--gc-sections", "-Wl,--strip-all"]

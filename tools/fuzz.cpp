@@ -28,9 +28,9 @@
 #include <thread>
 #include <vector>
 
-#include "pool.h"
-#include "unit.h"
-#include "xla_ffi_abi.h"
+#include "doors/pool.h"
+#include "core/unit.h"
+#include "doors/xla_ffi_abi.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>

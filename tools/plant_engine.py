@@ -26,71 +26,71 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = (
     (
         "entmax 4/3",
-        "csrc/links.hpp",
+        "csrc/links/powers.hpp",
         "(s0 - s0 / ::cbrt(s0)) / s1",
         "(s0 - s0 / sqrt(s0)) / s1",
         "test_native.py test_law_kkt.py",
     ),
     (
         "entmax near 1",
-        "csrc/links.hpp",
+        "csrc/links/powers.hpp",
         "return near ? -1.0 / slope - level : -level / slope; }\n    double floor",
         "return near ? -1.0 / slope + level : -level / slope; }\n    double floor",
         "test_native.py",
     ),
     (
         "class cap of budget",
-        "csrc/unit.cpp",
+        "csrc/units/rows.cpp",
         "y[i] = t <= 0.0 ? 0.0 : t >= 1.0 ? 1.0 : t;",
         "y[i] = t <= 0.0 ? 0.0 : t;",
         "test_native.py",
     ),
     (
         "the rest of a row",
-        "csrc/sparse.hpp",
+        "csrc/shapes/sparse.hpp",
         "for (; i < n && at <= limit; i += W) {",
         "for (; i + W <= n && at <= limit; i += W) {",
         "test_native.py",
     ),
     (
         "exponent of budget's weights",
-        "csrc/backward.hpp",
+        "csrc/shapes/backward.hpp",
         "F == BELOW && p[j] >= C(1)",
         "F == BELOW && p[j] > C(1)",
         "test_native.py",
     ),
     (
         "row stride of a result",
-        "csrc/families.hpp",
+        "csrc/core/families.hpp",
         "(o * v.outer + i * v.inner) * size",
         "(o * v.outer + i) * size",
         "test_native.py",
     ),
-    ("mask", "csrc/unit_tile.cpp", "mask && !mask[k * call.mask.cls]", "mask && !mask[k]", "test_native.py"),
+    ("mask", "csrc/units/tile.cpp", "mask && !mask[k * call.mask.cls]", "mask && !mask[k]", "test_native.py"),
     (
         "loss of a masked target",
-        "csrc/unit.cpp",
+        "csrc/units/rows.cpp",
         "if (aim == -inf64 || !found.any) return inf64;",
         "if (!found.any) return inf64;",
         "test_native.py test_losses.py",
     ),
     (
         "few classes, the target's own",
-        "csrc/few.hpp",
+        "csrc/shapes/few.hpp",
         "(t.any ? others : splat(C(1))) * -scale",
         "(t.any ? others : splat(C(0))) * -scale",
         "test_native.py test_losses.py",
     ),
     (
         "linear attention's causal sums",
-        "csrc/linear.hpp",
+        "csrc/linear/forward.hpp",
         "from = 0, to = keys;",
         "from = 0, to = keys - 1;",
         "test_linear_attention.py",
     ),
     (
         "perturb max's excess",
-        "csrc/perturb.hpp",
+        "csrc/perturb/perturb.hpp",
         "value = (row.high - (double)x[target]) + scale * solver.excess();",
         "value = (row.high - (double)x[target]) + solver.excess();",
         "test_native.py test_perturb_max.py test_losses.py",
@@ -177,18 +177,22 @@ class Library:
             "-fno-exceptions",
             "-fno-rtti",
             "-fvisibility=hidden",
+            f"-I{self.csrc}",
         ]
         self.command = [os.environ.get("CXX", "g++"), *common, f"-DANYMAX_HAVE_{self.unit.upper()}=1"]
         self.of_unit = [*flags[1].split(), f"-DANYMAX_UNIT={self.unit}"]
         self.kept: dict[Path, bytes] = {}
         objects.mkdir()
-        self.compile(list(self.csrc.glob("*.cpp")))
+        self.compile(self.sources())
+
+    def sources(self) -> list[Path]:
+        return [*self.csrc.glob("doors/*.cpp"), *self.csrc.glob("units/*.cpp")]
 
     def compile(self, sources: list[Path]) -> None:
         running = []
         for source in sources:
             target = self.objects / f"{source.stem}.o"
-            own = self.of_unit if source.stem.startswith("unit") else []
+            own = self.of_unit if source.parent.name == "units" else []
             running.append(subprocess.Popen([*self.command, *own, "-c", str(source), "-o", str(target)]))
         codes = [p.wait() for p in running]
         if any(codes):
@@ -197,9 +201,9 @@ class Library:
         subprocess.run([self.command[0], "-shared", "-o", str(self.file), *objects, "-pthread"], check=True)
 
     def build(self, file: str) -> None:
-        name, sources = Path(file).name, []
-        for source in self.csrc.glob("*.cpp"):
-            own = self.of_unit if source.stem.startswith("unit") else []
+        name, sources = file.removeprefix("csrc/"), []
+        for source in self.sources():
+            own = self.of_unit if source.parent.name == "units" else []
             said = subprocess.run(
                 [*self.command, *own, "-MM", str(source)], capture_output=True, text=True, check=True
             ).stdout

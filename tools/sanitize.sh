@@ -61,12 +61,12 @@ compile() {
 }
 {
     for unit in avx512 avx2 baseline neon; do
-        [[ " $units " != *" $unit "* ]] || for file in "$root"/csrc/unit*.cpp; do
+        [[ " $units " != *" $unit "* ]] || for file in "$root"/csrc/units/*.cpp; do
             compile "$(basename "$file" .cpp)_on_$unit.o" "$file" $common $checks -fno-exceptions -fno-rtti $(flags_of "_${unit^^}") "-DANYMAX_UNIT=$unit" -I "$root/csrc"
         done
     done
     for file in abi pool xla_ffi; do
-        compile $file.o "$root/csrc/$file.cpp" $common $checks -fno-exceptions -fno-rtti $have -I "$root/csrc"
+        compile $file.o "$root/csrc/doors/$file.cpp" $common $checks -fno-exceptions -fno-rtti $have -I "$root/csrc"
     done
     # the driver itself would take most of the time under ThreadSanitizer; it shares nothing but atomics
     [ -z "$threads" ] && driver="$checks -fno-sanitize-recover=all" || driver=

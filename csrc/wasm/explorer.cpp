@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../anymax.h"
+#include "anymax.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -2,7 +2,7 @@
 
 Hooks (`torch.autograd.graph.saved_tensors_hooks`) may give back another tensor than they were given, and `x.data = ...` changes one that
 was saved. Kernels read by address, so that everything is looked at first: another floating dtype or other strides are made right, any
-other difference is an error. Whether indices lie within their row is the library's to see (csrc/abi.cpp).
+other difference is an error. Whether indices lie within their row is the library's to see (csrc/doors/abi.cpp).
 """
 
 from __future__ import annotations

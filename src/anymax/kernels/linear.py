@@ -1,4 +1,4 @@
-"""The C++ engine's attention with Taylor softmax of order 2 in linear time (csrc/linear.hpp): NumPy arrays and torch tensors on the CPU."""
+"""The C++ engine's attention with Taylor softmax of order 2 in linear time (csrc/linear/): NumPy arrays and torch tensors on the CPU."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _MAPS = {
     "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
 }  # fmt: skip
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
-# what the library takes of each parameter (csrc/abi.cpp checks it too); beyond, the reference serves
+# what the library takes of each parameter (csrc/doors/abi.cpp checks it too); beyond, the reference serves
 _RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
     "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
     "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
@@ -729,7 +729,7 @@ def _backward(op: int, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
 
 
 def few(mapping: Mapping, n: int) -> bool:
-    """True where the gradient of a loss is as quick to find anew as from what was saved: few classes, one row a lane (csrc/few.hpp)."""
+    """True where the gradient of a loss is as quick to find anew as from what was saved: few classes (csrc/shapes/few.hpp)."""
     link = _link(mapping)
     return n <= 128 and (
         link.kind in ("softmax", "sparsemax") or (link.kind == "entmax" and link.param in (1.0, 1.5, 2.0))

@@ -1,7 +1,7 @@
 """The short way into the C++ engine: builtin functions on plain arrays, made of addresses in the library.
 
 A call of ctypes costs as much as the softmax of a short row: every argument is converted, and before that read from its array by
-Python. The library has the bodies of two builtins instead, which read the arrays themselves (csrc/python.cpp). They are
+Python. The library has the bodies of two builtins instead, which read the arrays themselves (csrc/doors/python.cpp). They are
 compiled without Python's headers: what they need of its stable ABI they are told by address, so that one library serves every Python.
 """
 

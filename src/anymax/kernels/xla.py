@@ -1,6 +1,6 @@
 """The compiled kernels as operations of JAX programs: XLA calls them on CPUs; elsewhere the map's own formula serves.
 
-One primitive. For the CPU it is lowered to the library's FFI handler (`csrc/xla_ffi.cpp`); for other devices, and for
+One primitive. For the CPU it is lowered to the library's FFI handler (`csrc/doors/xla_ffi.cpp`); for other devices, and for
 `jax.export`, whose programs must run where we are not, to the reference engine.
 """
 

@@ -1,11 +1,11 @@
-// The kernels of single rows for one instruction set, and the choice among the families. This and the other unit*.cpp are compiled once for each
+// The kernels of single rows for one instruction set, and the choice among the families. This and the other files of units/ are compiled once for each
 // set, with its own flags and -DANYMAX_UNIT=<name>.
-#include "families.hpp"
+#include "core/families.hpp"
 
-#include "backward.hpp"
-#include "curve.hpp"
-#include "dense.hpp"
-#include "sparse.hpp"
+#include "shapes/backward.hpp"
+#include "links/curve.hpp"
+#include "shapes/dense.hpp"
+#include "shapes/sparse.hpp"
 
 namespace ANYMAX_UNIT {
 

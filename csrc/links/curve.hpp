@@ -1,7 +1,7 @@
 // Entmax of any alpha in (1, 2) and normmax, of floats: the level is found in floats, and one or two passes in doubles finish it.
 #pragma once
 
-#include "rows.hpp"
+#include "core/rows.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,8 +1,8 @@
 // Rows of few classes for one instruction set, one a lane.
-#include "families.hpp"
+#include "core/families.hpp"
 
-#include "few.hpp"
-#include "sparse.hpp"
+#include "shapes/few.hpp"
+#include "shapes/sparse.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -4,11 +4,11 @@
 
 #include <atomic>
 
-#include "pool.h"
-#include "unit.h"
+#include "doors/pool.h"
+#include "core/unit.h"
 
 #if defined(ANYMAX_HAVE_AVX2) || defined(ANYMAX_HAVE_AVX512)
-#include "cpu.hpp"
+#include "doors/cpu.hpp"
 #endif
 #if defined(__linux__)
 #include <stdio.h>

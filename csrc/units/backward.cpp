@@ -1,7 +1,7 @@
 // Backward passes of rows of floats side by side, for one instruction set.
-#include "families.hpp"
+#include "core/families.hpp"
 
-#include "backward.hpp"
+#include "shapes/backward.hpp"
 
 namespace ANYMAX_UNIT {
 

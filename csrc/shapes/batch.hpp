@@ -2,7 +2,7 @@
 // its cells and then its candidates, is turned and solved one row a lane, so that no step waits for a sum across lanes.
 #pragma once
 
-#include "tile.hpp"
+#include "shapes/tile.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,6 +1,6 @@
 // A small pool of threads: made at the first call that wants it, made anew in a forked child, busy with one call at a time. A call that
 // finds it busy, or comes from one of its own threads, runs where it is: two callers never add up to more threads than the pool has.
-#include "pool.h"
+#include "doors/pool.h"
 
 #if defined(ANYMAX_NO_THREADS)
 

@@ -1,8 +1,8 @@
 // Rows of middling length for one instruction set, as many at once as a vector has lanes.
-#include "families.hpp"
+#include "core/families.hpp"
 
-#include "batch.hpp"
-#include "sparse.hpp"
+#include "shapes/batch.hpp"
+#include "shapes/sparse.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,9 +1,9 @@
 // Short rows: one row a lane. A tile of as many rows as a vector has lanes is turned, solved in step, and turned back.
 #pragma once
 
-#include "curve.hpp"
-#include "dense.hpp"
-#include "families.hpp"
+#include "links/curve.hpp"
+#include "shapes/dense.hpp"
+#include "core/families.hpp"
 
 namespace ANYMAX_UNIT {
 

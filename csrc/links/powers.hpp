@@ -4,7 +4,7 @@
 // r-norm of u, which is convex: from a level that is too high it never overshoots.
 #pragma once
 
-#include "vec.hpp"
+#include "core/vec.hpp"
 
 namespace ANYMAX_UNIT {
 

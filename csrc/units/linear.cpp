@@ -1,7 +1,7 @@
 // Linear attention for one instruction set.
 #if !defined(ANYMAX_NO_ATTENTION)
-#include "families.hpp"
-#include "linear_vjp.hpp"
+#include "core/families.hpp"
+#include "linear/backward.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -7,7 +7,7 @@
 // by one; so are, for noise with kinks, the scores above the first node.
 #pragma once
 
-#include "families.hpp"
+#include "core/families.hpp"
 
 namespace ANYMAX_UNIT {
 namespace perturb {

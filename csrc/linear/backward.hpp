@@ -1,9 +1,9 @@
-// The backward of linear.hpp. With g^ = (g / Z, -<g, out> / Z) for a query, Z its denominator, and v^ = (v, 1) for a key, the gradients are
+// The backward of forward.hpp. With g^ = (g / Z, -<g, out> / Z) for a query, Z its denominator, and v^ = (v, 1) for a key, the gradients are
 //   dv = sum over queries of w g^,   dq = scale * sum over keys of <g^, v^> u k,   dk = sum over queries of <g^, v^> u (scale q),
 // of the same kind all three: sums over the other side of a_i a_j b, taken first. For dq and dk they lie turned, [dv + 1, j] for each i.
 #pragma once
 
-#include "linear.hpp"
+#include "linear/forward.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,5 +1,5 @@
 // Perturb max for one instruction set.
-#include "perturb.hpp"
+#include "perturb/perturb.hpp"
 
 namespace ANYMAX_UNIT {
 

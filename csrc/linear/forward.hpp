@@ -2,8 +2,8 @@
 // and u^2 is a sum over pairs (i, j) of entries: the sums over keys of k_i k_j v are taken first, once for each pair i <= j, whatever the length.
 #pragma once
 
-#include "rows.hpp"
-#include "unit.h"
+#include "core/rows.hpp"
+#include "core/unit.h"
 
 namespace ANYMAX_UNIT {
 

@@ -2,7 +2,7 @@
 // for the backward, which is as quick to do again.
 #pragma once
 
-#include "tile.hpp"
+#include "shapes/tile.hpp"
 
 namespace ANYMAX_UNIT {
 

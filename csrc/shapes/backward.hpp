@@ -1,8 +1,8 @@
 // Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
 #pragma once
 
-#include "sparse.hpp"
-#include "tile.hpp"
+#include "shapes/sparse.hpp"
+#include "shapes/tile.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,10 +1,10 @@
-// What the families of kernels give each other, each compiled once for an instruction set: rows (unit.cpp), batch, tile, backward, perturb and
-// linear (unit_<family>.cpp). And where the rows of a call lie.
+// What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb and
+// linear, each a file in units/. And where the rows of a call lie.
 #pragma once
 
-#include "unit.h"
+#include "core/unit.h"
 
-#include "rows.hpp"
+#include "core/rows.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 #endif
 
-#include "pool.h"
-#include "xla_ffi_abi.h"
+#include "doors/pool.h"
+#include "doors/xla_ffi_abi.h"
 
 #if !defined(ANYMAX_NO_THREADS)
 #include <atomic>

@@ -1,7 +1,7 @@
 // Maps whose every entry is positive, or that need sums of exponentials: softmax and its truncations, Taylor, sigsoftmax.
 #pragma once
 
-#include "rows.hpp"
+#include "core/rows.hpp"
 
 namespace ANYMAX_UNIT {
 

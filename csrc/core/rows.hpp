@@ -3,7 +3,7 @@
 #pragma once
 
 #include "anymax.h"
-#include "links.hpp"
+#include "links/powers.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,7 +1,7 @@
 // What is written of a row that is mostly zeros, and what is read of one.
 #pragma once
 
-#include "rows.hpp"
+#include "core/rows.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "unit.h"
+#include "core/unit.h"
 
 namespace {
 
