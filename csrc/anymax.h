@@ -140,6 +140,14 @@ typedef void (*anymax_task)(int64_t begin, int64_t end, void *context);
 typedef int (*anymax_parallel)(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
 ANYMAX_API void anymax_set_parallel(anymax_parallel parallel);
 
+/* The name of the way that the rows of a call take, and the instruction set that runs it: "tile avx512", "row: sweep avx2". NULL where its op, map,
+   dtype, shape or parameter is out of range. Of operands it is only asked whether they are there. The text is the thread's, until it asks again. */
+ANYMAX_API const char *anymax_plan(const anymax_call *call);
+
+/* How many non-zeros of each row are worth saving for the gradient (support.capacity), 0: none. op ANYMAX_FORWARD: for its ANYMAX_VJP; ANYMAX_LOSS:
+   for its ANYMAX_LOSS_GRAD, where the 1 of softmax is its threshold (tau). rows: outer * inner. -1: no such operation or map. */
+ANYMAX_API int64_t anymax_saves(int32_t op, int32_t map, double param, int64_t rows, int64_t n);
+
 ANYMAX_API int anymax_abi(void);
 
 /* For Python, whose headers this library is compiled without: what it needs of the stable ABI, by address. */

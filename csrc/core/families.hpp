@@ -5,6 +5,7 @@
 #include "core/unit.h"
 
 #include "core/rows.hpp"
+#include "plan.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -12,20 +13,12 @@ namespace ANYMAX_UNIT {
 template <class C>
 void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
 
-// Rows of floats, as many at once as a vector has lanes: of middling length, ANYMAX_FORWARD; ANYMAX_LOSS and ANYMAX_LOSS_GRAD.
-bool batch_serves(int32_t map, double param, int64_t n);
-bool batch_losses(const anymax_call &call);
-void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
-void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
-
-constexpr int64_t TILE = 128;  // the longest rows that are served one a lane
-// Those rows. False: it is no call for them.
+// The rows of a call whose plan says so; each leaves single rows to by_rows where it cannot serve them.
 template <class C>
-bool run_tiles(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
-
-// J^T g of rows of floats side by side, and the gradients of losses whose supports were saved. False: as above.
-bool plain_backward(const anymax_call &call);
-bool run_backward(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
+void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
+void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
+void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
+void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch);
 
 // Of perturb max; what they are is said in perturb.hpp.
 int64_t perturb_work(int64_t n, int64_t nodes);
@@ -40,9 +33,6 @@ double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t 
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);
 #endif
-
-// Softmax stands in where a map is one: entmax at alpha = 1.
-inline int32_t kind(int32_t map, double param) { return map == ANYMAX_ENTMAX && param == 1.0 ? (int32_t)ANYMAX_SOFTMAX : map; }
 
 // -- where rows lie ---------------------------------------------------------------------------------------------------------------
 

@@ -621,8 +621,6 @@ inline void values(const L &link, const Root &root, double *y, int64_t count, Fi
 
 // -- the whole row, where it is short or most of it is in the support: no candidates, no branch on a score ------------------------
 
-constexpr int64_t SHORT = 2048;
-
 struct Sums2 {
     double s0, s1;
 };

@@ -17,7 +17,6 @@ struct Curve {
         if (q >= 0.0 && q <= 256.0 && fabs((exponent - 1.0) * 4.0 - q) <= 1e-13 * exponent) quarters = (int32_t)q;
     }
     bool swept() const { return slope < 0.4 && (quarters == 8 || quarters == 12); }  // entmax 4/3 and 5/4: `sweep_root` has them
-    static bool serves(double c) { return c >= 0.02; }  // nearer to alpha = 1 the digits of u are lost in its distance from 1
 
     // u^(r-1) of K vectors in [0, 1], in their place.
     template <int K, class V>

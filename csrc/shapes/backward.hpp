@@ -53,17 +53,19 @@ struct Weigh {
 };
 
 struct Sensitivity {
-    int32_t map;
+    Link link;
     double alpha, exponent;
     Weighing form;
     bool steep;
 
     // single: for results in floats
-    Sensitivity(int32_t m, double param, bool single) : map(m), alpha(param), exponent(1.0) {
-        if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
-        if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
+    Sensitivity(Link l, double param, bool single) : link(l), alpha(param), exponent(1.0) {
+        if (l == POWER1 || l == CAPPED)
+            exponent = 0.0;
+        else if (l != EXPONENTIAL && l != LARGEST && l != NUCLEUS)
+            exponent = 2.0 - param;
         steep = exponent < 0.0;
-        form = m == ANYMAX_BUDGET ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
+        form = l == CAPPED ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
         if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
     }
     // f(the form of the weights).
@@ -203,7 +205,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
         store(q + i, widened(value + i, count - i));
     }
     s.with([&](auto weigh) {
-        if (s.map == ANYMAX_NORMMAX)
+        if (s.link == NORM)
             vjp_norm(weigh, s.alpha, q, h, count);
         else
             vjp_support(weigh, s.steep, q, h, w, count);
@@ -299,7 +301,6 @@ inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, 
 }
 
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
-constexpr int64_t BRIEF = 256;  // beyond, the zeros of a sparse map are worth looking for
 template <bool NORM, class F>
 inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
     constexpr int64_t W = width<float>;
@@ -363,8 +364,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
 template <class C>
 inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
-    const bool may = !s.steep && s.map != ANYMAX_NORMMAX;
-    bool dense = may && (s.map == ANYMAX_SOFTMAX || n <= 16);
+    const bool may = !s.steep && s.link != NORM;
+    bool dense = may && (s.link == EXPONENTIAL || n <= 16);
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
         const int64_t many = n / 32 + 8;  // more: all of it

@@ -6,15 +6,6 @@
 
 namespace ANYMAX_UNIT {
 
-#if defined(__AVX2__)
-constexpr bool PACKS = true;  // lanes can be moved by a mask
-#else
-constexpr bool PACKS = false;
-#endif
-constexpr int64_t MIDDLE = 2048;            // the longest rows that are served this way
-constexpr int64_t ROOM = 1024;              // the most candidates of a row
-constexpr int64_t LESS = 512, LEAST = 256;  // and of a map that a sweep over all of the row serves as well
-
 struct Batch {
     enum { W = width<float> };
     const float *x[W];
@@ -25,12 +16,12 @@ struct Batch {
     int64_t count[W];       // its candidates; -1: the row is for another way
     int64_t most;           // the largest of these counts, in eights
     uint32_t apart;         // one bit a row, 1 where few of its vectors have candidates: `hit` then says which
-    uint64_t hit[W][MIDDLE / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
+    uint64_t hit[W][BATCH_MOST / W / 64];  // of each row: one bit a vector, 1 where it has candidates, in the end where it may have probabilities
     int64_t step;                      // from one row of candidates to the next
-    alignas(64) float side[W * (ROOM + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
-    alignas(64) vf turned[ROOM];                 // cells and candidates, one row a lane
-    alignas(64) vf other[ROOM];                  // and what is found of them
-    alignas(64) vd value[ROOM + 1], rate[ROOM + 1];
+    alignas(64) float side[W * (BATCH_CANDIDATES + 4 * W)];  // rows of cells, rows of candidates, rows of their probabilities
+    alignas(64) vf turned[BATCH_CANDIDATES];                 // cells and candidates, one row a lane
+    alignas(64) vf other[BATCH_CANDIDATES];                  // and what is found of them
+    alignas(64) vd value[BATCH_CANDIDATES + 1], rate[BATCH_CANDIDATES + 1];
 };
 
 // -- moving lanes ------------------------------------------------------------------------------------------------------------------
@@ -121,7 +112,7 @@ ANYMAX_INLINE bool cells_of(const float *x, int64_t n, float *to) {
 ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t groups, uint32_t left = ~0u) {
     constexpr int64_t W = width<float>;
     const int64_t cells = groups * W;
-    b.step = (n < ROOM ? (n + W - 1) / W * W : ROOM) + 4 * W;
+    b.step = (n < BATCH_CANDIDATES ? (n + W - 1) / W * W : BATCH_CANDIDATES) + 4 * W;
     for (int64_t r = 0; r < W; r++) {
         bool sound = false;
         float *to = b.side + r * cells;
@@ -318,7 +309,7 @@ ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left
     Rooted s{high, tile_level<float, R>(b.turned, cells, 3), vf{}};
     const vf edge = s.level * -(float)R;
     store(b.edge, edge);
-    batch_collect<K>(b, n, LEAST, few_vectors(b.turned, cells, edge, n));
+    batch_collect<K>(b, n, BATCH_CANDIDATES_FEW, few_vectors(b.turned, cells, edge, n));
     for (int64_t j = 0; K == SCORES && j < b.most; j++) b.other[j] = b.turned[j] - high;
     tile_root<float, R>(K == SCORES ? b.other : b.turned, b.most, s.level, s.lost);
     return s;
@@ -528,7 +519,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     }
     store(at, low);
     uint32_t done = bits(found) & (uint32_t)((1ull << rows) - 1);
-    constexpr int64_t ROW = TILE + W;
+    constexpr int64_t STEP = TILE_MOST + W;
     float *const e = b.side;
     for (uint32_t go = done; go; go &= go - 1) {
         const int64_t r = __builtin_ctz(go);
@@ -540,7 +531,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
             vf v[4], p[4];
             for (int64_t l = 0; l < 4; l++) v[l] = load_or(x, (i + l) * W, n, -inf32), p[l] = v[l] - m;
             exp_below<4>(p);
-            for (int64_t l = 0; l < 4; l++) store(e + r * ROW + (i + l) * W, p[l] = v[l] >= level ? p[l] : vf{});
+            for (int64_t l = 0; l < 4; l++) store(e + r * STEP + (i + l) * W, p[l] = v[l] >= level ? p[l] : vf{});
             z += (p[0] + p[1]) + (p[2] + p[3]);
         }
         part[0][r] = z;
@@ -549,7 +540,7 @@ static uint32_t batch_counted(Batch &b, int64_t rows, int64_t n, int64_t k, bool
     for (uint32_t go = done; go; go &= go - 1) {
         const int64_t r = __builtin_ctz(go);
         const vf scale = splat(above[r]);
-        write(b.out[r], 0, n, past, [&](int64_t i) ANYMAX_EACH { return load(e + r * ROW + i) * scale; });
+        write(b.out[r], 0, n, past, [&](int64_t i) ANYMAX_EACH { return load(e + r * STEP + i) * scale; });
         b.hit[r][0] = ((uint64_t)1 << vectors) - 1;
     }
     return done;
@@ -562,7 +553,7 @@ static vi batch_kth(Batch &b, int64_t rows, int64_t n, int64_t k, uint32_t left,
     const vf high = load(b.top), want = splat((float)k);
     low = below_largest(b, cells, k, 5);
     store(b.edge, low);
-    batch_collect<SCORES_FROM>(b, n, LEAST, 0);
+    batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES_FEW, 0);
     if (bits(low == splat(-lanes_max(0.0f)))) {  // no bound: the lowest candidate is one; the lanes end in -inf, which are none
         vf least = high;
         for (int64_t j = 0; j < b.most; j++) least = smaller(least, b.turned[j] > -inf32 ? b.turned[j] : least);
@@ -663,7 +654,7 @@ ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, uint32_t left, c
     vf level = smaller(curve_level(curve, b.turned, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
     const vf edge = level * (float)(-1.0 / curve.slope);
     store(b.edge, edge);
-    batch_collect<SCORES>(b, n, curve.swept() ? LESS : ROOM, few_vectors(b.turned, cells, edge, n));
+    batch_collect<SCORES>(b, n, curve.swept() ? BATCH_CANDIDATES_SWEPT : BATCH_CANDIDATES, few_vectors(b.turned, cells, edge, n));
     for (int64_t j = 0; j < b.most; j++) b.other[j] = b.turned[j] - high_;
     return curve_level(curve, b.other, b.most, level, 40);
 }
@@ -729,45 +720,30 @@ static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool p
     const uint32_t apart = few_vectors(b.turned, cells, edge, n), far = bits(~(high_ - low_ < FAR));
     for (int64_t r = 0; r < W; r++)
         if (far >> r & 1) b.count[r] = -1;
-    batch_collect<SCORES_FROM>(b, n, ROOM, apart);
+    batch_collect<SCORES_FROM>(b, n, BATCH_CANDIDATES, apart);
     share_out(b.turned, b.other, b.most, low_, edge, high_, k);
     return write_found<SCORES_FROM, SAVE>(b, rows, n, past);
 }
 
-inline bool largest_serves(double k, int64_t n) { return k <= (double)(LEAST / 2) && k * 2 <= (double)n; }
-inline bool counted(double k, int64_t n) { return n <= TILE && k * 14.0 >= (double)n; }
-
-bool batch_serves(int32_t map, double param, int64_t n) {
-    if (!PACKS || n <= NARROW || n > MIDDLE) return false;
-    if (map == ANYMAX_TOPK) return param >= 1.0 && param < (double)n && (counted(param, n) || largest_serves(param, n));
-    if (map == ANYMAX_BUDGET) return param > 0.0 && param * 2.0 <= (double)n && ::ceil(param) <= (double)(8 * width<float>);
-    return rank_of(map, param) > 0 || curve_serves(map, param);
-}
-
 template <bool SAVE>
-inline uint32_t batch_map(Batch &b, int32_t map, double param, int64_t rows, int64_t n, bool past) {
-    if (map == ANYMAX_TOPK) return counted(param, n) ? batch_counted(b, rows, n, (int64_t)param, past) : batch_largest<SAVE>(b, rows, n, (int64_t)param, past);
-    if (map == ANYMAX_BUDGET) return batch_budget<SAVE>(b, rows, n, param, past);
-    if (rank_of(map, param) < 0) return batch_curve<SAVE>(b, rows, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, past);
-    return rank_of(map, param) == 2 ? batch_power<2, SAVE>(b, rows, n, past) : batch_power<1, SAVE>(b, rows, n, past);
-}
-
-bool batch_losses(const anymax_call &call) {
-    if (!PACKS || call.dtype != ANYMAX_F32 || call.params || call.n <= NARROW || call.n > MIDDLE || call.x.cls != 1 || call.mask.data) return false;
-    const int rank = rank_of(call.map, call.param);
-    if (call.op == ANYMAX_LOSS_GRAD) return rank > 0 && call.n <= TILE && !call.support.count && call.out.cls == 1;
-    if (call.op != ANYMAX_LOSS || rank == 0) return false;
-    if (call.map == ANYMAX_TOPK) return !call.tau && call.param >= 1.0 && largest_serves(call.param, call.n);
-    return rank > 0 || (!call.tau && curve_serves(call.map, call.param));
+inline uint32_t batch_map(Batch &b, Link link, double param, int64_t rows, int64_t n, bool past) {
+    switch (link) {
+        case POWER1: return batch_power<1, SAVE>(b, rows, n, past);
+        case POWER2: return batch_power<2, SAVE>(b, rows, n, past);
+        case CAPPED: return batch_budget<SAVE>(b, rows, n, param, past);
+        case LARGEST:
+            return counted(param, n) ? batch_counted(b, rows, n, (int64_t)param, past) : batch_largest<SAVE>(b, rows, n, (int64_t)param, past);
+        default: return batch_curve<SAVE>(b, rows, n, curve_of(link, param), finish_of(link), past);
+    }
 }
 
 // The losses of rows, and of sparsemax and entmax 3/2 the thresholds. One bit a row, as above.
-inline uint32_t batch_loss_of(Batch &b, int32_t map, double param, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
-    if (map == ANYMAX_TOPK) return batch_largest_loss(b, rows, n, left, (int64_t)param, aim, value);
-    switch (rank_of(map, param)) {
-        case 1: return batch_loss<1>(b, rows, n, left, aim, value, tau);
-        case 2: return batch_loss<2>(b, rows, n, left, aim, value, tau);
-        default: return batch_curve_loss(b, rows, n, left, curve_of(map, param), param, map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH, aim, value);
+inline uint32_t batch_loss_of(Batch &b, Link link, double param, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
+    switch (link) {
+        case POWER1: return batch_loss<1>(b, rows, n, left, aim, value, tau);
+        case POWER2: return batch_loss<2>(b, rows, n, left, aim, value, tau);
+        case LARGEST: return batch_largest_loss(b, rows, n, left, (int64_t)param, aim, value);
+        default: return batch_curve_loss(b, rows, n, left, curve_of(link, param), param, finish_of(link), aim, value);
     }
 }
 

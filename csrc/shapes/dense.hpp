@@ -647,6 +647,13 @@ struct SigmoidWeight {
     }
 };
 
+// f(the weights of a ratio map on this row, whose largest score is `high`).
+template <class C, class F>
+ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C high, F f) {
+    if (link == TAYLOR) return f(TaylorWeight<C>(x, n, (int)param));
+    return f(SigmoidWeight<C>(high));
+}
+
 template <class C, class U>
 ANYMAX_INLINE double weight_sum(const C *x, int64_t n, const U &u, C *keep) {
     constexpr int64_t W = width<C>;

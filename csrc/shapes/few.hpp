@@ -46,12 +46,12 @@ inline void few_softmax(Tile<C> &t, int64_t n, Few<C> &f) {
 template <class C, int R>
 inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     constexpr int64_t W = width<double>;
-    vec<C> x[TILE];
+    vec<C> x[TILE_MOST];
     memcpy(x, t.v, (size_t)n * sizeof(vec<C>));
     prepare(t, n);
     vec<C> level = first_level<C, R>(t, n), unused;
     tile_root<C, R>(t.v, n, level, unused);
-    vd u[TILE];
+    vd u[TILE_MOST];
     for (int h = 0; h < Few<C>::PARTS; h++) {
         power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
         const vl none = part(t.any ? splat(C(1)) : vec<C>{}, h) == vd{};
@@ -60,16 +60,12 @@ inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     }
 }
 
-inline bool few_serves(int32_t op, int32_t map, double param, int64_t n) {
-    return (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) && n <= TILE && rank_of(map, param) >= 0;
-}
-
 // The values and thresholds of rows, or their thresholds alone (targets of none).
 template <class C>
-inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
-    if (rank == 0)
+inline void few_values(Tile<C> &t, int64_t n, Link link, Few<C> &f) {
+    if (link == EXPONENTIAL)
         few_softmax(t, n, f);
-    else if (rank == 1)
+    else if (link == POWER1)
         few_power<C, 1>(t, n, f);
     else
         few_power<C, 2>(t, n, f);
@@ -83,8 +79,8 @@ inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
 
 // scale (p - y) in place of the scores. A target's own is the sum of the others, which keeps the digits of a small one.
 template <class C>
-inline void few_gradient(Tile<C> &t, int32_t map, double param, int64_t n, const Few<C> &f) {
-    tile_map(t, map, param, n);
+inline void few_gradient(Tile<C> &t, Link link, double param, int64_t n, const Few<C> &f) {
+    tile_map(t, link, param, n);
     ints<C> target;
     memcpy(&target, f.target, sizeof target);
     const vec<C> scale = load(f.scale);

@@ -7,11 +7,9 @@
 
 namespace ANYMAX_UNIT {
 
-constexpr int64_t NARROW = 32;  // the longest of maps that take n^2 steps, or gain less
-
 template <class C>
 struct Tile {
-    vec<C> v[TILE];
+    vec<C> v[TILE_MOST];
     vec<C> high;
     ints<C> sound, any;
 };
@@ -62,7 +60,7 @@ inline void tile_softmax(Tile<C> &t, int64_t n) {
 template <class C>
 inline void tile_largest(Tile<C> &t, int64_t n, int64_t k) {
     if (k > n) k = n;
-    ints<C> keep[TILE];  // of the scores themselves: differences from the largest may round to ties
+    ints<C> keep[TILE_MOST];  // of the scores themselves: differences from the largest may round to ties
     for (int64_t i = 0; i < n; i++) {
         ints<C> before{};
         for (int64_t j = 0; j < i; j++) before += t.v[j] >= t.v[i];
@@ -274,7 +272,7 @@ ANYMAX_INLINE int64_t tile_cells(const Tile<C> &t, int64_t n, vec<C> *cell) {
 template <class C, int R>
 ANYMAX_INLINE vec<C> first_level(const Tile<C> &t, int64_t n) {
     if (n <= 32) return splat(C(1));
-    vec<C> cell[TILE / 8];
+    vec<C> cell[TILE_MOST / 8];
     const int64_t cells = tile_cells(t, n, cell);
     return tile_level<C, R>(cell, cells, 3);
 }
@@ -362,27 +360,25 @@ ANYMAX_INLINE vd curve_value(Finish finish, vd value, vd rate, vd lost, vd share
     return finish == NORMMAX_FINISH ? rate * share : larger(value - rate * lost, vd{});
 }
 
-// Entmax of any alpha below 2 and normmax, of floats.
-inline bool curve_serves(int32_t map, double param) {
-    return map == ANYMAX_ENTMAX ? param < 2.0 && Curve::serves(param - 1.0) : map == ANYMAX_NORMMAX && param > 1.0 && param < 51.0;
+// A link of entmax below alpha = 2, or normmax, of floats.
+inline Curve curve_of(Link link, double param) {
+    return link == NORM ? Curve(1.0, param / (param - 1.0)) : Curve(param - 1.0, 1.0 / (param - 1.0));
 }
-inline Curve curve_of(int32_t map, double param) {
-    return map == ANYMAX_ENTMAX ? Curve(param - 1.0, 1.0 / (param - 1.0)) : Curve(1.0, param / (param - 1.0));
-}
+inline Finish finish_of(Link link) { return link == NORM ? NORMMAX_FINISH : ENTMAX_FINISH; }
 
 // Apart from the others, which pay for its registers where it is inlined.
 __attribute__((noinline)) inline void tile_curve(Tile<float> &t, int64_t n, const Curve &curve, Finish finish) {
-    vf x[TILE];
+    vf x[TILE_MOST];
     memcpy(x, t.v, (size_t)n * sizeof(vf));
     prepare(t, n);
     vf level = splat(1.0f);
     if (n > 32) {
-        vf cell[TILE / 8];
+        vf cell[TILE_MOST / 8];
         const int64_t cells = tile_cells(t, n, cell);
         level = smaller(curve_level(curve, cell, cells, level, 3) * (1.0f + 2e-5f), splat(1.0f));
     }
     level = curve_level(curve, t.v, n, level, 40);
-    vd value[2][TILE + 1], rate[TILE + 1];
+    vd value[2][TILE_MOST + 1], rate[TILE_MOST + 1];
     for (int upper = 0; upper < 2; upper++) {
         const vd top_ = upper ? high(t.high) : low(t.high);
         vd lost, share;
@@ -560,41 +556,22 @@ inline uint32_t tile_budget(Tile<C> &t, int64_t n, double k) {
     return bits(sound);
 }
 
-// 0: softmax, 1: sparsemax, 2: entmax 3/2, under any of their names; -1: another map.
-inline int rank_of(int32_t map, double param) {
-    if (map == ANYMAX_SOFTMAX || (map == ANYMAX_ENTMAX && param == 1.0)) return 0;
-    if (map == ANYMAX_SPARSEMAX || (map == ANYMAX_ENTMAX && param == 2.0)) return 1;
-    return map == ANYMAX_ENTMAX && param == 1.5 ? 2 : -1;
-}
-
-// What the rows of a tile become; one bit a lane, 0 where the row is to be served another way.
+// What the rows of a tile become; one bit a lane, 0 where the row is to be served by itself.
 template <class C>
-inline uint32_t tile_map(Tile<C> &t, int32_t map, double param, int64_t n) {
-    constexpr uint32_t ALL = (1u << width<C>) - 1;
-    switch (rank_of(map, param)) {
-        case 0: tile_softmax(t, n); return ALL;
-        case 1: tile_power<C, 1>(t, n); return ALL;
-        case 2: tile_power<C, 2>(t, n); return ALL;
-    }
-    switch (map) {
-        case ANYMAX_TOPK:
-            if (n > NARROW) return tile_count(t, n, (int64_t)param);
+inline uint32_t tile_map(Tile<C> &t, Link link, double param, int64_t n) {
+    switch (link) {
+        case EXPONENTIAL: tile_softmax(t, n); break;
+        case POWER1: tile_power<C, 1>(t, n); break;
+        case POWER2: tile_power<C, 2>(t, n); break;
+        case CAPPED: return tile_budget(t, n, param);
+        case LARGEST:
+            if (n > TILE_SQUARE) return tile_count(t, n, (int64_t)param);
             tile_largest(t, n, (int64_t)param);
-            return ALL;
-        case ANYMAX_BUDGET: return tile_budget(t, n, param);
-        case ANYMAX_ENTMAX:
-        case ANYMAX_NORMMAX:
-            if constexpr (sizeof(C) == 4) return tile_curve(t, n, curve_of(map, param), map == ANYMAX_NORMMAX ? NORMMAX_FINISH : ENTMAX_FINISH), ALL;
-            return 0;
-        default: return 0;
+            break;
+        default:
+            if constexpr (sizeof(C) == 4) tile_curve(t, n, curve_of(link, param), finish_of(link));
     }
-}
-inline bool tile_serves(int32_t map, double param, int64_t n, bool wide) {
-    const int rank = rank_of(map, param);
-    const bool power = rank > 0;
-    if (!wide && n <= TILE && rank < 0 && curve_serves(map, param)) return true;
-    if (n > NARROW) return !wide && n <= TILE && (power || (map == ANYMAX_TOPK && param < (double)n && param * 8.0 >= (double)n));
-    return rank >= 0 || map == ANYMAX_TOPK || (map == ANYMAX_BUDGET && param <= (double)n);
+    return (1u << width<C>) - 1;
 }
 
 }  // namespace ANYMAX_UNIT

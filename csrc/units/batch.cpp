@@ -15,7 +15,7 @@ static Batch *batch_memory(Scratch &scratch) {
 }
 
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
-void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
@@ -45,7 +45,7 @@ void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past,
         b.ahead = direct_x && inner == 1 && call.x.outer == n && (n <= 24 * W || far) && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
         b.through = b.ahead && direct_out && !past;
         const anymax_support &to = call.support;
-        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, call.map, call.param, count, n, past && direct_out);
+        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, plan.link, call.param, count, n, past && direct_out);
         for (int64_t j = 0; to.count && j < count; j++)
             if (done >> j & 1)
                 to.count[r + j] = (int32_t)batch_support(b.hit[j], b.out[j], n, (float)vanishing(call.dtype), to.index + (r + j) * to.capacity,
@@ -62,7 +62,7 @@ void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past,
 }
 
 // ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
-void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
@@ -71,8 +71,7 @@ void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool 
     Batch &b = *memory;
     const anymax_support &to = call.support;
     const bool gradient = call.op == ANYMAX_LOSS_GRAD;
-    const int rank = rank_of(call.map, call.param);
-    const auto keep = call.map == ANYMAX_TOPK ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
+    const auto keep = plan.link == LARGEST ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         alignas(64) float aim[W] = {};
@@ -87,8 +86,8 @@ void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool 
             left |= 1u << j;
         }
         b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.through = false;
-        const uint32_t done = gradient ? (rank == 2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
-                                       : batch_loss_of(b, call.map, call.param, count, n, left, aim, value, tau);
+        const uint32_t done = gradient ? (plan.link == POWER2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
+                                       : batch_loss_of(b, plan.link, call.param, count, n, left, aim, value, tau);
         for (int64_t j = 0; j < count; j++) {
             if (!(done >> j & 1)) {
                 by_rows<float>(call, r + j, r + j + 1, past, team, scratch);

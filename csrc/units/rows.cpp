@@ -2,6 +2,8 @@
 // set, with its own flags and -DANYMAX_UNIT=<name>.
 #include "core/families.hpp"
 
+#include "plan.hpp"
+
 #include "shapes/backward.hpp"
 #include "links/curve.hpp"
 #include "shapes/dense.hpp"
@@ -107,20 +109,19 @@ static C bound_of(const L &link, const Scan<C> &s, double &level) {
 template <class C>
 static Support<C> curve_row(double slope, double r, const C *x, int64_t n, Finish finish, Scan<C> *known, Scratch &scratch, const Team &team) {
     if constexpr (sizeof(C) == 4) {
-        if (Curve::serves(slope)) {
-            const Curve curve(slope, r);
-            const Scan<C> s = scanned(x, n, known, scratch, team);
-            if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
-            double level;
-            const C bound = bound_of(curve, s, level);
-            Candidates<C> c = collect(x, n, s, bound, scratch);
-            if (scratch.failed) return poisoned<C>(true, false);
-            const double *p = curve_root(curve, c, s.top, level, finish, scratch);
-            if (scratch.failed) return poisoned<C>(true, false);
-            return Support<C>{c.index, p, c.count, (double)s.top + curve.tau(level), true, true};
-        }
+        const Curve curve(slope, r);
+        const Scan<C> s = scanned(x, n, known, scratch, team);
+        if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
+        double level;
+        const C bound = bound_of(curve, s, level);
+        Candidates<C> c = collect(x, n, s, bound, scratch);
+        if (scratch.failed) return poisoned<C>(true, false);
+        const double *p = curve_root(curve, c, s.top, level, finish, scratch);
+        if (scratch.failed) return poisoned<C>(true, false);
+        return Support<C>{c.index, p, c.count, (double)s.top + curve.tau(level), true, true};
+    } else {
+        return threshold_row(AnyPower(slope, r), x, n, finish, known, scratch, team);
     }
-    return threshold_row(AnyPower(slope, r), x, n, finish, known, scratch, team);
 }
 
 template <class C>
@@ -232,50 +233,34 @@ static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
     return Support<C>{kept.index, p, kept.count, (double)kept.top + ::log(z), true, true};
 }
 
-// The non-zeros of the sparse maps. False where the map has none of its own: `dense` maps.
+// The non-zeros of a row of a map that has zeros.
 template <class C>
-static bool sparse_row(int32_t map, double param, const C *x, int64_t n, Support<C> &found, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+    const double c = param - 1.0;
     double z;
-    switch (map) {
-        case ANYMAX_SPARSEMAX: found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team); return true;
-        case ANYMAX_ENTMAX: {
-            const double c = param - 1.0;
-            if (!(param > 0.0) || c - c != 0.0)
-                found = poisoned<C>(false, true);
-            else if (c == 0.0)
-                return false;
-            else if (c == 1.0)
-                found = threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            else if (c == 0.5)
-                found = threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            else if (sizeof(C) == 8 && fabs(c - 1.0 / 3.0) < 1e-15)
-                found = threshold_row(Power<3>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            else if (sizeof(C) == 8 && c == 0.25)
-                found = threshold_row(Power<4>(), x, n, ENTMAX_FINISH, known, scratch, team);
-            else if (c > 1.0)
-                found = steep_row(c, x, n, scratch, team);
-            else
-                found = curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
-            return true;
-        }
-        case ANYMAX_NORMMAX:
-            if (!(param > 1.0) || param - param != 0.0)
-                found = poisoned<C>(false, true);
-            else
-                found = curve_row(1.0, param / (param - 1.0), x, n, NORMMAX_FINISH, known, scratch, team);
-            return true;
-        case ANYMAX_BUDGET: found = budget_row(param, x, n, scratch, team); return true;
-        case ANYMAX_TOPK: {
+    switch (link) {
+        case POWER1: return threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER2: return threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER3:
+            if (sizeof(C) == 8) return threshold_row(Power<3>(), x, n, ENTMAX_FINISH, known, scratch, team);
+            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER4:
+            if (sizeof(C) == 8) return threshold_row(Power<4>(), x, n, ENTMAX_FINISH, known, scratch, team);
+            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case CURVE: return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case ANY_POWER: return threshold_row(AnyPower(c, 1.0 / c), x, n, ENTMAX_FINISH, known, scratch, team);
+        case STEEP: return steep_row(c, x, n, scratch, team);
+        case NORM: return curve_row(1.0, param / c, x, n, NORMMAX_FINISH, known, scratch, team);
+        case CAPPED: return budget_row(param, x, n, scratch, team);
+        case LARGEST: {
             Kept<C> kept = largest_row(x, n, (int64_t)param, scratch, team);
-            found = truncated(kept, z, scratch);
-            return true;
+            return truncated(kept, z, scratch);
         }
-        case ANYMAX_TOPP: {
+        case NUCLEUS: {
             Kept<C> kept = nucleus_row(x, n, param, scratch, team);
-            found = truncated(kept, z, scratch);
-            return true;
+            return truncated(kept, z, scratch);
         }
-        default: return false;
+        default: return poisoned<C>(false, true);
     }
 }
 
@@ -332,14 +317,14 @@ static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n
 
 // Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
 template <class C, int R>
-static bool swept_row(const anymax_call &call, int64_t row, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static bool swept_row(const anymax_call &call, int64_t row, Way way, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
     const Scan<C> s = scanned(x, n, &known, scratch, team);
     if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
     double level;
     C bound = bound_of(Power<R>(), s, level);
     known.level = level;
-    if ((n > SHORT || (R > 2 && sizeof(C) == 4)) && !crowded(s, bound)) return false;
+    if (way == SWEEP_CROWDED && !crowded(s, bound)) return false;
     const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
     C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
     if (!to) return true;
@@ -355,35 +340,33 @@ static bool swept_row(const anymax_call &call, int64_t row, const C *x, Scan<C> 
 }
 
 template <class C>
-static bool swept(const anymax_call &call, int64_t row, int32_t map, double param, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch,
-                  const Team &team) {
-    if (map == ANYMAX_SPARSEMAX) return swept_row<C, 1>(call, row, x, known, out, scratch, team);
-    if (map != ANYMAX_ENTMAX) return false;
-    if (param == 2.0) return swept_row<C, 1>(call, row, x, known, out, scratch, team);
-    if (param == 1.5) return swept_row<C, 2>(call, row, x, known, out, scratch, team);
-    if (fabs(param - 4.0 / 3.0) < 1e-15) return swept_row<C, 3>(call, row, x, known, out, scratch, team);
-    if (param == 1.25) return swept_row<C, 4>(call, row, x, known, out, scratch, team);
-    return false;
+static bool swept(const anymax_call &call, int64_t row, Way way, Link link, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    switch (link) {
+        case POWER1: return swept_row<C, 1>(call, row, way, x, known, out, scratch, team);
+        case POWER2: return swept_row<C, 2>(call, row, way, x, known, out, scratch, team);
+        case POWER3: return swept_row<C, 3>(call, row, way, x, known, out, scratch, team);
+        default: return swept_row<C, 4>(call, row, way, x, known, out, scratch, team);
+    }
 }
 
 template <class C>
-static void forward_row(const anymax_call &call, int64_t row, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void forward_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch,
+                        const Team &team) {
     const int64_t n = call.n;
-    const int32_t map = kind(call.map, param);
-    Support<C> found;
     if (call.support.count) call.support.count[row] = -1;
-    if (map == ANYMAX_SOFTMAX) return softmax_row(x, n, out, false, scratch, team);
+    if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
     Scan<C> known{};
-    if (swept(call, row, map, param, x, known, out, scratch, team)) return;
-    if (map == ANYMAX_TOPK && !call.support.count && n > TILE && largest_dense(x, n, (int64_t)param, out, scratch)) return;
+    if ((way == SWEEP || way == SWEEP_CROWDED) && swept(call, row, way, link, x, known, out, scratch, team)) return;
+    if (way == COUNT && largest_dense(x, n, (int64_t)param, out, scratch)) return;
     NucleusRow<C> nucleus;
-    if (map == ANYMAX_TOPP && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
         if (scratch.failed) return;
         if (!call.support.count) return emit_over(out, nucleus.e, nucleus);
         save_nucleus(call, row, nucleus, scratch);
         return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, n, C(0)); });
     }
-    if (sparse_row(map, param, x, n, found, scratch, team, &known)) {
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
         if (scratch.failed) return;
         save_support(call, row, found);
         if (!found.sound) return fill(out, not_a_number<C>);
@@ -394,8 +377,7 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
     scan_top(x, n, high, sound);
     if (!sound) return fill(out, not_a_number<C>);
     if (high == -infinity<C>) return zeros(out, team);
-    if (map == ANYMAX_TAYLOR) return ratio_row(x, n, TaylorWeight<C>(x, n, (int)param), out, scratch);
-    if (map == ANYMAX_SIGSOFTMAX) return ratio_row(x, n, SigmoidWeight<C>(high), out, scratch);
+    if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
     C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
     if (!p) return;
     perturb_probabilities(call, x, n, p, nullptr, scratch);
@@ -403,11 +385,10 @@ static void forward_row(const anymax_call &call, int64_t row, double param, cons
 }
 
 template <class C>
-static void log_row(const anymax_call &call, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+static void log_row(const anymax_call &call, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
-    const int32_t map = kind(call.map, param);
-    if (map == ANYMAX_SOFTMAX) return softmax_row(x, n, out, true, scratch, team);
-    if (map == ANYMAX_SIGSOFTMAX) {
+    if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
+    if (link == SIGMOID) {
         C high;
         bool sound;
         scan_top(x, n, high, sound);
@@ -422,7 +403,7 @@ static void log_row(const anymax_call &call, double param, const C *x, const Sin
             return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
         });
     }
-    Kept<C> kept = map == ANYMAX_TOPK ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
+    Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
     if (scratch.failed) return;
     if (!kept.sound) return fill(out, not_a_number<C>);
     fill(out, -infinity<C>);
@@ -443,7 +424,7 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
         wide = widen_add(wide, l == -infinity<C> ? vec<C>{} : h);
     }
     const vec<C> total = splat((C)sum(wide));
-    const bool sigmoid = call.map == ANYMAX_SIGSOFTMAX;
+    const bool sigmoid = link_of(call.map, call.param) == SIGMOID;
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
         vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
         vec<C> d = h - exp(l) * total;
@@ -456,11 +437,9 @@ static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, con
 }
 
 template <class C>
-static double tau_row(const anymax_call &call, double param, const C *x, Scratch &scratch, const Team &team) {
-    const int32_t map = kind(call.map, param);
-    if (map == ANYMAX_SOFTMAX) return lse_row(x, call.n, nullptr, scratch, team);
-    Support<C> found;
-    if (sparse_row(map, param, x, call.n, found, scratch, team)) return found.tau;
+static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
+    if (link == EXPONENTIAL) return lse_row(x, call.n, nullptr, scratch, team);
+    if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
     C high;
     bool sound;
     scan_top(x, call.n, high, sound);
@@ -473,13 +452,12 @@ static double tau_row(const anymax_call &call, double param, const C *x, Scratch
 
 // The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
 template <class C>
-static double loss_row(const anymax_call &call, int64_t row, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+static double loss_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
     const int64_t n = call.n;
-    const int32_t map = kind(call.map, param);
     const double aim = (double)x[t];
     double value = 0.0;
     if (call.support.count) call.support.count[row] = -1;
-    if (map == ANYMAX_SOFTMAX) {
+    if (link == EXPONENTIAL) {
         double rest = 0.0, tau = lse_row(x, n, &rest, scratch, team);
         if (call.tau) ((C *)call.tau)[row] = (C)tau;
         if (tau != tau) return tau;
@@ -490,20 +468,20 @@ static double loss_row(const anymax_call &call, int64_t row, double param, const
         return ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
-    if (map == ANYMAX_TOPP && !call.tau && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
         if (scratch.failed) return 0.0;
         if (call.support.count) save_nucleus(call, row, nucleus, scratch);
         value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
         return value > 0.0 ? value : 0.0;
     }
-    Support<C> found;
-    if (sparse_row(map, param, x, n, found, scratch, team)) {
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return 0.0;
         save_support(call, row, found);
         if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
         if (!found.sound) return not_a_number<double>;
         if (aim == -inf64 || !found.any) return inf64;
-        if (map == ANYMAX_TOPK || map == ANYMAX_TOPP) {
+        if (link == LARGEST || link == NUCLEUS) {
             double rest = 0.0;
             int64_t tied = -1;
             C high = -infinity<C>;
@@ -524,14 +502,14 @@ static double loss_row(const anymax_call &call, int64_t row, double param, const
             const double p = found.p[i];
             if (!(p > 0.0)) continue;
             value += p * ((double)x[found.index[i]] - aim);
-            if (map == ANYMAX_SPARSEMAX || map == ANYMAX_BUDGET || (map == ANYMAX_ENTMAX && c == 1.0))
+            if (link == POWER1 || link == CAPPED)
                 value -= 0.5 * p * (p - 1.0);
-            else if (map == ANYMAX_ENTMAX)
-                value -= p * ::expm1(c * ::log(p)) / (c * param);
-            else
+            else if (link == NORM)
                 norm += ::exp(param * ::log(p));
+            else
+                value -= p * ::expm1(c * ::log(p)) / (c * param);
         }
-        if (map == ANYMAX_NORMMAX) value -= ::expm1(::log(norm) / param);
+        if (link == NORM) value -= ::expm1(::log(norm) / param);
         return value > 0.0 ? value : 0.0;
     }
     C high;
@@ -557,11 +535,10 @@ static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, i
 
 // scale (p - y) for a target class.
 template <class C>
-static void loss_gradient_row(const anymax_call &call, int64_t row, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
+static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
                               const Team &team) {
     const int64_t n = call.n;
-    const int32_t map = kind(call.map, param);
-    if (map == ANYMAX_SOFTMAX) {
+    if (link == EXPONENTIAL) {
         C high;
         bool sound;
         scan_top(x, n, high, sound);
@@ -585,7 +562,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
         return put_gradient(out, call.support.index + at, (const C *)call.support.value + at, call.support.count[row], t, scale, scratch, team);
     }
     NucleusRow<C> nucleus;
-    if (map == ANYMAX_TOPP && nucleus_row(x, n, param, nucleus, scratch)) {
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
         if (scratch.failed) return;
         const int64_t first = t / width<C> * width<C>;
         const double own = (double)nucleus(first)[t - first];
@@ -596,8 +573,8 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
         });
         return put(out, t, (C)((own - 1.0) * (double)scale));
     }
-    Support<C> found;
-    if (sparse_row(map, param, x, n, found, scratch, team)) {
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team);
         if (scratch.failed) return;
         if (!found.sound) return fill(out, not_a_number<C>);
         return put_gradient(out, found.index, found.p, found.count, t, scale, scratch, team);
@@ -618,11 +595,10 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, double param
 }
 
 template <class C>
-static void vjp_any(const anymax_call &call, int64_t row, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
+static void vjp_any(const anymax_call &call, int64_t row, Link link, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
     const int64_t n = call.n;
-    const int32_t map = kind(call.map, param);
-    if (map == ANYMAX_TAYLOR || map == ANYMAX_SIGSOFTMAX || map == ANYMAX_PERTURB) {
+    if (MAPS[call.map].scores) {
         C high;
         bool sound;
         scan_top(x, n, high, sound);
@@ -630,15 +606,14 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
         if (high == -infinity<C>) return zeros(out, team);
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
         if (!h) return;
-        if (map == ANYMAX_TAYLOR) return ratio_vjp_row(TaylorWeight<C>(x, n, (int)param), x, p, h, n, out, scratch, team);
-        if (map == ANYMAX_SIGSOFTMAX) return ratio_vjp_row(SigmoidWeight<C>(high), x, p, h, n, out, scratch, team);
+        if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
         C *to = scratch.take<C>(RESULT, n);
         double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
         if (scratch.failed) return;
         perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
         return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
     }
-    const Sensitivity s(map == ANYMAX_TOPK || map == ANYMAX_TOPP ? (int32_t)ANYMAX_TOPK : map, param, sizeof(C) == 4);
+    const Sensitivity s(link, param, sizeof(C) == 4);
     if (call.support.count && call.support.count[row] >= 0) {
         const int64_t cap = call.support.capacity;
         return vjp_found(s, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
@@ -648,7 +623,7 @@ static void vjp_any(const anymax_call &call, int64_t row, double param, const C 
 }
 
 template <class C>
-static void largest(const anymax_call &call, int64_t row, const C *x, Sink<C> out, Scratch &scratch, const Team &team) {
+static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C> out, Scratch &scratch, const Team &team) {
     const int64_t n = call.n, k = (int64_t)call.param;
     out.n = k;
     int64_t *at = call.positions + row * k;
@@ -702,9 +677,12 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, con
     const bool turn_x = reads_x && inner > 1 && sideways(call.x, n) && !call.mask.data, turn_result = to_rows && inner > 1 && sideways(call.out, n);
     C *turned = nullptr, *result = nullptr;
     int64_t first = 0, held = 0;  // the rows that `turned` and `result` hold
+    Link link = call.params ? NO_LINK : link_of(call.map, call.param);
+    Way way = row_plan(call, link);
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
         const double param = call.params ? call.params[r] : call.param;
+        if (call.params) link = link_of(call.map, param), way = row_plan(call, link);
         if ((turn_x || turn_result) && r >= first + held) {
             first = r;
             held = GROUP;
@@ -736,13 +714,13 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, con
             }
         }
         switch (call.op) {
-            case ANYMAX_FORWARD: forward_row(call, r, param, x, out, scratch, team); break;
-            case ANYMAX_LOG: log_row(call, param, x, out, scratch, team); break;
+            case ANYMAX_FORWARD: forward_row(call, r, way, link, param, x, out, scratch, team); break;
+            case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
             case ANYMAX_VJP: {
                 if (call.support.count) saved_ahead<C>(call, r, end);
                 const bool saved = call.support.count && call.support.count[r] >= 0;
                 const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-                if (saved || p) vjp_any(call, r, param, x, p, at(call.g, size, o, i), out, scratch, team);
+                if (saved || p) vjp_any(call, r, link, param, x, p, at(call.g, size, o, i), out, scratch, team);
                 break;
             }
             case ANYMAX_LOG_VJP: {
@@ -757,7 +735,7 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, con
                 if (t >= n)
                     v = not_a_number<double>;
                 else if (t >= 0)
-                    v = loss_row(call, r, param, x, t, scratch, team);
+                    v = loss_row(call, r, way, link, param, x, t, scratch, team);
                 if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
                 ((C *)call.value)[r] = (C)v;
                 break;
@@ -770,11 +748,11 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, con
                 else if (t >= n)
                     fill(out, not_a_number<C>);
                 else
-                    loss_gradient_row(call, r, param, x, t, scale, out, scratch, team);
+                    loss_gradient_row(call, r, way, link, param, x, t, scale, out, scratch, team);
                 break;
             }
-            case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, param, x, scratch, team); break;
-            case ANYMAX_LARGEST: largest(call, r, x, out, scratch, team); break;
+            case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;
+            case ANYMAX_LARGEST: largest_of(call, r, x, out, scratch, team); break;
         }
         if (turn_result && r == first + held - 1) {
             const int64_t fo = first / inner, fi = first - fo * inner;
@@ -803,33 +781,40 @@ static anymax_call inner_rows(anymax_call call, int64_t o) {
 }
 
 template <class C>
-static int run_rows(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team) {
-    if (call.inner > 1 && sizeof(C) == 4 && (plain_backward(call) || batch_losses(call))) {  // rows are served alike, wherever they lie
-        int code = 0;
-        for (int64_t r = begin; r < end && !code;) {
-            const int64_t o = r / call.inner, i = r - o * call.inner, count = call.inner - i < end - r ? call.inner - i : end - r;
-            code = run_rows<C>(inner_rows(call, o), i, i + count, past, team);
-            r += count;
-        }
-        return code;
-    }
+static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team) {
     Scratch scratch;
-    const bool batches = sizeof(C) == 4 && call.op == ANYMAX_FORWARD && !call.params && batch_serves(call.map, call.param, call.n);
-    if (batches)
-        run_batches(call, begin, end, past, team, scratch);
-    else if (sizeof(C) == 4 && batch_losses(call))
-        run_batch_losses(call, begin, end, past, team, scratch);
-    else if (!run_tiles<C>(call, begin, end, past, team, scratch) && !(sizeof(C) == 4 && run_backward(call, begin, end, past, team, scratch)))
-        by_rows<C>(call, begin, end, past, team, scratch);
+    switch (plan.way) {
+        case TILE:
+        case TILE_LOSS: run_tiles<C>(call, plan, begin, end, past, team, scratch); break;
+        case BATCH: run_batches(call, plan, begin, end, past, team, scratch); break;
+        case BATCH_LOSS: run_batch_losses(call, plan, begin, end, past, team, scratch); break;
+        case DENSE_BACKWARD:
+        case SAVED_BACKWARD:
+        case SAVED_GRADIENT: run_backward(call, plan, begin, end, past, team, scratch); break;
+        default: by_rows<C>(call, begin, end, past, team, scratch);
+    }
     if (past) fence();
     return scratch.failed ? ANYMAX_NO_MEMORY : 0;
 }
 
-static int rows(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
-    Team t{team};
-    if (call->dtype == ANYMAX_F64) return run_rows<double>(*call, begin, end, past != 0, t);
-    return run_rows<float>(*call, begin, end, past != 0, t);
+static int run_plan(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool past, const Team &team) {
+    if (call.dtype == ANYMAX_F64) return run_rows<double>(call, plan, begin, end, past, team);
+    return run_rows<float>(call, plan, begin, end, past, team);
 }
+
+static int rows(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
+    const Plan way = plan(*call);
+    if (!way.outer) return run_plan(*call, way, begin, end, past != 0, Team{team});
+    int code = 0;
+    for (int64_t r = begin; r < end && !code;) {
+        const int64_t o = r / call->inner, i = r - o * call->inner, count = call->inner - i < end - r ? call->inner - i : end - r;
+        code = run_plan(inner_rows(*call, o), way, i, i + count, past != 0, Team{team});
+        r += count;
+    }
+    return code;
+}
+
+static const char *plan_name(const anymax_call *call) { return WAY_NAMES[plan(*call).way]; }
 
 #if defined(ANYMAX_NO_ATTENTION)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
@@ -839,4 +824,4 @@ constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp};
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp};
