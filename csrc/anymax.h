@@ -82,8 +82,8 @@ typedef struct {
     void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
     int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
-    int32_t fresh;        /* 1: out was never written to: the system clears its pages as we go, and what it leaves in the caches is best written over
-                             there; 2: so it holds zeros, which are not written again */
+    int32_t fresh;        /* 1: out is newly allocated: the system clears its pages as they are first written, which leaves them in the caches, so
+                             the stores do not bypass these; 2: and it holds zeros, which are not written again */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are

@@ -105,7 +105,7 @@ int64_t cache_size() {
 struct Work {
     const anymax_call *call;
     const anymax_unit *unit;
-    int past;
+    int bypass;
     std::atomic<int> code;
 };
 
@@ -123,13 +123,13 @@ bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     return true;
 }
 
-int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
-    return in_order(call, begin, end) ? unit->rows(call, begin, end, past, team) : ANYMAX_BAD_SUPPORT;
+int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
+    return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
 void some_rows(int64_t begin, int64_t end, void *context) {
     Work *w = (Work *)context;
-    int code = rows_of(w->unit, w->call, begin, end, w->past, nullptr);
+    int code = rows_of(w->unit, w->call, begin, end, w->bypass, nullptr);
     if (code) w->code.store(code);
 }
 
@@ -142,14 +142,14 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
-    const int past = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= 256;
-    if (!run || elements < ALONE_MOST) return rows_of(e->unit, call, 0, rows, past, nullptr);
+    const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= 256;
+    if (!run || elements < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
     if (rows < 8 && n >= SHARED_ROW) {  // few long rows: the threads share each of them
-        return rows_of(e->unit, call, 0, rows, past, run);
+        return rows_of(e->unit, call, 0, rows, bypass, run);
     }
-    Work w{call, e->unit, past, {0}};
+    Work w{call, e->unit, bypass, {0}};
     int64_t grain = ALONE_MOST / 2 / n + 1;
-    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // turned, or solved, so many at once
+    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }

@@ -1,88 +1,11 @@
-// Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
+// J^T g from p or from its saved support, and the gradients of losses whose supports were saved.
 #pragma once
 
-#include "shapes/sparse.hpp"
-#include "shapes/tile.hpp"
+#include "links/weights.hpp"
+#include "plan.hpp"
+#include "shapes/support.hpp"
 
 namespace ANYMAX_UNIT {
-
-// The weight of a class, s = 1 / omega''(p) = dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
-enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, THIRDS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; p^2/3; any power for results in floats; any power
-
-template <int F>
-struct Weigh {
-    static constexpr bool own = F == OWN, dear = F >= ROOTS;  // dear to compute twice
-    double exponent;
-
-    template <int K, class V>
-    ANYMAX_INLINE void operator()(const V *p, V *w) const {
-        typedef scalar<V> C;
-        if (F == PLAIN || F == BELOW)
-            for (int j = 0; j < K; j++) w[j] = all<V>(C(1)) + p[j] * C(0);
-        if (F == OWN)
-            for (int j = 0; j < K; j++) w[j] = p[j];
-        if (F == ROOT)
-            for (int j = 0; j < K; j++) w[j] = root2(p[j]);
-        if (F == ROOTS)
-            for (int j = 0; j < K; j++) {
-                const V half = quick_root2(p[j]);
-                w[j] = half * quick_root2(half);
-            }
-        if (F == THIRDS || F == ROUGH) {
-            for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
-            if (F == THIRDS && sizeof(C) == 4)
-                for (int j = 0; j < K; j++) w[j] = (V)quick_two_thirds((vf)w[j]);
-            else
-                power_inside<K>(w, exponent);
-            for (int j = 0; j < K; j++) w[j] = p[j] != p[j] ? p[j] : w[j];
-        }
-        if (F == POWER)
-            for (int j = 0; j < K; j++) {
-                w[j] = exp(log(p[j]) * C(exponent));
-                if (sizeof(C) == 8) w[j] = w[j] < C(1e230) ? w[j] : all<V>(C(1e230));
-                w[j] = p[j] != p[j] ? p[j] : w[j];
-            }
-        for (int j = 0; j < K; j++) w[j] = p[j] <= V{} || (F == BELOW && p[j] >= C(1)) ? V{} : w[j];
-    }
-    template <class V>
-    ANYMAX_INLINE V operator()(V p) const {
-        V w;
-        (*this).template operator()<1>(&p, &w);
-        return w;
-    }
-};
-
-struct Sensitivity {
-    Link link;
-    double alpha, exponent;
-    Weighing form;
-    bool steep;
-
-    // single: for results in floats
-    Sensitivity(Link l, double param, bool single) : link(l), alpha(param), exponent(1.0) {
-        if (l == POWER1 || l == CAPPED)
-            exponent = 0.0;
-        else if (l != EXPONENTIAL && l != LARGEST && l != NUCLEUS)
-            exponent = 2.0 - param;
-        steep = exponent < 0.0;
-        form = l == CAPPED ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
-        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
-    }
-    // f(the form of the weights).
-    template <class F>
-    ANYMAX_INLINE auto with(F f) const {
-        switch (form) {
-            case PLAIN: return f(Weigh<PLAIN>{exponent});
-            case BELOW: return f(Weigh<BELOW>{exponent});
-            case OWN: return f(Weigh<OWN>{exponent});
-            case ROOT: return f(Weigh<ROOT>{exponent});
-            case ROOTS: return f(Weigh<ROOTS>{exponent});
-            case THIRDS: return f(Weigh<THIRDS>{exponent});
-            case ROUGH: return f(Weigh<ROUGH>{exponent});
-            default: return f(Weigh<POWER>{exponent});
-        }
-    }
-};
 
 // J^T g of normmax over a support of `count` entries, in place of g: diag(w) - w p^T - p w^T + <w, 1> p p^T.
 template <class F>
@@ -164,7 +87,7 @@ ANYMAX_INLINE vd widened(const double *p, int64_t count) { return load_or(p, 0, 
 template <class C, class F>
 inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
-    C *weight = F::dear ? scratch.take<C>(EXTRA, n + W) : nullptr;
+    C *weight = F::expensive ? scratch.take<C>(EXTRA, n + W) : nullptr;
     if (scratch.failed) return;
     vd rate{}, dot{};
     int64_t i = 0;
@@ -173,7 +96,7 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
         for (int j = 0; j < 4; j++) q[j] = load(p + i + j * W);
         weigh.template operator()<4>(q, w);
         for (int j = 0; j < 4; j++) {
-            if (F::dear) store(weight + i + j * W, w[j]);
+            if (F::expensive) store(weight + i + j * W, w[j]);
             if (!F::own) a += w[j];
             b += w[j] == vec<C>{} ? vec<C>{} : w[j] * load(g + i + j * W);
         }
@@ -182,13 +105,13 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
     }
     for (; i < n; i += W) {
         const vec<C> w = weigh(load_or(p, i, n, C(0)));
-        if (F::dear) store(weight + i, w);
+        if (F::expensive) store(weight + i, w);
         rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * load_or(g, i, n, C(0)));
     }
     const double total = sum(rate);
     const vec<C> mean = splat((C)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
-        const vec<C> w = F::dear ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
+        const vec<C> w = F::expensive ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
         return w == vec<C>{} ? vec<C>{} : w * (load_or(g, i, n, C(0)) - mean);
     });
 }
@@ -229,7 +152,7 @@ inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const
 
 // J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
 template <class F, class G>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
     constexpr int64_t W = width<float>;
     const anymax_support &s = call.support;
     const int64_t n = call.n;
@@ -242,14 +165,14 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
         float *out = (float *)call.out.data + r * call.out.outer;
         if (count < 0 && call.p.cls == 1 && n <= 16 * s.capacity) {  // more than a sixteenth of it: all of it
             const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
-            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, past, n, nullptr}, scratch, team);
+            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, bypass, n, nullptr}, scratch, team);
             continue;
         }
         if (count < 0) {
             other(r);
             continue;
         }
-        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
+        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
         const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
         const int32_t *index = s.index + r * s.capacity;
         vd rate{}, dot{};
@@ -266,8 +189,8 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
             const vf w = load(weight + i);
             store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
         }
-        if (past && !clear)
-            spread_past(out, n, index, h, count, team);
+        if (bypass && !clear)
+            spread_bypass(out, n, index, h, count, team);
         else
             for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
     }
@@ -275,7 +198,7 @@ inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, in
 
 // scale (p - y) of such rows, for class indices.
 template <class G>
-inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
+inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
     const anymax_support &s = call.support;
     const bool clear = call.fresh == 2;
     float *h = scratch.take<float>(BATCH_OUT, s.capacity + width<float>);
@@ -286,13 +209,13 @@ inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, 
             other(r);
             continue;
         }
-        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
+        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
         float *out = (float *)call.out.data + r * call.out.outer;
         const float *p = (const float *)s.value + r * s.capacity, scale = ((const float *)call.scale)[r];
         const int32_t *index = s.index + r * s.capacity;
-        if (past && !clear) {
+        if (bypass && !clear) {
             for (int64_t i = 0; i < count; i++) h[i] = p[i] * scale;
-            spread_past(out, call.n, index, h, count, team);
+            spread_bypass(out, call.n, index, h, count, team);
         } else {
             for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
         }
@@ -302,10 +225,10 @@ inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, 
 
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
 template <bool NORM, class F>
-inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
+inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
-    float *const weight = F::dear ? scratch.take<float>(EXTRA, W * step) : nullptr;
+    float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
     auto row = [&](const anymax_view &v, int64_t r) { return (float *)v.data + r * v.outer; };
     for (int64_t first = begin; first < end; first += W) {
@@ -317,7 +240,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             auto weighed = [&](int64_t i, vf q, vf w, vf v) ANYMAX_EACH {
-                if (F::dear) store(weight + r * step + i, w);
+                if (F::expensive) store(weight + r * step + i, w);
                 if (NORM) power[r] += w == vf{} ? vf{} : q * q / w, centre[r] += w == vf{} ? vf{} : q * v;
                 if (!F::own) rate[r] += w;
                 dot[r] += w == vf{} ? vf{} : w * v;
@@ -333,7 +256,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 const vf q = load_or(p, i, n, 0.0f);
                 weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
             }
-            for (i = 0; ahead && !past && i < n; i += 16) __builtin_prefetch(row(call.out, first + r) + i, 1);
+            for (i = 0; ahead && !bypass && i < n; i += 16) __builtin_prefetch(row(call.out, first + r) + i, 1);
         }
         const vf weighted = sums(dot);
         if (NORM) {
@@ -352,8 +275,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 __builtin_prefetch(p + W * n + i);
                 __builtin_prefetch(g + W * n + i);
             }
-            write(row(call.out, first + r), 0, n, past, [&](int64_t i) ANYMAX_EACH {
-                const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
+            write(row(call.out, first + r), 0, n, bypass, [&](int64_t i) ANYMAX_EACH {
+                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
                 return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, n, 0.0f) * total[r] : v;
             });
         }
@@ -376,26 +299,6 @@ inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_s
     if (!dense) return vjp_found(s, c.index, c.value, c.count, g, g_step, dtype, out, scratch, team);
     const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
     if (h) s.with([&](auto weigh) { vjp_dense(weigh, p, h, n, out, scratch, team); });
-}
-
-// u'/Z (g - <p, g>).
-template <class C, class U>
-inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
-    C *e = scratch.take<C>(EXTRA, n);
-    if (!e) return;
-    const double z = weight_sum(x, n, u, e);
-    constexpr int64_t W = width<C>;
-    vd dot{};
-    for (int64_t i = 0; i < n; i += W) {
-        vec<C> v = load_or(p, i, n, C(0)), h = load_or(g, i, n, C(0));
-        dot = widen_add(dot, v == vec<C>{} ? vec<C>{} : v * h);
-    }
-    const vec<C> mean = splat((C)sum(dot)), scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    emit(out, scratch, team, [=, &u](int64_t i) ANYMAX_EACH {
-        vec<C> d = u.slope(load_or(x, i, n, -infinity<C>)) * scale;
-        d = load_or(p, i, n, C(0)) == vec<C>{} ? vec<C>{} : d;
-        return d == vec<C>{} ? vec<C>{} : d * (load_or(g, i, n, C(0)) - mean);
-    });
 }
 
 }  // namespace ANYMAX_UNIT
