@@ -33,7 +33,8 @@ enum anymax_map {
     ANYMAX_TAYLOR = 7,     /* param: order */
     ANYMAX_SIGSOFTMAX = 8,
     ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many */
-    ANYMAX_MAPS = 10
+    ANYMAX_RELU = 10,      /* p = max(x, 0) / sum max(x, 0) */
+    ANYMAX_MAPS = 11
 };
 
 enum anymax_noise { ANYMAX_NORMAL = 0, ANYMAX_LOGISTIC = 1, ANYMAX_UNIFORM = 2, ANYMAX_LAPLACE = 3, ANYMAX_GUMBEL = 4 };

@@ -30,6 +30,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_TAYLOR, "taylor", 2.0, 64.0, true, false, true, false, false, false},
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", 1.0, 0.0, false, false, true, true, false, false},
     {ANYMAX_PERTURB, "perturb", 1e-300, 1e300, false, false, true, false, true, false},
+    {ANYMAX_RELU, "relu", 1.0, 0.0, false, false, true, false, false, false},
 };
 
 static inline bool in_range(const MapRow &map, double param) {
@@ -55,6 +56,7 @@ enum Link {
     TAYLOR,
     SIGMOID,      // sigsoftmax
     PERTURBED,
+    RELU,         // Ratio.relu
     NO_LINK       // a parameter of a row out of range: NaN
 };
 
@@ -77,9 +79,10 @@ static inline Link link_of(int32_t map, double param) {
         case ANYMAX_TOPP: return NUCLEUS;
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;
+        case ANYMAX_RELU: return RELU;
         default: return PERTURBED;
     }
 }
 
 // Found as a support: non-zeros and their classes. A row without a link is one without a number.
-static inline bool has_zeros(Link link) { return link != EXPONENTIAL && link != TAYLOR && link != SIGMOID && link != PERTURBED; }
+static inline bool has_zeros(Link link) { return link != EXPONENTIAL && link != TAYLOR && link != SIGMOID && link != RELU && link != PERTURBED; }

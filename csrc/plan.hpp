@@ -18,6 +18,7 @@ constexpr bool PACKS = false;
 constexpr int64_t TILE_MOST = 128;     // one row a lane,
 constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 steps, and budgets: no more than this
 constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane
+constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
 constexpr int64_t DENSE_MOST = 256;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
 template <class C>
@@ -36,8 +37,6 @@ enum Way {
     BATCH,           // as many rows, each read along itself; their candidates transposed and solved one row a lane
     BATCH_LOSS,      // the same for losses and their gradients
     DENSE_BACKWARD,  // J^T g from all of p, as many rows in turn as a vector has lanes
-    SAVED_BACKWARD,  // J^T g from saved supports, row after row without leaving the loop
-    SAVED_GRADIENT,  // the gradient of a loss from saved supports
     SWEEP,           // one row: each step over all of it
     SWEEP_CROWDED,   // one row: the same where most of it is a candidate, else its candidates
     COUNT,           // one row: the k largest by counting over all of it
@@ -48,7 +47,7 @@ enum Way {
 };
 
 constexpr const char *WAY_NAMES[WAYS] = {
-    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "saved backward", "saved gradient", "row: sweep",
+    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "row: sweep",
     "row: sweep where most of it is a candidate, else candidates", "row: counting", "row: weighing", "row: candidates", "row",
 };
 
@@ -75,11 +74,8 @@ inline bool plain_untold(const anymax_call &c) { return plain_scores(c) && !c.ta
 inline bool plain_mild(const anymax_call &c) { return plain_untold(c) && mild_norm(c); }
 inline bool plain_few_largest(const anymax_call &c) { return plain_untold(c) && few_largest(c); }
 inline bool plain_gradient(const anymax_call &c) { return plain_scores(c) && unsaved(c) && c.out.cls == 1; }
-inline bool plain_backward(const anymax_call &c) { return c.g.cls == 1 && c.out.cls == 1; }
-inline bool dense_backward(const anymax_call &c) { return plain_backward(c) && unsaved(c) && c.p.cls == 1; }
+inline bool dense_backward(const anymax_call &c) { return unsaved(c) && c.p.cls == 1 && c.g.cls == 1 && c.out.cls == 1; }
 inline bool dense_norm(const anymax_call &c) { return dense_backward(c) && c.param >= 1.5 && c.param <= 2.0; }  // below, 1 / (alpha - 1) times what floats leave out
-inline bool saved_backward(const anymax_call &c) { return plain_backward(c) && c.support.count; }
-inline bool saved_gradient(const anymax_call &c) { return c.support.count && c.out.cls == 1; }
 
 constexpr uint32_t bit(int i) { return 1u << i; }
 template <class... R>
@@ -120,8 +116,6 @@ static constexpr Rule RULES[] = {
     {TILE_LOSS, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, nullptr},
     {DENSE_BACKWARD, VJPS, WEIGHED, F32, 1, DENSE_MOST, dense_backward},
     {DENSE_BACKWARD, VJPS, bit(NORM), F32, 1, DENSE_MOST, dense_norm},
-    {SAVED_BACKWARD, VJPS, WEIGHED, F32, 1, ANY, saved_backward},
-    {SAVED_GRADIENT, GRADS, ~0u, F32, 1, ANY, saved_gradient},
     // one row at a time, where each may have a parameter of its own
     {SWEEP, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, nullptr},
     {SWEEP, FORWARDS, bit(POWER3, POWER4), F64, 1, SWEEP_MOST, nullptr},
@@ -151,7 +145,7 @@ struct Plan {
 inline Plan plan(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
     const Way way = first_of(TILE, call, link);
-    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD || way == SAVED_GRADIENT)};
+    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD)};
 }
 
 // The way of a single row, which may have a parameter of its own.

@@ -1,95 +1,19 @@
-// Ratio maps: p = u(x) / sum u. Each gives u and u' of a vector of scores, up to a factor that the row has in common.
+// Ratio maps: p = u(x) / sum u. Each has a file, whose struct gives `weight`, u(x) up to a factor of the row, and `slope`, u'(x) up to the same one;
+// and a line here.
 #pragma once
 
-#include "core/lanes.hpp"
+#include "links/relu.hpp"
+#include "links/sigsoftmax.hpp"
+#include "links/taylor.hpp"
 #include "maps.hpp"
 
 namespace ANYMAX_UNIT {
-
-constexpr int MAX_ORDER = 64;
-
-// Horner's coefficients of f_k(x) / M^k in v = x / M: M^-(k-j) / j!. M is a power of two, so that v is exact; returns 1 / M.
-template <class C>
-inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
-    constexpr int64_t W = width<C>;
-    vec<C> size{};
-    for (int64_t i = 0; i < n; i += W) {
-        const vec<C> v = load_or(x, i, n, C(0));
-        size = larger(size, v > -infinity<C> ? absolute(v) : vec<C>{});
-    }
-    const C most = top(size);
-    int exponent = 0;
-    if (most > C(4)) ::frexp((double)most * 0.25, &exponent);
-    const C inverse = (C)::ldexp(1.0, -exponent);
-    double s = (double)inverse, scale = 1.0, factorial = 1.0;
-    for (int j = 2; j <= order; j++) factorial *= j;
-    double term[MAX_ORDER + 1], whole = 0.0;
-    for (int j = order; j >= 0; j--) {
-        term[j] = scale / factorial;
-        whole = whole * ((double)most * s) + term[j];
-        scale *= s;
-        if (j > 0) factorial /= j;
-    }
-    for (int j = 0; j <= order; j++) coefficient[j] = (C)(term[j] / whole);  // at most 1 at the largest score: 1/64! is no float
-    return inverse;
-}
-
-template <class C>
-ANYMAX_INLINE vec<C> taylor(vec<C> v, const C *coefficient, int order) {
-    vec<C> y = splat(coefficient[order]);
-    for (int j = order - 1; j >= 0; j--) y = y * v + coefficient[j];
-    return y;
-}
-
-// u(x) up to a factor of the row, and u'(x) up to the same one.
-template <class C>
-struct TaylorWeight {
-    C inverse;
-    int order;
-    C coefficient[MAX_ORDER + 1];
-
-    TaylorWeight(const C *x, int64_t n, int k) : order(k) { inverse = taylor_scale(x, n, k, coefficient); }
-    ANYMAX_INLINE vec<C> weight(vec<C> x) const {
-        vec<C> in = x > -infinity<C> ? x : vec<C>{};
-        vec<C> y = larger(taylor<C>(in * inverse, coefficient, order), vec<C>{});
-        return x > -infinity<C> ? y : vec<C>{};
-    }
-    // f_k' = f_(k-1), whose coefficients in v are those of f_k shifted by one
-    ANYMAX_INLINE vec<C> slope(vec<C> x) const {
-        vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
-        vec<C> y = splat(coefficient[order] * (C)order);
-        for (int j = order - 1; j >= 1; j--) y = y * in + coefficient[j] * (C)j;
-        return x > -infinity<C> ? y * inverse : vec<C>{};
-    }
-};
-
-template <class C>
-struct SigmoidWeight {
-    C high, fold;  // the largest score, and what is taken off a negative one once more
-
-    SigmoidWeight(C top_) : high(top_), fold(top_ < 0 ? top_ : C(0)) {}
-    // x above 0 and 2 x below, less the same of the largest score: with log(1 + exp(-|x|)), log u
-    ANYMAX_INLINE vec<C> bent(vec<C> x) const { return (x - high) + (x < vec<C>{} ? x - fold : vec<C>{}); }
-    ANYMAX_INLINE vec<C> weight(vec<C> x) const {
-        vec<C> a[2] = {-absolute(x), bent(x)};
-        exp_below<2>(a);
-        return a[1] / (a[0] + C(1));
-    }
-    ANYMAX_INLINE vec<C> slope(vec<C> x) const {  // u' = u (1 + sigmoid(-x))
-        vec<C> e = exp(-absolute(x));
-        vec<C> s = (x < vec<C>{} ? splat(C(1)) : e) / (e + C(1));
-        vec<C> u = weight(x);
-        return u * (s + C(1));
-    }
-    ANYMAX_INLINE vec<C> logarithm(vec<C> x) const {
-        return bent(x) - log1p(exp(-absolute(x)));
-    }
-};
 
 // f(the weights of a ratio map on this row, whose largest score is `high`).
 template <class C, class F>
 ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C high, F f) {
     if (link == TAYLOR) return f(TaylorWeight<C>(x, n, (int)param));
+    if (link == RELU) return f(ReluWeight<C>(high));
     return f(SigmoidWeight<C>(high));
 }
 

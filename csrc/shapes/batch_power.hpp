@@ -91,7 +91,7 @@ static uint32_t batch_loss(Batch &b, int64_t rows, int64_t n, uint32_t left, con
 
 // Their gradients, scale (p - y). A target's own is the sum of the others, which keeps the digits of a small one.
 template <int R>
-static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, const int64_t *target, const float *scale, bool bypass) {
+static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left, const float *aim, const int64_t *target, const float *scale) {
     constexpr int64_t W = width<float>;
     const Rooted s = batch_root<R, BELOW_TOP>(b, rows, n, left);
     const vf below = load(aim) - s.high;
@@ -115,7 +115,7 @@ static uint32_t batch_gradient(Batch &b, int64_t rows, int64_t n, uint32_t left,
         if (b.count[r] < 0) continue;
         done |= 1u << r;
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]), by = splat(scale[r]);
-        transform<true>(b.out[r], b.x[r], n, bypass, [&](vf v) {
+        transform<true>(b.out[r], b.x[r], n, false, [&](vf v) {  // not around the caches: the target's own is written once more
             const vf p = power_value<float, R>(v - m, l, off);
             return p == vf{} ? vf{} : p * by;
         });

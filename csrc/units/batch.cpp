@@ -41,7 +41,6 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
     const bool direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
-    const bool far = call.outer * n >= 4 << 20;  // more scores than the nearer caches hold: longer rows are asked for ahead as well
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
     float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
@@ -63,7 +62,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
-        b.ahead = direct_x && inner == 1 && call.x.outer == n && (n <= 24 * W || far) && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
+        b.ahead = direct_x && inner == 1 && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
         b.cached = b.ahead && direct_out && !bypass;
         const anymax_support &to = call.support;
         const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, plan.link, call.param, count, n, bypass && direct_out);
@@ -106,8 +105,8 @@ void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, 
             aim[j] = b.x[j][t];
             left |= 1u << j;
         }
-        b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.cached = false;
-        const uint32_t done = gradient ? (plan.link == POWER2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, bypass)
+        b.ahead = call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.cached = false;
+        const uint32_t done = gradient ? (plan.link == POWER2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r)
                                        : batch_loss_of(b, plan.link, call.param, count, n, left, aim, value, tau);
         for (int64_t j = 0; j < count; j++) {
             if (!(done >> j & 1)) {
