@@ -286,4 +286,20 @@ inline const C *stage(const void *row, int64_t step, int32_t dtype, const uint8_
     return to;
 }
 
+// The inner rows of an outer one, as outer rows of a call of their own.
+inline anymax_call inner_rows(anymax_call call, int64_t o) {
+    const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
+    anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
+    for (anymax_view *v : views)
+        if (v->data) *v = anymax_view{(void *)at(*v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
+    anymax_support &s = call.support;
+    if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
+    if (call.index) call.index += first;
+    if (call.scale) call.scale = (const char *)call.scale + first * size;
+    if (call.value) call.value = (char *)call.value + first * size;
+    if (call.tau) call.tau = (char *)call.tau + first * size;
+    call.outer = call.inner, call.inner = 1;
+    return call;
+}
+
 }  // namespace ANYMAX_UNIT

@@ -351,4 +351,52 @@ static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C>
         }
 }
 
+// Row r, which is (o, i), by its operation; the rows of its task end at `end`.
+template <class C>
+static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Way way, Link link, double param, const C *x, const Sink<C> &out,
+                    Scratch &scratch, const Team &team) {
+    const int64_t n = call.n, size = item(call.dtype);
+    switch (call.op) {
+        case ANYMAX_FORWARD: forward_row(call, r, way, link, param, x, out, scratch, team); break;
+        case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
+        case ANYMAX_VJP: {
+            if (call.support.count) saved_ahead<C>(call, r, end);
+            const bool saved = call.support.count && call.support.count[r] >= 0;
+            const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            if (saved || p) vjp_any(call, r, link, param, x, p, at(call.g, size, o, i), out, scratch, team);
+            break;
+        }
+        case ANYMAX_LOG_VJP: {
+            const C *p = stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            const C *g = stage<C>(at(call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+            if (p && g) log_vjp_row(call, x, p, g, out, scratch, team);
+            break;
+        }
+        case ANYMAX_LOSS: {
+            const int64_t t = call.index[r];
+            double v = 0.0;
+            if (t >= n)
+                v = not_a_number<double>;
+            else if (t >= 0)
+                v = loss_row(call, r, way, link, param, x, t, scratch, team);
+            if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
+            ((C *)call.value)[r] = (C)v;
+            break;
+        }
+        case ANYMAX_LOSS_GRAD: {
+            const int64_t t = call.index[r];
+            const C scale = ((const C *)call.scale)[r];
+            if (t < 0)
+                zeros(out, team);
+            else if (t >= n)
+                fill(out, not_a_number<C>);
+            else
+                loss_gradient_row(call, r, way, link, param, x, t, scale, out, scratch, team);
+            break;
+        }
+        case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;
+        case ANYMAX_LARGEST: largest_of(call, r, x, out, scratch, team); break;
+    }
+}
+
 }  // namespace ANYMAX_UNIT

@@ -48,47 +48,7 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
                 out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
             }
         }
-        switch (call.op) {
-            case ANYMAX_FORWARD: forward_row(call, r, way, link, param, x, out, scratch, team); break;
-            case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
-            case ANYMAX_VJP: {
-                if (call.support.count) saved_ahead<C>(call, r, end);
-                const bool saved = call.support.count && call.support.count[r] >= 0;
-                const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-                if (saved || p) vjp_any(call, r, link, param, x, p, at(call.g, size, o, i), out, scratch, team);
-                break;
-            }
-            case ANYMAX_LOG_VJP: {
-                const C *p = stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-                const C *g = stage<C>(at(call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
-                if (p && g) log_vjp_row(call, x, p, g, out, scratch, team);
-                break;
-            }
-            case ANYMAX_LOSS: {
-                const int64_t t = call.index[r];
-                double v = 0.0;
-                if (t >= n)
-                    v = not_a_number<double>;
-                else if (t >= 0)
-                    v = loss_row(call, r, way, link, param, x, t, scratch, team);
-                if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
-                ((C *)call.value)[r] = (C)v;
-                break;
-            }
-            case ANYMAX_LOSS_GRAD: {
-                const int64_t t = call.index[r];
-                const C scale = ((const C *)call.scale)[r];
-                if (t < 0)
-                    zeros(out, team);
-                else if (t >= n)
-                    fill(out, not_a_number<C>);
-                else
-                    loss_gradient_row(call, r, way, link, param, x, t, scale, out, scratch, team);
-                break;
-            }
-            case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;
-            case ANYMAX_LARGEST: largest_of(call, r, x, out, scratch, team); break;
-        }
+        run_row(call, r, o, i, end, way, link, param, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
             const int64_t fo = first / inner, fi = first - fo * inner;
             transpose_out(result, held, n, (void *)at(call.out, size, fo, fi), call.out.cls, call.dtype);
@@ -98,22 +58,6 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
 
 template void by_rows<float>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
 template void by_rows<double>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
-
-// The inner rows of an outer one, as outer rows of a call of their own.
-static anymax_call inner_rows(anymax_call call, int64_t o) {
-    const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
-    anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
-    for (anymax_view *v : views)
-        if (v->data) *v = anymax_view{(void *)at(*v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
-    anymax_support &s = call.support;
-    if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
-    if (call.index) call.index += first;
-    if (call.scale) call.scale = (const char *)call.scale + first * size;
-    if (call.value) call.value = (char *)call.value + first * size;
-    if (call.tau) call.tau = (char *)call.tau + first * size;
-    call.outer = call.inner, call.inner = 1;
-    return call;
-}
 
 template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
