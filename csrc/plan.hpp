@@ -20,7 +20,7 @@ constexpr int64_t TILE_SQUARE = 32;    // with k largest that are found in n^2 s
 constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of each solved one row a lane
 constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
-constexpr int64_t DENSE_MOST = 256;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
+constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
 template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
 

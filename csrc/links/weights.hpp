@@ -11,7 +11,7 @@ enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, THIRDS, ROUGH, POWER };  // 1; 1
 
 template <int F>
 struct Weigh {
-    static constexpr bool own = F == OWN, expensive = F >= ROOTS;  // too expensive to compute twice
+    static constexpr bool own = F == OWN, expensive = F >= ROOT;  // too expensive to compute twice
     double exponent;
 
     template <int K, class V>

@@ -133,19 +133,21 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
     auto row = [&](const anymax_view &v, int64_t r) { return (float *)v.data + r * v.outer; };
-    for (int64_t first = begin; first < end; first += W) {
-        const int64_t count = end - first < W ? end - first : W;
-        const bool ahead = end - first >= 2 * W && call.p.outer == n && call.g.outer == n;
+    const int64_t block = n > 128 && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
+    for (int64_t first = begin; first < end; first += block) {
+        const int64_t count = end - first < block ? end - first : block;
+        const bool ahead = bypass && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
         vf rate[W], dot[W], power[W], centre[W];  // sums of w, w g; and for normmax of p^alpha, p g
         float mean[W], norm[W], total[W];
         for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
+            vf of_w{}, of_wg{}, of_power{}, of_pg{};  // in registers
             auto weighed = [&](int64_t i, vf q, vf w, vf v) ANYMAX_EACH {
                 if (F::expensive) store(weight + r * step + i, w);
-                if (NORM) power[r] += w == vf{} ? vf{} : q * q / w, centre[r] += w == vf{} ? vf{} : q * v;
-                if (!F::own) rate[r] += w;
-                dot[r] += w == vf{} ? vf{} : w * v;
+                if (NORM) of_power += w == vf{} ? vf{} : q * q / w, of_pg += w == vf{} ? vf{} : q * v;
+                if (!F::own) of_w += w;
+                of_wg += w == vf{} ? vf{} : w * v;
             };
             int64_t i = 0;
             for (; i + 4 * W <= n; i += 4 * W) {
@@ -158,7 +160,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 const vf q = load_or(p, i, n, 0.0f);
                 weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
             }
-            for (i = 0; ahead && !bypass && i < n; i += 16) __builtin_prefetch(row(call.out, first + r) + i, 1);
+            rate[r] = of_w, dot[r] = of_wg, power[r] = of_power, centre[r] = of_pg;
         }
         const vf weighted = sums(dot);
         if (NORM) {
@@ -174,8 +176,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             const vf m = splat(mean[r]);
             for (int64_t i = 0; ahead && i < n; i += 16) {
-                __builtin_prefetch(p + W * n + i);
-                __builtin_prefetch(g + W * n + i);
+                __builtin_prefetch(p + block * n + i);
+                __builtin_prefetch(g + block * n + i);
             }
             write(row(call.out, first + r), 0, n, bypass, [&](int64_t i) ANYMAX_EACH {
                 const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
