@@ -340,7 +340,8 @@ def test_huge_tiny_and_equal_scores(case):
             continue
         p = native.forward(mapped(case), x)
         assert bool(p.isfinite().all()), row
-        assert abs(float(p.double().sum()) - case.mass) < 1e-6, row
+        mass = 0.0 if case.positive_row and max(row) <= 0.0 else case.mass
+        assert abs(float(p.double().sum()) - mass) < 1e-6, row
 
 
 # -- instruction sets, threads, forks ----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "
 _MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
 _MAPS = {
     "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
-    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
+    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9, "relu": 10,
 }  # fmt: skip
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
 # what the library takes of each parameter (csrc/doors/abi.cpp checks it too); beyond, the reference serves
@@ -51,9 +51,9 @@ _RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are
 }  # fmt: skip
 _NODES = 4096
 _NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
-_NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
-_WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
-_WITHOUT_LOSS = ("taylor", "sigsoftmax")
+_NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max", "relu")
+_WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
+_WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
 SMALL = 4096  # elements of a call that is over before another thread would have had the interpreter
 
 

@@ -55,6 +55,8 @@ def link_of(mapping: Mapping) -> native.Link | str:
     link = native.link_of(mapping)
     if isinstance(link, str):
         return link
+    if link.kind == "relu":
+        return f"it has no kernel for {mapping.name}"
     if link.kind == "perturb_max":
         noise = str(getattr(mapping, "noise", ""))
         if noise == "gumbel" and link.param == 1.0:
