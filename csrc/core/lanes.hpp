@@ -1,0 +1,200 @@
+// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons as bits, floats
+// as doubles and back.
+#pragma once
+
+#include "core/vectors.hpp"
+
+namespace ANYMAX_UNIT {
+
+ANYMAX_INLINE vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+ANYMAX_INLINE vd larger(vd a, vd b) {
+#if defined(__AVX512F__)
+    return (vd)_mm512_max_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    return (vd)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+    return (vd)_mm_max_pd((__m128d)a, (__m128d)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+ANYMAX_INLINE vf smaller(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+ANYMAX_INLINE vd smaller(vd a, vd b) {
+#if defined(__AVX512F__)
+    return (vd)_mm512_min_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    return (vd)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+    return (vd)_mm_min_pd((__m128d)a, (__m128d)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+ANYMAX_INLINE float larger(float a, float b) { return a > b ? a : b; }
+ANYMAX_INLINE double larger(double a, double b) { return a > b ? a : b; }
+
+// One bit a lane.
+ANYMAX_INLINE uint32_t bits(vi m) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_movepi32_mask((__m512i)m);
+#elif defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_ps((__m256)m);
+#elif defined(__SSE2__)
+    return (uint32_t)_mm_movemask_ps((__m128)m);
+#else
+    uint32_t out = 0;
+    for (int i = 0; i < ANYMAX_VECTOR / 4; i++) out |= (uint32_t)(m[i] < 0) << i;
+    return out;
+#endif
+}
+ANYMAX_INLINE uint32_t bits(vl m) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_movepi64_mask((__m512i)m);
+#elif defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_pd((__m256d)m);
+#elif defined(__SSE2__)
+    return (uint32_t)_mm_movemask_pd((__m128d)m);
+#else
+    uint32_t out = 0;
+    for (int i = 0; i < ANYMAX_VECTOR / 8; i++) out |= (uint32_t)(m[i] < 0) << i;
+    return out;
+#endif
+}
+
+// The same of a comparison, a > b and a >= b, which AVX-512 gives as bits at once.
+ANYMAX_INLINE uint32_t bits_above(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+    return bits(a > b);
+#endif
+}
+ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+    return bits(a >= b);
+#endif
+}
+
+template <class V>
+ANYMAX_INLINE scalar<V> sum(V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(scalar<V>) == 4)
+        return _mm512_reduce_add_ps((__m512)v);
+    else
+        return _mm512_reduce_add_pd((__m512d)v);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(scalar<V>) == 4) {
+        __m128 h = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+    } else {
+        __m128d h = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(h, _mm_unpackhi_pd(h, h)));
+    }
+#else
+    constexpr int count = sizeof(V) / sizeof(scalar<V>);
+    scalar<V> s[count];
+    __builtin_memcpy(s, &v, sizeof v);
+    for (int w = count / 2; w; w /= 2)
+        for (int i = 0; i < w; i++) s[i] += s[i + w];
+    return s[0];
+#endif
+}
+template <class V>
+ANYMAX_INLINE scalar<V> top(V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(scalar<V>) == 4)
+        return _mm512_reduce_max_ps((__m512)v);
+    else
+        return _mm512_reduce_max_pd((__m512d)v);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(scalar<V>) == 4) {
+        __m128 h = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+    } else {
+        __m128d h = _mm_max_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+        return _mm_cvtsd_f64(_mm_max_sd(h, _mm_unpackhi_pd(h, h)));
+    }
+#else
+    constexpr int count = sizeof(V) / sizeof(scalar<V>);
+    scalar<V> s[count];
+    __builtin_memcpy(s, &v, sizeof v);
+    for (int w = count / 2; w; w /= 2)
+        for (int i = 0; i < w; i++) s[i] = larger(s[i], s[i + w]);
+    return s[0];
+#endif
+}
+
+// The lanes of a float vector as two double vectors, and back. By intrinsics, because GCC takes half a vector through memory.
+#if defined(__AVX512F__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1))); }
+ANYMAX_INLINE vf join(vd a, vd b) {
+    const __m256d l = _mm256_castps_pd(_mm512_cvtpd_ps((__m512d)a)), h = _mm256_castps_pd(_mm512_cvtpd_ps((__m512d)b));
+    return (vf)_mm512_insertf64x4(_mm512_castpd256_pd512(l), h, 1);
+}
+#elif defined(__AVX2__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1)); }
+ANYMAX_INLINE vf join(vd a, vd b) { return (vf)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)b), _mm256_cvtpd_ps((__m256d)a)); }
+#elif defined(__SSE2__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm_cvtps_pd((__m128)v); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
+ANYMAX_INLINE vf join(vd a, vd b) { return (vf)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)a), _mm_cvtpd_ps((__m128d)b)); }
+#else
+ANYMAX_INLINE vd low(vf v) {
+    vf_half h;
+    __builtin_memcpy(&h, &v, sizeof h);
+    return __builtin_convertvector(h, vd);
+}
+ANYMAX_INLINE vd high(vf v) {
+    vf_half h;
+    __builtin_memcpy(&h, (const char *)&v + sizeof h, sizeof h);
+    return __builtin_convertvector(h, vd);
+}
+ANYMAX_INLINE vf join(vd a, vd b) {
+    vf_half h[2] = {__builtin_convertvector(a, vf_half), __builtin_convertvector(b, vf_half)};
+    vf v;
+    __builtin_memcpy(&v, h, sizeof v);
+    return v;
+}
+#endif
+ANYMAX_INLINE vd load_wide(const double *p) { return load(p); }
+ANYMAX_INLINE vd load_wide(const float *p) {
+    vf_half h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, vd);
+}
+ANYMAX_INLINE void store_narrow(double *p, vd v) { store(p, v); }
+ANYMAX_INLINE void store_narrow(float *p, vd v) {
+    vf_half h = __builtin_convertvector(v, vf_half);
+    __builtin_memcpy(p, &h, sizeof h);
+}
+// Adds the lanes of v to a double accumulator.
+ANYMAX_INLINE vd widen_add(vd a, vf v) { return a + (low(v) + high(v)); }
+ANYMAX_INLINE vd widen_add(vd a, vd v) { return a + v; }
+
+}  // namespace ANYMAX_UNIT
