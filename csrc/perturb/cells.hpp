@@ -46,6 +46,11 @@ constexpr Chebyshev<K> chebyshev() {
     return c;
 }
 
+template <int K>
+constexpr Chebyshev<K> CHEBYSHEV = chebyshev<K>();
+template <class E>
+constexpr int points_a_cell = sizeof(E) == 8 ? 16 : 8;
+
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 typedef double d4 __attribute__((vector_size(32)));
@@ -90,11 +95,58 @@ ANYMAX_INLINE void add_powers(double *to, double *weighted, double t, double g) 
     }
 }
 
+// Adds the two copies of the floats' sums to the moments, and begins them again.
+inline void flush_sums(float *from, double *to, int64_t copy) {
+    for (int64_t k = 0; k < copy; k += width<float>) {
+        const vf a = load(from + k);
+        const vf b = load(from + k + copy);
+        constexpr int64_t half = width<double>;
+        store(to + k, load(to + k) + (low(a) + low(b)));
+        store(to + k + half, load(to + k + half) + (high(a) + high(b)));
+        store(from + k, vf{});
+        store(from + k + copy, vf{});
+    }
+}
+
+// The weights of a cell's points, from its moments.
+template <class E>
+__attribute__((noinline)) void weights(const double *moment, E *to) {
+    constexpr int K = points_a_cell<E>;
+    double c[K], out[K] = {};
+    for (int k = 0; k < K; k++) {
+        double a = 0.0;
+        for (int j = 0; j <= k; j++) a += CHEBYSHEV<K>.power[k][j] * moment[j];
+        c[k] = a;
+    }
+    for (int k = 0; k < K; k++)
+        for (int m = 0; m < K; m++) out[m] += CHEBYSHEV<K>.fit[k][m] * c[k];
+    for (int m = 0; m < K; m++) to[m] = (E)out[m];
+}
+// The powers of the polynomial that has these values at a cell's points.
+template <class E>
+__attribute__((noinline)) void interpolate_cell(const E *values, E *to) {
+    constexpr int K = points_a_cell<E>;
+    double out[K] = {};
+    for (int k = 0; k < K; k++) {
+        double a = 0.0;
+        for (int m = 0; m < K; m++) a += CHEBYSHEV<K>.fit[k][m] * (double)values[m];
+        for (int j = 0; j <= k; j++) out[j] += CHEBYSHEV<K>.power[k][j] * a;
+    }
+    for (int m = 0; m < K; m++) to[m] = (E)out[m];
+}
+
+template <class E>
+ANYMAX_INLINE E horner(const E *c, E t) {
+    constexpr int K = points_a_cell<E>;
+    E y = c[K - 1];
+    for (int k = K - 2; k >= 0; k--) y = y * t + c[k];
+    return y;
+}
+
 // The cells are of equal width in s = y (y + 2 bend), y = origin - z: in normal noise narrower where scores are far below, as h is steeper there.
 template <int N, class E>
 struct Cells {
-    enum { K = sizeof(E) == 8 ? 16 : 8 };
-    static constexpr Chebyshev<K> T = chebyshev<K>();
+    static constexpr int K = points_a_cell<E>;
 
     Row<E> row;
     double origin, bend, breadth, per;  // per: 1 / breadth
@@ -195,41 +247,6 @@ struct Cells {
             }
         }
     }
-    static void flush_sums(float *from, double *to, int64_t copy) {
-        for (int64_t k = 0; k < copy; k += width<float>) {
-            const vf a = load(from + k);
-            const vf b = load(from + k + copy);
-            constexpr int64_t half = width<double>;
-            store(to + k, load(to + k) + (ANYMAX_UNIT::low(a) + ANYMAX_UNIT::low(b)));
-            store(to + k + half, load(to + k + half) + (ANYMAX_UNIT::high(a) + ANYMAX_UNIT::high(b)));
-            store(from + k, vf{});
-            store(from + k + copy, vf{});
-        }
-    }
-
-    // The weights of a cell's points, from its moments.
-    __attribute__((noinline)) static void weights(const double *moment, E *to) {
-        double c[K], out[K] = {};
-        for (int k = 0; k < K; k++) {
-            double a = 0.0;
-            for (int j = 0; j <= k; j++) a += T.power[k][j] * moment[j];
-            c[k] = a;
-        }
-        for (int k = 0; k < K; k++)
-            for (int m = 0; m < K; m++) out[m] += T.fit[k][m] * c[k];
-        for (int m = 0; m < K; m++) to[m] = (E)out[m];
-    }
-    // The powers of the polynomial that has these values at a cell's points.
-    __attribute__((noinline)) static void interpolate_cell(const E *values, E *to) {
-        double out[K] = {};
-        for (int k = 0; k < K; k++) {
-            double a = 0.0;
-            for (int m = 0; m < K; m++) a += T.fit[k][m] * (double)values[m];
-            for (int j = 0; j <= k; j++) out[j] += T.power[k][j] * a;
-        }
-        for (int m = 0; m < K; m++) to[m] = (E)out[m];
-    }
-
     // Cells for the scores up to z = from. False where scores one by one are cheaper.
     bool summarise(const Row<E> &r, double from) {
         row = r;
@@ -251,7 +268,7 @@ struct Cells {
             const int64_t c = filled[i], k = i * K;
             for (int m = 0; m < K; m += width<double>) {
                 vd s;
-                for (int j = 0; j < width<double>; j++) s[j] = T.point[m + j];
+                for (int j = 0; j < width<double>; j++) s[j] = CHEBYSHEV<K>.point[m + j];
                 s = (0.5 * s + ((double)c + 0.5)) * breadth;
                 if (N == ANYMAX_NORMAL) s = s / (root2(s + bend * bend) + bend);
                 put_z(at.zh + k + m, at.zl + k + m, origin - s);
@@ -290,11 +307,6 @@ struct Cells {
         return sum;
     }
 
-    ANYMAX_INLINE static E horner(const E *c, E t) {
-        E y = c[K - 1];
-        for (int k = K - 2; k >= 0; k--) y = y * t + c[k];
-        return y;
-    }
     // The polynomials at the scores that were located last.
     ANYMAX_INLINE void evaluate(const E *powers, E *to, int64_t m) const {
         for (int64_t j = 0; j < m; j++) to[j] = horner(powers + cell_of[j] * K, t_of[j]);
