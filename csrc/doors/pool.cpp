@@ -112,7 +112,7 @@ struct Pool {
     Job job;
     std::atomic<uint64_t> call_number{0};
     std::atomic<int> active{0}, begun{0};
-    int wanted = 0, made = 0;
+    int needed = 0, made = 0;
     bool open = false;  // there may be work left; a thread that wakes after that sleeps again, and the caller does not wait for it
 
     void loop(int me) {
@@ -125,7 +125,7 @@ struct Pool {
             lock.lock();
             wake.wait(lock, [&] { return call_number != seen; });
             seen = call_number;
-            if (!open || me >= wanted) continue;
+            if (!open || me >= needed) continue;
             active++;
             lock.unlock();
             job.work();
@@ -147,7 +147,7 @@ struct Pool {
         job.next.store(begin, std::memory_order_relaxed);
         {
             std::lock_guard<std::mutex> lock(state);
-            wanted = helpers, open = true;
+            needed = helpers, open = true;
             call_number++;
         }
         wake.notify_all();
@@ -179,10 +179,10 @@ Pool *get() {
     static std::atomic<bool> watched{false};
     if (!watched.exchange(true)) pthread_atfork(nullptr, nullptr, forget);
 #endif
-    Pool *fresh = new (std::nothrow) Pool;  // never deleted: its threads may outlive any order of destruction
-    if (!fresh) return nullptr;
-    if (pool.compare_exchange_strong(p, fresh)) return fresh;
-    delete fresh;
+    Pool *made = new (std::nothrow) Pool;  // never deleted: its threads may outlive any order of destruction
+    if (!made) return nullptr;
+    if (pool.compare_exchange_strong(p, made)) return made;
+    delete made;
     return p;
 }
 

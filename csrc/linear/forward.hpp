@@ -351,9 +351,9 @@ static void some_heads(int64_t begin, int64_t end, void *context) {
 template <class Head>
 static int each_head(const anymax_linear_call *call, anymax_parallel team) {
     const int64_t threads = call->threads < 1 ? 1 : call->threads;
-    const bool apart = call->heads % threads == 0 || call->heads >= 4 * threads;
-    Heads h{call, apart ? nullptr : team, ANYMAX_OK};
-    if (apart && team)
+    const bool by_heads = call->heads % threads == 0 || call->heads >= 4 * threads;
+    Heads h{call, by_heads ? nullptr : team, ANYMAX_OK};
+    if (by_heads && team)
         team(0, call->heads, 1, some_heads<Head>, &h);
     else
         some_heads<Head>(0, call->heads, &h);
