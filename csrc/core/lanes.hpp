@@ -1,191 +1,200 @@
-// Lanes of vectors: marked ones side by side, rows transposed, one row a lane.
+// Arithmetic on vectors that the language has no operator for: the larger of two, sums and maxima over the lanes, comparisons as bits, floats
+// as doubles and back.
 #pragma once
 
-#include "core/vec.hpp"
+#include "core/vectors.hpp"
 
 namespace ANYMAX_UNIT {
 
-template <class C>
-ANYMAX_INLINE vec<C> load_or(const C *x, int64_t i, int64_t n, C fill) {
-    return i + width<C> <= n ? load(x + i) : load_part(x + i, n - i > 0 ? n - i : 0, fill);
-}
-
-template <class C>
-ANYMAX_INLINE bool every(ints<C> m) {
-    return bits(m) == (uint32_t)((1ull << width<C>) - 1);
-}
-
-// The same for x >= bound, and not -inf.
-ANYMAX_INLINE float lanes_max(float) { return 3.402823466e38f; }
-ANYMAX_INLINE double lanes_max(double) { return 1.7976931348623157e308; }
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-struct Packing {
-    uint8_t lane[256][8];
-    constexpr Packing() : lane() {
-        for (int m = 0; m < 256; m++) {
-            int k = 0;
-            for (int i = 0; i < 8; i++)
-                if (m >> i & 1) lane[m][k++] = (uint8_t)i;
-            for (; k < 8; k++) lane[m][k] = 0;
-        }
-    }
-};
-static constexpr Packing packing;
-#endif
-
-// Appends the lanes of v that m marks, and their indices, to values[at] and indices[at]; may write a whole vector there.
-ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *indices, int64_t at) {
-    uint32_t b = bits(m);
+ANYMAX_INLINE vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
-    __mmask16 k = (__mmask16)b;
-    __m512i iota = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
-    _mm512_storeu_ps(values + at, _mm512_maskz_compress_ps(k, (__m512)v));
-    _mm512_storeu_si512(indices + at, _mm512_maskz_compress_epi32(k, iota));
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
-    _mm256_storeu_ps(values + at, _mm256_permutevar8x32_ps((__m256)v, lane));
-    _mm256_storeu_si256((__m256i *)(indices + at), _mm256_add_epi32(lane, _mm256_set1_epi32(first)));
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
 #else
-    int64_t k = at;
-    for (uint32_t r = b; r; r &= r - 1) {
-        int i = __builtin_ctz(r);
-        values[k] = v[i];
-        indices[k++] = first + i;
-    }
+    return a > b ? a : b;
 #endif
-    return at + __builtin_popcount(b);
 }
-ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t *indices, int64_t at) {
-    for (uint32_t b = bits(m); b; b &= b - 1) {
-        int i = __builtin_ctz(b);
-        values[at] = v[i];
-        indices[at++] = first + i;
-    }
-    return at;
-}
-
-// The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than `capacity`.
-ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
-    if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
-    for (uint32_t some = bits(mark); some; some &= some - 1) {
-        const int64_t j = __builtin_ctz(some);
-        if (at == capacity) return -1;
-        index[at] = (int32_t)(i + j), value[at++] = v[j];
-    }
-    return at;
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-struct Spreading {
-    uint8_t lane[256][8];
-    constexpr Spreading() : lane() {
-        for (int m = 0; m < 256; m++) {
-            int k = 0;
-            for (int i = 0; i < 8; i++) {
-                lane[m][i] = (uint8_t)k;
-                if (m >> i & 1) k++;
-            }
-        }
-    }
-};
-static constexpr Spreading spreading;
-#endif
-
-// The lanes of v that b marks, side by side, to `to`, which takes a whole vector. How many they are.
-ANYMAX_INLINE int64_t pack(vf v, uint32_t b, float *to) {
+ANYMAX_INLINE vd larger(vd a, vd b) {
 #if defined(__AVX512F__)
-    _mm512_storeu_ps(to, _mm512_maskz_compress_ps((__mmask16)b, (__m512)v));
+    return (vd)_mm512_max_pd((__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
-    _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)v, lane));
+    return (vd)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+    return (vd)_mm_max_pd((__m128d)a, (__m128d)b);
 #else
-    int64_t k = 0;
-    for (uint32_t r = b; r; r &= r - 1) to[k++] = v[__builtin_ctz(r)];
+    return a > b ? a : b;
 #endif
-    return __builtin_popcount(b);
 }
-// The way back: the lanes that m marks take one after another what lies at `from`; the others are 0.
-ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
+ANYMAX_INLINE vf smaller(vf a, vf b) {
 #if defined(__AVX512F__)
-    (void)m;
-    return (vf)_mm512_maskz_expand_ps((__mmask16)b, _mm512_loadu_ps(from));
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
-    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)spreading.lane[b]));
-    return m ? (vf)_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), lane) : vf{};
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_min_ps((__m128)a, (__m128)b);
 #else
-    vf v{};
-    for (uint32_t r = b; r; r &= r - 1) v[__builtin_ctz(r)] = *from++;
-    (void)m;
+    return a < b ? a : b;
+#endif
+}
+ANYMAX_INLINE vd smaller(vd a, vd b) {
+#if defined(__AVX512F__)
+    return (vd)_mm512_min_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    return (vd)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+    return (vd)_mm_min_pd((__m128d)a, (__m128d)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+ANYMAX_INLINE float larger(float a, float b) { return a > b ? a : b; }
+ANYMAX_INLINE double larger(double a, double b) { return a > b ? a : b; }
+
+// One bit a lane.
+ANYMAX_INLINE uint32_t bits(vi m) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_movepi32_mask((__m512i)m);
+#elif defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_ps((__m256)m);
+#elif defined(__SSE2__)
+    return (uint32_t)_mm_movemask_ps((__m128)m);
+#else
+    uint32_t out = 0;
+    for (int i = 0; i < ANYMAX_VECTOR / 4; i++) out |= (uint32_t)(m[i] < 0) << i;
+    return out;
+#endif
+}
+ANYMAX_INLINE uint32_t bits(vl m) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_movepi64_mask((__m512i)m);
+#elif defined(__AVX2__)
+    return (uint32_t)_mm256_movemask_pd((__m256d)m);
+#elif defined(__SSE2__)
+    return (uint32_t)_mm_movemask_pd((__m128d)m);
+#else
+    uint32_t out = 0;
+    for (int i = 0; i < ANYMAX_VECTOR / 8; i++) out |= (uint32_t)(m[i] < 0) << i;
+    return out;
+#endif
+}
+
+// The same of a comparison, a > b and a >= b, which AVX-512 gives as bits at once.
+ANYMAX_INLINE uint32_t bits_above(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+    return bits(a > b);
+#endif
+}
+ANYMAX_INLINE uint32_t bits_from(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+    return bits(a >= b);
+#endif
+}
+
+template <class V>
+ANYMAX_INLINE scalar<V> sum(V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(scalar<V>) == 4)
+        return _mm512_reduce_add_ps((__m512)v);
+    else
+        return _mm512_reduce_add_pd((__m512d)v);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(scalar<V>) == 4) {
+        __m128 h = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+    } else {
+        __m128d h = _mm_add_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+        return _mm_cvtsd_f64(_mm_add_sd(h, _mm_unpackhi_pd(h, h)));
+    }
+#else
+    constexpr int count = sizeof(V) / sizeof(scalar<V>);
+    scalar<V> s[count];
+    __builtin_memcpy(s, &v, sizeof v);
+    for (int w = count / 2; w; w /= 2)
+        for (int i = 0; i < w; i++) s[i] += s[i + w];
+    return s[0];
+#endif
+}
+template <class V>
+ANYMAX_INLINE scalar<V> top(V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(scalar<V>) == 4)
+        return _mm512_reduce_max_ps((__m512)v);
+    else
+        return _mm512_reduce_max_pd((__m512d)v);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(scalar<V>) == 4) {
+        __m128 h = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+        h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+    } else {
+        __m128d h = _mm_max_pd(_mm256_castpd256_pd128((__m256d)v), _mm256_extractf128_pd((__m256d)v, 1));
+        return _mm_cvtsd_f64(_mm_max_sd(h, _mm_unpackhi_pd(h, h)));
+    }
+#else
+    constexpr int count = sizeof(V) / sizeof(scalar<V>);
+    scalar<V> s[count];
+    __builtin_memcpy(s, &v, sizeof v);
+    for (int w = count / 2; w; w /= 2)
+        for (int i = 0; i < w; i++) s[i] = larger(s[i], s[i + w]);
+    return s[0];
+#endif
+}
+
+// The lanes of a float vector as two double vectors, and back. By intrinsics, because GCC takes half a vector through memory.
+#if defined(__AVX512F__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1))); }
+ANYMAX_INLINE vf join(vd a, vd b) {
+    const __m256d l = _mm256_castps_pd(_mm512_cvtpd_ps((__m512d)a)), h = _mm256_castps_pd(_mm512_cvtpd_ps((__m512d)b));
+    return (vf)_mm512_insertf64x4(_mm512_castpd256_pd512(l), h, 1);
+}
+#elif defined(__AVX2__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1)); }
+ANYMAX_INLINE vf join(vd a, vd b) { return (vf)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)b), _mm256_cvtpd_ps((__m256d)a)); }
+#elif defined(__SSE2__)
+ANYMAX_INLINE vd low(vf v) { return (vd)_mm_cvtps_pd((__m128)v); }
+ANYMAX_INLINE vd high(vf v) { return (vd)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
+ANYMAX_INLINE vf join(vd a, vd b) { return (vf)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)a), _mm_cvtpd_ps((__m128d)b)); }
+#else
+ANYMAX_INLINE vd low(vf v) {
+    vf_half h;
+    __builtin_memcpy(&h, &v, sizeof h);
+    return __builtin_convertvector(h, vd);
+}
+ANYMAX_INLINE vd high(vf v) {
+    vf_half h;
+    __builtin_memcpy(&h, (const char *)&v + sizeof h, sizeof h);
+    return __builtin_convertvector(h, vd);
+}
+ANYMAX_INLINE vf join(vd a, vd b) {
+    vf_half h[2] = {__builtin_convertvector(a, vf_half), __builtin_convertvector(b, vf_half)};
+    vf v;
+    __builtin_memcpy(&v, h, sizeof v);
     return v;
-#endif
-}
-
-// -- transposition
-
-// Rows one a lane, and back. Eight by eight floats are transposed in registers where the compiler has the means; elsewhere one by one.
-template <class C, class T>
-ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
-    constexpr int64_t W = width<C>;
-    for (int64_t i = 0; rows < W && i < n; i++) store(to + i * W, vec<C>{});
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
-}
-template <class C, class T>
-ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n, int64_t stride) {
-    constexpr int64_t W = width<C>;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) out[r * stride + i] = (T)from[i * W + r];
-}
-
-#if defined(__AVX2__)
-ANYMAX_INLINE void transpose8(float *to, int64_t to_step, const float *from, int64_t from_step) {
-    __m256 r[8];
-    for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + j * from_step);
-    __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
-    __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
-    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
-    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
-    r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
-    r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
-    for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + j * to_step, r[j]);
-}
-ANYMAX_INLINE void gather_lanes(float *to, const float *x, int64_t rows, int64_t n, int64_t stride) {
-    constexpr int64_t W = width<float>;
-    if (rows < W) return gather_lanes<float, float>(to, x, rows, n, stride);
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) transpose8(to + i * W + half, W, x + half * stride + i, stride);
-    for (; i < n; i++)
-        for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
-}
-ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, int64_t n, int64_t stride) {
-    constexpr int64_t W = width<float>;
-    if (rows < W) return scatter_lanes<float, float>(from, out, rows, n, stride);
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) transpose8(out + half * stride + i, stride, from + i * W + half, W);
-    for (; i < n; i++)
-        for (int64_t r = 0; r < W; r++) out[r * stride + i] = from[i * W + r];
 }
 #endif
-
-// Of as many vectors as one has lanes, what `join` makes of the lanes of each, one a lane.
-template <class F>
-ANYMAX_INLINE vf across(const vf *v, F join) {
-    constexpr int64_t W = width<float>;
-    alignas(64) vf transposed[W];
-    gather_lanes((float *)transposed, (const float *)v, W, W, W);
-    for (int64_t half = W / 2; half; half /= 2)
-        for (int64_t j = 0; j < half; j++) transposed[j] = join(transposed[j], transposed[j + half]);
-    return transposed[0];
+ANYMAX_INLINE vd load_wide(const double *p) { return load(p); }
+ANYMAX_INLINE vd load_wide(const float *p) {
+    vf_half h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, vd);
 }
-ANYMAX_INLINE vf sums(const vf *v) {
-    return across(v, [](vf a, vf b) { return a + b; });
+ANYMAX_INLINE void store_narrow(double *p, vd v) { store(p, v); }
+ANYMAX_INLINE void store_narrow(float *p, vd v) {
+    vf_half h = __builtin_convertvector(v, vf_half);
+    __builtin_memcpy(p, &h, sizeof h);
 }
-
-// The lanes of a vector as vectors of doubles.
-ANYMAX_INLINE vd part(vf v, int h) { return h ? high(v) : low(v); }
-ANYMAX_INLINE vd part(vd v, int) { return v; }
+// Adds the lanes of v to a double accumulator.
+ANYMAX_INLINE vd widen_add(vd a, vf v) { return a + (low(v) + high(v)); }
+ANYMAX_INLINE vd widen_add(vd a, vd v) { return a + v; }
 
 }  // namespace ANYMAX_UNIT

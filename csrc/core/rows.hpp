@@ -2,7 +2,7 @@
 // `Sink`; what depends on the caller's layout and dtype is settled here.
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 #include "core/scratch.hpp"
 
 namespace ANYMAX_UNIT {

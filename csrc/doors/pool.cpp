@@ -1,5 +1,5 @@
-// A small pool of threads: made at the first call that wants it, made anew in a forked child, busy with one call at a time. A call that
-// finds it busy, or comes from one of its own threads, runs where it is: two callers never add up to more threads than the pool has.
+// A small pool of threads: made at the first call that needs it, and again in a forked child. It serves one call at a time. A call that comes while
+// it is busy, or from one of its own threads, runs on its caller's thread alone: so there are never more threads at work than callers and pool.
 #include "doors/pool.h"
 
 #if defined(ANYMAX_NO_THREADS)
@@ -34,8 +34,8 @@ extern "C" void anymax_set_num_threads(int) {}
 
 namespace {
 
-// A thread of its own for body(argument); false where the system has none to give (a limit on processes or memory), which std::thread can say by
-// an exception only, and this library has none.
+// Starts a thread that runs body(argument); false where the system refuses one (a limit on processes or memory). std::thread reports that by an
+// exception, and this library is compiled without exceptions.
 template <void (*body)(void *)> bool start(void *argument) {
 #if defined(_WIN32)
     const uintptr_t thread = _beginthreadex(
@@ -80,7 +80,7 @@ int initial() {
     return cores();
 }
 
-constexpr int AWAKE = 100;  // microseconds
+constexpr int SPIN = 100;  // microseconds of waiting before a thread sleeps
 
 struct Job {
     anymax_task task = nullptr;
@@ -97,9 +97,10 @@ struct Job {
     }
 };
 
-// Waits awake for a short while, for who makes calls makes more of them, and to be woken takes longer than a small one. Others may have the core.
-template <class F> void look_out(F ready) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(AWAKE);
+// Waits a short while without sleeping: calls come in series, and to be woken takes longer than a small call does. Other threads may have the core
+// meanwhile.
+template <class F> void spin_until(F ready) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(SPIN);
     while (!ready() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
 }
 
@@ -109,10 +110,10 @@ struct Pool {
     std::mutex one_call, state;
     std::condition_variable wake, done;
     Job job;
-    std::atomic<uint64_t> turn{0};
+    std::atomic<uint64_t> call_number{0};
     std::atomic<int> active{0}, begun{0};
-    int wanted = 0, made = 0;
-    bool open = false;  // there may be work left: a thread that wakes too late does not keep the caller waiting
+    int needed = 0, made = 0;
+    bool open = false;  // there may be work left; a thread that wakes after that sleeps again, and the caller does not wait for it
 
     void loop(int me) {
         inside = true;
@@ -120,11 +121,11 @@ struct Pool {
         std::unique_lock<std::mutex> lock(state);
         for (;;) {
             lock.unlock();
-            look_out([&] { return turn.load(std::memory_order_relaxed) != seen; });
+            spin_until([&] { return call_number.load(std::memory_order_relaxed) != seen; });
             lock.lock();
-            wake.wait(lock, [&] { return turn != seen; });
-            seen = turn;
-            if (!open || me >= wanted) continue;
+            wake.wait(lock, [&] { return call_number != seen; });
+            seen = call_number;
+            if (!open || me >= needed) continue;
             active++;
             lock.unlock();
             job.work();
@@ -138,7 +139,7 @@ struct Pool {
         p->loop(p->begun.fetch_add(1));
     }
 
-    // Where threads can't be had, those that are there and the caller do the work.
+    // Where no thread can be started, those that there are and the caller do the work.
     void run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context, int threads) {
         int helpers = threads - 1;
         while (made < helpers && start<helper>(this)) made++;
@@ -146,14 +147,14 @@ struct Pool {
         job.next.store(begin, std::memory_order_relaxed);
         {
             std::lock_guard<std::mutex> lock(state);
-            wanted = helpers, open = true;
-            turn++;
+            needed = helpers, open = true;
+            call_number++;
         }
         wake.notify_all();
         inside = true;
         job.work();
         inside = false;
-        look_out([&] { return active.load(std::memory_order_relaxed) == 0; });
+        spin_until([&] { return active.load(std::memory_order_relaxed) == 0; });
         std::unique_lock<std::mutex> lock(state);
         open = false;
         done.wait(lock, [&] { return active == 0; });
@@ -164,7 +165,7 @@ std::atomic<int> limit{0};
 std::atomic<Pool *> pool{nullptr};
 
 #if !defined(_WIN32)
-// The child has none of the parent's threads, and the pool's locks may be held by one of them: it is left as it is, and a new one is made.
+// A forked child has none of its parent's threads, and one of those may have held the pool's locks: the child leaves that pool and makes a new one.
 void forget() {
     pool.store(nullptr);
     inside = false;
@@ -178,10 +179,10 @@ Pool *get() {
     static std::atomic<bool> watched{false};
     if (!watched.exchange(true)) pthread_atfork(nullptr, nullptr, forget);
 #endif
-    Pool *fresh = new (std::nothrow) Pool;  // never deleted: its threads may outlive any order of destruction
-    if (!fresh) return nullptr;
-    if (pool.compare_exchange_strong(p, fresh)) return fresh;
-    delete fresh;
+    Pool *made = new (std::nothrow) Pool;  // never deleted: its threads may outlive any order of destruction
+    if (!made) return nullptr;
+    if (pool.compare_exchange_strong(p, made)) return made;
+    delete made;
     return p;
 }
 

@@ -7,14 +7,15 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* The size of pieces of `range`, a multiple of `grain`: as large as leaves each of these threads about eight of them. */
+/* The size of the pieces of a range, a multiple of `grain`: so large that there are about eight of them for each of these threads. */
 static inline int64_t anymax_piece(int64_t range, int64_t grain, int64_t threads) {
     const int64_t even = range / (8 * threads) / grain * grain;
     return even > grain ? even : grain;
 }
-/* task(b, e, context) over pieces of [begin, end), multiples of `grain`, by the pool's threads and the caller; serially where the pool is busy. */
+/* task(b, e, context) over pieces of [begin, end), multiples of `grain`, by the pool's threads and the caller; by the caller alone where the pool is
+   busy. */
 int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
-/* anymax_run with the caller's own way to share out rows, NULL: none; `pool` is not looked at. */
+/* anymax_run where `run` shares out the rows (NULL: one thread), whatever the call's `pool` says. */
 int anymax_run_by(const anymax_call *call, anymax_parallel run);
 #ifdef __cplusplus
 }

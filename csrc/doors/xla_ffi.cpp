@@ -1,4 +1,4 @@
-// XLA's door to the kernels: one handler for all operations; attributes tell which. Operands are dense, classes last.
+// The handler that XLA calls, one for all operations: attributes of the call say which. Operands are dense, classes last.
 //
 //   forward, log      x                     -> out
 //   vjp               [x,] p, g             -> out     x where the map needs it
@@ -36,15 +36,14 @@ xla_error *refuse(const xla_call *call, int32_t code, const char *sentence) {
 
 #if !defined(ANYMAX_NO_THREADS)
 
-// Pieces of [begin, end) for whoever comes: the caller, and those of XLA's threads that find time before all is done. A
-// handler runs on such a thread itself, so it must never wait for a task to begin: it waits for pieces that another
-// thread is at work on, no more.
+// The pieces of [begin, end), which the caller works on together with those of XLA's threads that begin before all is done. The handler runs on
+// such a thread itself, so it must never wait for a task to begin: it waits only for pieces that another thread has begun.
 struct Share {
     anymax_task task;
     void *context;
     int64_t end, grain;
-    std::atomic<int64_t> next, left;
-    std::atomic<int> owners;
+    std::atomic<int64_t> next, left;  // the next piece's begin; how much is not done yet
+    std::atomic<int> owners;          // threads that may still read this
 
     void work() {
         for (;;) {
@@ -68,17 +67,20 @@ void help(void *data) {
 
 thread_local const xla_call *current = nullptr;
 
+// True where XLA reports an error, which is freed.
+bool failed(const xla_api *api, xla_error *error) {
+    if (!error) return false;
+    xla_error_destroy_args destroy = {sizeof destroy, nullptr, error};
+    api->error_destroy(&destroy);
+    return true;
+}
+
 int64_t lent_threads(const xla_call *call) {
     const xla_api *api = call->api;
     if (api->size < offsetof(xla_api, threads) + sizeof api->threads || !api->schedule || !api->threads) return 0;
     int64_t count = 0;
     xla_threads_args args = {sizeof args, nullptr, call->context, &count};
-    if (xla_error *error = api->threads(&args)) {
-        xla_error_destroy_args destroy = {sizeof destroy, nullptr, error};
-        api->error_destroy(&destroy);
-        return 0;
-    }
-    return count;
+    return failed(api, api->threads(&args)) ? 0 : count;
 }
 
 int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context) {
@@ -96,10 +98,8 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     for (int64_t i = 0; i < helpers; i++) {
         share->owners.fetch_add(1, std::memory_order_relaxed);
         xla_schedule_args args = {sizeof args, nullptr, call->context, help, share};
-        if (xla_error *error = call->api->schedule(&args)) {
+        if (failed(call->api, call->api->schedule(&args))) {
             share->owners.fetch_sub(1, std::memory_order_relaxed);
-            xla_error_destroy_args destroy = {sizeof destroy, nullptr, error};
-            call->api->error_destroy(&destroy);
             break;
         }
     }
@@ -110,7 +110,7 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
 }
 
 int run(const xla_call *call, const anymax_call *rows) {
-    const xla_call *before = current;  // another call on this thread, which waits for its helpers
+    const xla_call *before = current;  // a call on the same thread that waits for its helpers and has begun this one meanwhile
     current = call;
     const int code = anymax_run_by(rows, by_xla);
     current = before;
@@ -123,12 +123,12 @@ int run(const xla_call *, const anymax_call *rows) { return anymax_run_by(rows, 
 
 #endif
 
-// Memory of this size comes straight from the system at each run of a program, and to hand it out page by page can take
-// longer than any kernel: large pages are asked for. True for such memory.
-bool from_system(void *data, int64_t bytes) {
-    if (bytes < (int64_t)32 << 20) return false;  // malloc's own bound is below
+// XLA gets results of this size from the system at each run of a program, and for the system to clear and map them page by page can take longer
+// than the kernel: large pages are asked for. True for such memory.
+bool newly_mapped(void *data, int64_t bytes) {
+    if (bytes < (int64_t)32 << 20) return false;  // malloc maps at least all that is larger than this
 #if defined(MADV_HUGEPAGE)
-    const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // 64k suits all
+    const uintptr_t page = 1 << 16, first = (uintptr_t)data, last = first + (uintptr_t)bytes;  // a multiple of every page size
     const uintptr_t begin = (first + page - 1) & ~(page - 1), end = last & ~(page - 1);
     madvise((void *)begin, end - begin, MADV_HUGEPAGE);
 #else
@@ -139,6 +139,7 @@ bool from_system(void *data, int64_t bytes) {
 
 // -- what a call says -----------------------------------------------------------------------------------------------
 
+// The eight bytes of an attribute, an integer or a double.
 bool attribute(const xla_call *call, const char *name, int64_t *to) {
     const xla_attributes &all = call->attributes;
     for (int64_t i = 0; i < all.count; i++) {
@@ -146,12 +147,8 @@ bool attribute(const xla_call *call, const char *name, int64_t *to) {
         if (is->length != strlen(name) || memcmp(is->text, name, is->length) != 0) continue;
         if (all.types[i] != XLA_IS_SCALAR) return false;
         const xla_scalar *s = (const xla_scalar *)all.items[i];
-        if (s->dtype == XLA_S64)
-            memcpy(to, s->value, 8);
-        else if (s->dtype == XLA_F64)  // as its bits
-            memcpy(to, s->value, 8);
-        else
-            return false;
+        if (s->dtype != XLA_S64 && s->dtype != XLA_F64) return false;
+        memcpy(to, s->value, 8);
         return true;
     }
     return false;
@@ -177,7 +174,7 @@ int32_t dtype_of(int32_t xla) {
     }
 }
 
-// Numbers in the type that the kernels read; those of another type are converted, and freed at the end.
+// Numbers in the type that the kernels read: the caller's, or converted ones, which are freed at the end.
 template <class To>
 struct Numbers {
     const To *data = nullptr;
@@ -201,20 +198,20 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     for (xla_extension *e = call->extensions; e; e = e->next) {
         if (e->type != XLA_IS_METADATA) continue;
         xla_metadata *to = ((xla_metadata_extension *)e)->metadata;
-        // what both sides know; early versions do not introduce themselves here
+        // the version that both sides know; early ones of XLA do not say theirs here
         const xla_version *theirs = call->api ? &call->api->version : nullptr;
         const bool older = theirs && theirs->major == XLA_MAJOR && theirs->minor < XLA_MINOR;
         to->version.major = XLA_MAJOR;
         to->version.minor = !theirs ? (int32_t)XLA_OLDEST : older ? theirs->minor : (int32_t)XLA_MINOR;
-        to->traits = 0;  // nothing that a GPU's command buffer could hold
+        to->traits = 0;  // none: a GPU's command buffer cannot record this handler
         return nullptr;
     }
-    const char *odd = "the call does not have the form that this version of the library knows";
+    const char *unknown_form = "the call does not have the form that this version of the library knows";
     int64_t op, map, noise, nodes, param, per_row;
     if (call->stage != XLA_EXECUTE || !attribute(call, "op", &op) || !attribute(call, "map", &map) ||
         !attribute(call, "noise", &noise) || !attribute(call, "nodes", &nodes) || !attribute(call, "param", &param) ||
         !attribute(call, "per_row", &per_row))
-        return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
 
     const int64_t given = call->operands.count - (per_row ? 1 : 0);
     const xla_buffer *in[5], *out[2];
@@ -228,19 +225,19 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
         case ANYMAX_VJP: inputs = given == 2 ? 2 : 3; break;
         case ANYMAX_LOSS: inputs = outputs = 2; break;
         case ANYMAX_LOSS_GRAD: inputs = 4; break;
-        default: return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        default: return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
     }
     if (given != inputs || call->results.count != outputs || call->operands.count > 5)
-        return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
     for (int64_t i = 0; i < call->operands.count; i++)
-        if (!in[i]) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (!in[i]) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
     for (int64_t i = 0; i < outputs; i++)
-        if (!out[i]) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (!out[i]) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
 
     const xla_buffer *x = in[0];
     const int32_t dtype = dtype_of(x->dtype), wide = x->dtype == XLA_F64 ? XLA_F64 : XLA_F32;
     if (dtype < 0) return refuse(call, XLA_INVALID_ARGUMENT, "scores must be float16, bfloat16, float32 or float64");
-    if (x->rank < 1) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    if (x->rank < 1) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
     const int64_t n = x->dims[x->rank - 1], size = size_of(x), rows = n > 0 ? size / n : 0;
 
     const bool to_rows = op != ANYMAX_LOSS && op != ANYMAX_THRESHOLD;
@@ -273,7 +270,7 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD) {
         const xla_buffer *t = in[op == ANYMAX_LOSS ? 1 : 2];
         alike &= (t->dtype == XLA_S32 || t->dtype == XLA_S64) && size_of(t) == rows;
-        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
         if (t->dtype == XLA_S64)
             index.data = (const int64_t *)t->data;
         else
@@ -284,17 +281,17 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     if (per_row) {
         const xla_buffer *a = in[inputs];
         alike &= (a->dtype == XLA_F32 || a->dtype == XLA_F64) && size_of(a) == rows;
-        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+        if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
         if (a->dtype == XLA_F64)
             params.data = (const double *)a->data;
         else
             memory &= params.convert<float>(a->data, rows);
         c.params = params.data;
     }
-    if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, odd);
+    if (!alike) return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
     if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
     const int64_t item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
-    c.fresh = to_rows && from_system(out[0]->data, size * item);
+    c.fresh = to_rows && newly_mapped(out[0]->data, size * item);
     const int code = run(call, &c);
     return code ? refuse(call, XLA_INTERNAL, anymax_error(code)) : nullptr;
 }

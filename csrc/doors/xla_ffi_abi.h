@@ -1,6 +1,6 @@
-/* The part of XLA's FFI interface that anymax_xla() uses, declared here in our own words, so that the library needs no
- * header of XLA to compile. What is used has been laid out the same from version 0.1 (jaxlib 0.6) on; the tests hold
- * these declarations to the headers of the jaxlib that is installed. What XLA passes begins with its size.
+/* The part of XLA's FFI interface that anymax_xla() uses, declared here again, so that the library compiles without XLA's
+ * headers. This part has had the same layout from version 0.1 (jaxlib 0.6) on; the tests compare these declarations with
+ * the headers of the jaxlib that is installed. Every structure that XLA passes begins with its own size.
  */
 #ifndef ANYMAX_XLA_FFI_ABI_H
 #define ANYMAX_XLA_FFI_ABI_H
@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-enum { XLA_MAJOR = 0, XLA_OLDEST = 1, XLA_MINOR = 3 }; /* these declarations were held to versions 0.1 to 0.3 */
+enum { XLA_MAJOR = 0, XLA_OLDEST = 1, XLA_MINOR = 3 }; /* these declarations were compared with versions 0.1 to 0.3 */
 
-/* Element types, stages and error codes that we meet. */
+/* The element types, stages, error codes and kinds of items that occur here. */
 enum { XLA_S32 = 4, XLA_S64 = 5, XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16 };
 enum { XLA_EXECUTE = 3 };
 enum { XLA_INVALID_ARGUMENT = 3, XLA_INTERNAL = 13 };
@@ -88,7 +88,7 @@ typedef struct {
     xla_error *error;
 } xla_error_destroy_args;
 
-/* task(data) on some thread of XLA's, at some time, or never if there is no such thread. */
+/* task(data) on some thread of XLA's, at some later time, or never where it has no thread. */
 typedef struct {
     size_t size;
     xla_extension *extensions;
@@ -120,7 +120,7 @@ typedef struct {
     xla_error *(*threads)(xla_threads_args *);
 } xla_api;
 
-/* One call. On registration XLA calls with the extension XLA_IS_METADATA, to be told what it deals with. */
+/* One call. At registration XLA calls with the extension XLA_IS_METADATA, to be told version and traits. */
 typedef struct {
     size_t size;
     xla_extension *extensions;
@@ -131,7 +131,7 @@ typedef struct {
     xla_attributes attributes;
 } xla_call;
 
-/* XLA's own may be longer; what follows is left as XLA has initialised it. */
+/* XLA's own may be longer; the rest stays as XLA has initialised it. */
 typedef struct {
     size_t size;
     xla_version version;

@@ -1,6 +1,7 @@
 // The backward of forward.hpp. With g^ = (g / Z, -<g, out> / Z) for a query, Z its denominator, and v^ = (v, 1) for a key, the gradients are
 //   dv = sum over queries of w g^,   dq = scale * sum over keys of <g^, v^> u k,   dk = sum over queries of <g^, v^> u (scale q),
-// of the same kind all three: sums over the other side of a_i a_j b, taken first. For dq and dk they lie turned, [dv + 1, j] for each i.
+// with w and u as in forward.hpp. All three need sums of one kind over the other side, of a_i a_j b, which are made first; for dq and dk they are
+// stored transposed, [dv + 1, j] for each i.
 #pragma once
 
 #include "linear/forward.hpp"
@@ -16,18 +17,18 @@ class LinearVJP : LinearHead<C> {
     const int64_t B, Bp;          // entries of g^ and v^
     const C *const out, *const below, *const g;
     C *const dq, *const dk, *const dv_;
-    C *turned;  // the sums: of a_i a_j b over a side, [B, Dp - first(i)] for each i
+    C *transposed;  // the sums of a_i a_j b over a side, [B, Dp - first(i)] for each i
     C *sums;    // the same of the queries, [pairs, Vp], for dv
 
     struct Work {
         C *const memory;
-        C *a, *b, *scaled, *a_turned, *b_turned;             // of a chunk of one side
-        C *row_a, *row_b, *row_da, *row_db, *share, *pairs;  // of a block of the other
-        C *u, *t;                                            // of a tile and a chunk
+        C *a, *b, *scaled, *a_transposed, *b_transposed;     // of a chunk of one side
+        C *row_a, *row_b, *row_da, *row_db, *share, *pairs;  // of a block of the other side
+        C *u, *t;                                            // of a tile of rows and a chunk
         Work(const LinearVJP &l, Room &room)
             : memory(room.take<C>(CHUNK * (2 * l.Dp + l.Bp + l.D + l.B + 2 * TILE_ROWS) + BLOCK * (4 * l.Dp + l.Bp + l.Vp))) {
             Pieces<C> p{memory};
-            a = p.next(CHUNK * l.Dp), b = p.next(CHUNK * l.Bp), scaled = p.next(CHUNK * l.Dp), a_turned = p.next(l.D * CHUNK), b_turned = p.next(l.B * CHUNK);
+            a = p.next(CHUNK * l.Dp), b = p.next(CHUNK * l.Bp), scaled = p.next(CHUNK * l.Dp), a_transposed = p.next(l.D * CHUNK), b_transposed = p.next(l.B * CHUNK);
             u = p.next(TILE_ROWS * CHUNK), t = p.next(TILE_ROWS * CHUNK);
             row_a = p.next(BLOCK * l.Dp), row_da = p.next(BLOCK * l.Dp), share = p.next(BLOCK * l.Dp), pairs = p.next(BLOCK * l.Dp);
             row_b = p.next(BLOCK * l.Bp), row_db = p.next(BLOCK * l.Vp);
@@ -35,12 +36,12 @@ class LinearVJP : LinearHead<C> {
     };
 
     static int64_t first(int64_t i) { return i / W * W; }
-    int64_t turned_before(int64_t i) const {
+    int64_t transposed_before(int64_t i) const {
         const int64_t whole = i / W;
         return B * (W * (whole * Dp - W * (whole * (whole - 1) / 2)) + (i - whole * W) * (Dp - whole * W));
     }
 
-    // A position of a side: a = (scale q, 1) and b = g^ of a query of any group, or a = (k, 1) and b = v^ of a key.
+    // Rows of a side: of a query a = (scale q, 1) and b = g^, where `at` counts through all groups; of a key a = (k, 1) and b = v^.
     void side_in(bool queries, int64_t at, C *a, C *b) const {
         if (!queries) {
             this->key_in(at, a);
@@ -59,8 +60,8 @@ class LinearVJP : LinearHead<C> {
         for (int64_t l = 0; l < count; l++) side_in(queries, at + l, w.a + l * Dp, w.b + l * Bp);
     }
 
-    // Adds the positions of the step to the sums; queries: those of all groups.
-    void remember(bool queries, int64_t begin, int64_t end, const Work &w) const {
+    // Adds the rows [from, to) of a side to the sums; of queries those of all groups, and then copies the sums for dv.
+    void add_to_sums(bool queries, int64_t begin, int64_t end, const Work &w) const {
         bool add = !empty;
         for (int64_t group = 0; group < (queries ? call.groups : 1); group++)
             for (int64_t at = from; at < to; at += CHUNK, add = true) {
@@ -70,12 +71,12 @@ class LinearVJP : LinearHead<C> {
                     const int64_t low = first(i), wide = Dp - low;
                     for (int64_t l = 0; l < count; l++)
                         for (int64_t j = low; j < Dp; j += W) store(w.scaled + l * Dp + j, load(w.a + l * Dp + j) * splat(w.a[l * Dp + i]));
-                    product(w.b, 1, Bp, B, w.scaled + low, Dp, count, wide / W, turned + turned_before(i), wide, add);
+                    product(w.b, 1, Bp, B, w.scaled + low, Dp, count, wide / W, transposed + transposed_before(i), wide, add);
                 });
             }
         if (!queries) return;
         this->each_of(begin, end, [&](int64_t i) {
-            const C *from_i = turned + turned_before(i);
+            const C *from_i = transposed + transposed_before(i);
             C *to_i = sums + this->pairs_before(i) * Vp;
             const int64_t low = first(i), wide = Dp - low;
             for (int64_t j = i; j < D; j++)
@@ -83,13 +84,13 @@ class LinearVJP : LinearHead<C> {
         });
     }
 
-    // da = sum over i of a_i <b, sums_i>, with both halves of the sums, of which one is there.
-    void pull(int64_t count, const Work &w) const {
+    // da_j += the sum over i of a_i <b, sums_ij>, where sums_ij = sums_ji is stored for i <= j alone.
+    void from_sums(int64_t count, const Work &w) const {
         vec<C> place;
         for (int64_t j = 0; j < W; j++) place[j] = (C)j;
         for (int64_t i = 0; i < D; i++) {
             const int64_t low = first(i), wide = Dp - low;
-            product(w.row_b, Bp, 1, count, turned + turned_before(i), wide, B, wide / W, w.share, Dp, false);
+            product(w.row_b, Bp, 1, count, transposed + transposed_before(i), wide, B, wide / W, w.share, Dp, false);
             for (int64_t m = 0; m < count; m++) {
                 const C *a = w.row_a + m * Dp, *h = w.share + m * Dp;
                 C *da = w.row_da + m * Dp;
@@ -107,18 +108,18 @@ class LinearVJP : LinearHead<C> {
         }
     }
 
-    // The pairs within the step of a block of queries, the first of them the `own`-th, with the keys up to each one's own (in w); or of keys with the
-    // queries from each one's own on.
-    void near(bool queries, int64_t own, int64_t count, const Work &w) const {
+    // Adds the pairs within the step: of a block of queries, the first of them the `own`-th of the step, with the keys up to each one's own, which are
+    // in w; or of a block of keys with the queries from each one's own on.
+    void from_step(bool queries, int64_t own, int64_t count, const Work &w) const {
         const int64_t there = to - from;
         for (int64_t m = 0; m < count; m += TILE_ROWS) {
             const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS, at = own + m;
-            // Those that all rows of the tile meet, and the ones from `at` on that some do.
+            // [begin, end) is in pairs with all rows of the tile; the TILE_ROWS from `at` on with some of them.
             const int64_t begin = queries ? 0 : at + rows, end = queries ? at : there;
             const int64_t low = queries ? 0 : at / W * W, high = queries ? at + rows : there;
             const int64_t vectors = (high - low + W - 1) / W;
-            product(w.row_a + m * Dp, Dp, 1, rows, w.a_turned + low, CHUNK, D, vectors, w.u + low, CHUNK, false);
-            product(w.row_b + m * Bp, Bp, 1, rows, w.b_turned + low, CHUNK, B, vectors, w.t + low, CHUNK, false);
+            product(w.row_a + m * Dp, Dp, 1, rows, w.a_transposed + low, CHUNK, D, vectors, w.u + low, CHUNK, false);
+            product(w.row_b + m * Bp, Bp, 1, rows, w.b_transposed + low, CHUNK, B, vectors, w.t + low, CHUNK, false);
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t l = low; l < low + vectors * W; l += W) {
                     C *const u = w.u + r * CHUNK + l, *const t = w.t + r * CHUNK + l;
@@ -137,21 +138,21 @@ class LinearVJP : LinearHead<C> {
         }
     }
 
-    // The gradients of the queries [start, start + rows) of each group, or of such keys; they meet all that is in the sums, and where `causal` some of
-    // the step.
-    void look(bool queries, int64_t begin, int64_t end, int64_t start, int64_t rows, bool causal, const Work &w) const {
+    // The gradients of the queries [start, start + rows) of each group, or of such keys: of pairs with all that is in the sums and, where `causal`, with
+    // some of the step.
+    void answer(bool queries, int64_t begin, int64_t end, int64_t start, int64_t rows, bool causal, const Work &w) const {
         this->each_block(begin, end, rows, [&](int64_t group, int64_t own, int64_t count) {
             const int64_t row = group * L + start + own;  // keys have one group
             for (int64_t m = 0; m < count; m++) side_in(queries, row + m, w.row_a + m * Dp, w.row_b + m * Bp);
             memset(w.row_da, 0, (size_t)(count * Dp) * sizeof(C));
             if (!queries) memset(w.row_db, 0, (size_t)(count * Vp) * sizeof(C));
-            if (!empty) pull(count, w);
-            if (!empty && !queries) this->recall_values(w.row_a, count, sums, w.pairs, w.row_db);
+            if (!empty) from_sums(count, w);
+            if (!empty && !queries) this->add_values(w.row_a, count, sums, w.pairs, w.row_db);
             for (int64_t other = 0; causal && other < (queries ? 1 : call.groups); other++) {
                 chunk_in(!queries, other * L + from, to - from, w);
-                this->turn(w.a, to - from, D, Dp, w.a_turned);
-                this->turn(w.b, to - from, B, Bp, w.b_turned);
-                near(queries, own, count, w);
+                this->transpose(w.a, to - from, D, Dp, w.a_transposed);
+                this->transpose(w.b, to - from, B, Bp, w.b_transposed);
+                from_step(queries, own, count, w);
             }
             for (int64_t m = 0; m < count; m++) {
                 if (queries) {
@@ -164,17 +165,17 @@ class LinearVJP : LinearHead<C> {
         });
     }
 
-    void remember_all(bool queries, int64_t begin, int64_t end, anymax_parallel team) {
+    void add_to_sums_shared(bool queries, int64_t begin, int64_t end, anymax_parallel team) {
         if (begin >= end) return;
         from = begin, to = end;
-        this->share(this, this->units(), team, [&](int64_t first, int64_t last, const Work &w) { remember(queries, first, last, w); });
+        this->share(this, this->units(), team, [&](int64_t first, int64_t last, const Work &w) { add_to_sums(queries, first, last, w); });
         empty = false;
     }
-    void look_all(bool queries, int64_t start, int64_t rows, bool causal, anymax_parallel team) {
+    void answer_shared(bool queries, int64_t start, int64_t rows, bool causal, anymax_parallel team) {
         if (rows <= 0) return;
         from = start, to = start + rows;
         this->share(this, (queries ? call.groups : 1) * this->tiles_of(rows), team,
-                    [&](int64_t begin, int64_t end, const Work &w) { look(queries, begin, end, start, rows, causal, w); });
+                    [&](int64_t begin, int64_t end, const Work &w) { answer(queries, begin, end, start, rows, causal, w); });
     }
 
   public:
@@ -184,30 +185,30 @@ class LinearVJP : LinearHead<C> {
           dk((C *)call.dk + head * call.keys * d), dv_((C *)call.dv_ + head * call.keys * dv) {}
 
     int run(Room &room, anymax_parallel team) {
-        const int64_t size = turned_before(D), both = !call.causal ? 0 : keys < L ? keys : L;
-        turned = room.take<C>(size + this->pairs_before(D) * Vp);
-        if (!turned) return ANYMAX_NO_MEMORY;
-        sums = turned + size;
+        const int64_t size = transposed_before(D), both = !call.causal ? 0 : keys < L ? keys : L;
+        transposed = room.take<C>(size + this->pairs_before(D) * Vp);
+        if (!transposed) return ANYMAX_NO_MEMORY;
+        sums = transposed + size;
         if (call.dq) {
             for (int64_t at = 0; at < both; at += CHUNK) {
                 const int64_t rows = both - at < CHUNK ? both - at : CHUNK;
-                look_all(true, at, rows, true, team);
-                if (at + rows < L) remember_all(false, at, at + rows, team);
+                answer_shared(true, at, rows, true, team);
+                if (at + rows < L) add_to_sums_shared(false, at, at + rows, team);
             }
-            if (!call.causal) remember_all(false, 0, keys, team);
-            look_all(true, both, L - both, false, team);
+            if (!call.causal) add_to_sums_shared(false, 0, keys, team);
+            answer_shared(true, both, L - both, false, team);
         }
         if (call.dk) {
-            if (Vp > dv) memset(sums, 0, (size_t)(this->pairs_before(D) * Vp) * sizeof(C));  // what lies beyond dv is summed too
+            if (Vp > dv) memset(sums, 0, (size_t)(this->pairs_before(D) * Vp) * sizeof(C));  // the padding after dv is summed too
             empty = true;
-            remember_all(true, both, L, team);
+            add_to_sums_shared(true, both, L, team);
             for (int64_t at = (both - 1) / CHUNK * CHUNK; both && at >= 0; at -= CHUNK) {
                 const int64_t rows = both - at < CHUNK ? both - at : CHUNK;
-                look_all(false, at, rows, true, team);
-                if (at) remember_all(true, at, at + rows, team);
+                answer_shared(false, at, rows, true, team);
+                if (at) add_to_sums_shared(true, at, at + rows, team);
             }
             const int64_t seen = call.causal ? both : keys;  // by a query
-            if (!call.causal) look_all(false, 0, keys, false, team);
+            if (!call.causal) answer_shared(false, 0, keys, false, team);
             memset(dk + seen * d, 0, (size_t)((call.keys - seen) * d) * sizeof(C));
             memset(dv_ + seen * dv, 0, (size_t)((call.keys - seen) * dv) * sizeof(C));
         }

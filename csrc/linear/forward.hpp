@@ -1,5 +1,6 @@
 // Attention with Taylor softmax of order 2 in linear time. With u = <(scale q, 1), (k, 1)> the weight of a key is 1 + s + s^2/2 = (u^2 + 1)/2,
-// and u^2 is a sum over pairs (i, j) of entries: the sums over keys of k_i k_j v are taken first, once for each pair i <= j, whatever the length.
+// and u^2 is a sum over pairs (i, j) of entries. So the sums over the keys of k_i k_j v are made first, once for each pair i <= j, and a query needs
+// these sums alone, whatever the length.
 #pragma once
 
 #include "core/rows.hpp"
@@ -8,13 +9,13 @@
 namespace ANYMAX_UNIT {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int TILE_VECTORS = 4;  // of 32 registers 24 hold sums
+constexpr int TILE_VECTORS = 4;  // the sums of a tile take 24 of 32 registers
 #else
 constexpr int TILE_VECTORS = 2;
 #endif
 constexpr int TILE_ROWS = 6;
 
-// to[m, :] = or += sum over t < count of a[m am + t at] b[t, :]: one tile, whose sums stay in registers.
+// One tile of a product of matrices, whose sums stay in registers: to[m, :] = (where `add`: +=) the sum over t < count of a[m am + t at] b[t, :].
 template <class C, int M, int N>
 static void product_tile(const C *a, int64_t am, int64_t at, const C *b, int64_t bs, int64_t count, C *to, int64_t ts, bool add) {
     constexpr int64_t W = width<C>;
@@ -68,20 +69,21 @@ static void product(const C *a, int64_t am, int64_t at, int64_t rows, const C *b
     }
 }
 
-// One head of keys and values, and the queries of all groups that see it: what forward and backward have in common. With (scale q, 1) and (k, 1)
-// queries and keys are alike: rows of D = d + 1 entries, padded with zeros to whole vectors.
+// One head of keys and values and the queries of all groups that see it: what forward and backward have in common. Queries (scale q, 1) and keys
+// (k, 1) are rows of D = d + 1 entries, padded with zeros to whole vectors. Causal calls go in steps of CHUNK positions: what lies before the step is
+// in the sums, pairs within the step are computed one by one.
 template <class C>
 class LinearHead {
   protected:
-    static constexpr int64_t W = width<C>, CHUNK = 24 * TILE_ROWS, BLOCK = 8 * TILE_ROWS;  // of a step, and of a task at a time
-    static_assert(CHUNK % W == 0, "a chunk is of whole vectors");
+    static constexpr int64_t W = width<C>, CHUNK = 24 * TILE_ROWS, BLOCK = 8 * TILE_ROWS;  // positions of a step; rows that a task serves at once
+    static_assert(CHUNK % W == 0, "a chunk consists of whole vectors");
 
     const anymax_linear_call &call;
     const int64_t d, dv, D, Dp, Vp, L;
     const C *q, *k, *v;
-    int64_t keys;       // that are there
-    bool empty = true;  // nothing was added to the sums so far
-    int64_t from, to;   // the keys, or queries, of a step
+    int64_t keys;       // without those that padding or `lengths` leaves out
+    bool empty = true;  // the sums: nothing was added so far
+    int64_t from, to;   // the keys, or queries, of the step
     int failed = 0;
 
     LinearHead(const anymax_linear_call &call, int64_t head)
@@ -98,11 +100,11 @@ class LinearHead {
         row_in(k + l * d, d, C(1), to, Dp);
         to[d] = C(1);
     }
-    void query_in(int64_t l, C *to) const {  // l: of all groups
+    void query_in(int64_t l, C *to) const {  // l counts through all groups
         row_in(q + l * d, d, (C)call.scale, to, Dp);
         to[d] = C(1);
     }
-    static void turn(const C *rows, int64_t count, int64_t entries, int64_t step, C *to) {  // [count, step] -> [entries, CHUNK]
+    static void transpose(const C *rows, int64_t count, int64_t entries, int64_t step, C *to) {  // [count, step] -> [entries, CHUNK]
         for (int64_t l = 0; l < count; l++)
             for (int64_t i = 0; i < entries; i++) to[i * CHUNK + l] = rows[l * step + i];
     }
@@ -110,8 +112,8 @@ class LinearHead {
     // Where the sums over rows a of a_i a_j b begin, [pairs, Vp], for each i <= j.
     int64_t pairs_before(int64_t i) const { return i * D - i * (i - 1) / 2; }
 
-    // result = sum over pairs of the share of a row's weights that is (u^2 + 1) / 2: a_i a_j sums_ij, and the half of it where i = j.
-    void recall_values(const C *rows, int64_t count, const C *sums, C *pairs, C *result) const {
+    // result = the sum over pairs i <= j of a_i a_j sums_ij, half of it where i = j < d: that is of (u^2 + 1) / 2 b over all rows b in the sums.
+    void add_values(const C *rows, int64_t count, const C *sums, C *pairs, C *result) const {
         for (int64_t i = 0; i < D; i++) {
             for (int64_t m = 0; m < count; m++) {
                 const C *row = rows + m * Dp;
@@ -123,7 +125,7 @@ class LinearHead {
         }
     }
 
-    // The tasks are given units i that stand for two, i and as far from the other end of D: they all cost the same.
+    // A task's unit i stands for the entries i and D - 1 - i together, so that all units cost the same.
     template <class F>
     void each_of(int64_t begin, int64_t end, const F &each) const {
         for (int64_t unit = begin; unit < end; unit++) {
@@ -133,7 +135,7 @@ class LinearHead {
     }
     int64_t units() const { return (D + 1) / 2; }
 
-    // Rows in units of tiles, group after group: each(group, first row of the group, count), in blocks.
+    // A task's units are tiles of TILE_ROWS rows, group after group: each(group, its first row, count) for blocks of them.
     template <class F>
     static void each_block(int64_t begin, int64_t end, int64_t rows, const F &each) {
         const int64_t tiles = tiles_of(rows);
@@ -147,7 +149,7 @@ class LinearHead {
     }
     static int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
-    static Room &task_room() {
+    static Room &task_memory() {
         static thread_local Room room;
         return room;
     }
@@ -157,12 +159,12 @@ class LinearHead {
         const Task *task;
         static void run(int64_t begin, int64_t end, void *context) {
             const Shared *s = (const Shared *)context;
-            const typename Head::Work w(*s->me, task_room());
+            const typename Head::Work w(*s->me, task_memory());
             if (w.memory)
                 (*s->task)(begin, end, w);
             else
                 __atomic_store_n(&s->me->failed, 1, __ATOMIC_RELAXED);
-            task_room().leave();
+            task_memory().leave();
         }
     };
     template <class Head, class Task>
@@ -176,7 +178,7 @@ class LinearHead {
     }
 };
 
-// Pieces of one room, one after another.
+// Pieces of one memory, one after another.
 template <class C>
 struct Pieces {
     C *at;
@@ -196,14 +198,14 @@ class Linear : LinearHead<C> {
     C *sums, *gram;  // over the keys so far: [pairs, Vp] of k_i k_j v, and [D, Dp] of k_i k_j
     C *const out, *const below;
 
-    // What a task works in.
+    // The memory of a task.
     struct Work {
         C *const memory;
-        C *keys, *values, *scaled, *turned, *queries, *pairs, *result, *weights, *below;
+        C *keys, *values, *scaled, *transposed, *queries, *pairs, *result, *weights, *below;
         Work(const Linear &l, Room &room)
             : memory(room.take<C>(CHUNK * (l.Dp + 2 * l.Vp + l.D + TILE_ROWS) + BLOCK * (2 * l.Dp + l.Vp + 1))) {
             Pieces<C> p{memory};
-            keys = p.next(CHUNK * l.Dp), values = p.next(CHUNK * l.Vp), scaled = p.next(CHUNK * l.Vp), turned = p.next(l.D * CHUNK);
+            keys = p.next(CHUNK * l.Dp), values = p.next(CHUNK * l.Vp), scaled = p.next(CHUNK * l.Vp), transposed = p.next(l.D * CHUNK);
             weights = p.next(TILE_ROWS * CHUNK), queries = p.next(BLOCK * l.Dp), pairs = p.next(BLOCK * l.Dp), result = p.next(BLOCK * l.Vp), below = p.next(BLOCK);
         }
     };
@@ -215,8 +217,8 @@ class Linear : LinearHead<C> {
         }
     }
 
-    // Adds the keys of the step to the sums.
-    void remember(int64_t begin, int64_t end, const Work &w) const {
+    // Adds the keys [from, to) to the sums.
+    void add_keys(int64_t begin, int64_t end, const Work &w) const {
         for (int64_t at = from; at < to; at += CHUNK) {
             const int64_t count = to - at < CHUNK ? to - at : CHUNK;
             const bool add = !empty || at > from;
@@ -230,24 +232,24 @@ class Linear : LinearHead<C> {
         }
     }
 
-    // Numerators and denominators of the queries in w, for the keys so far.
-    void recall(int64_t count, const Work &w) const {
+    // Numerators and denominators of the queries in w, by the keys in the sums.
+    void from_sums(int64_t count, const Work &w) const {
         product(w.queries, Dp, 1, count, gram, Dp, D, Dp / W, w.pairs, Dp, false);
         for (int64_t m = 0; m < count; m++) {
             vec<C> squares{};
             for (int64_t j = 0; j < Dp; j += W) squares += load(w.queries + m * Dp + j) * load(w.pairs + m * Dp + j);
             w.below[m] = (sum(squares) + gram[d * Dp + d]) * C(0.5);
         }
-        this->recall_values(w.queries, count, sums, w.pairs, w.result);
+        this->add_values(w.queries, count, sums, w.pairs, w.result);
     }
 
-    // Those of the keys of the step as well: queries see no later key than their own, the first of them the key `first` of the step.
-    void near(int64_t first, int64_t count, const Work &w) const {
+    // Adds to them the keys of the step. A query sees the keys up to its own; that of the first query in w is the key `first` of the step.
+    void from_step(int64_t first, int64_t count, const Work &w) const {
         const int64_t there = to - from;
         for (int64_t m = 0; m < count; m += TILE_ROWS) {
-            const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS, all = first + m;  // see `all` keys, and some of their own
+            const int64_t rows = count - m < TILE_ROWS ? count - m : TILE_ROWS, all = first + m;  // all rows of the tile see the first `all` keys
             const int64_t seen = all + rows < there ? all + rows : there;
-            product(w.queries + m * Dp, Dp, 1, rows, w.turned, CHUNK, D, (seen + W - 1) / W, w.weights, CHUNK, false);
+            product(w.queries + m * Dp, Dp, 1, rows, w.transposed, CHUNK, D, (seen + W - 1) / W, w.weights, CHUNK, false);
             for (int64_t r = 0; r < rows; r++) {
                 C *weight = w.weights + r * CHUNK;
                 vec<C> total{};
@@ -268,17 +270,18 @@ class Linear : LinearHead<C> {
 
     void results_out(int64_t row, int64_t count, const Work &w) const {
         for (int64_t m = 0; m < count; m++) {
-            const C by = w.below[m] == C(0) ? C(1) : w.below[m];  // there was no key
+            const C by = w.below[m] == C(0) ? C(1) : w.below[m];  // 0: there is no key
             for (int64_t e = 0; e < dv; e++) out[(row + m) * dv + e] = w.result[m * Vp + e] / by;
             if (below) below[row + m] = by;
         }
     }
 
-    // The queries [first, first + rows) of each group: they see all keys so far, and those of the step up to their own where `causal`.
-    void look(int64_t begin, int64_t end, int64_t first, int64_t rows, bool causal, const Work &w) const {
+    // The results of the queries [first, first + rows) of each group: they see the keys in the sums and, where `causal`, those of the step up to their
+    // own.
+    void answer(int64_t begin, int64_t end, int64_t first, int64_t rows, bool causal, const Work &w) const {
         if (causal) {
             keys_in(w, from, to - from);
-            this->turn(w.keys, to - from, D, Dp, w.turned);
+            this->transpose(w.keys, to - from, D, Dp, w.transposed);
         }
         this->each_block(begin, end, rows, [&](int64_t group, int64_t own, int64_t count) {
             const int64_t row = group * L + first + own;
@@ -287,19 +290,19 @@ class Linear : LinearHead<C> {
                 memset(w.result, 0, (size_t)(count * Vp) * sizeof(C));
                 memset(w.below, 0, (size_t)count * sizeof(C));
             } else {
-                recall(count, w);
+                from_sums(count, w);
             }
-            if (causal) near(own, count, w);
+            if (causal) from_step(own, count, w);
             results_out(row, count, w);
         });
     }
 
-    void remember_all(anymax_parallel team) {
-        this->share(this, this->units(), team, [&](int64_t begin, int64_t end, const Work &w) { remember(begin, end, w); });
+    void add_keys_shared(anymax_parallel team) {
+        this->share(this, this->units(), team, [&](int64_t begin, int64_t end, const Work &w) { add_keys(begin, end, w); });
         empty = false;
     }
-    void look_all(int64_t first, int64_t rows, bool causal, anymax_parallel team) {
-        this->share(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { look(begin, end, first, rows, causal, w); });
+    void answer_shared(int64_t first, int64_t rows, bool causal, anymax_parallel team) {
+        this->share(this, call.groups * this->tiles_of(rows), team, [&](int64_t begin, int64_t end, const Work &w) { answer(begin, end, first, rows, causal, w); });
     }
 
   public:
@@ -314,21 +317,21 @@ class Linear : LinearHead<C> {
         const int64_t both = !call.causal ? 0 : keys < L ? keys : L;
         for (from = 0; from < both; from = to) {
             to = both - from < CHUNK ? both : from + CHUNK;
-            look_all(from, to - from, true, team);
-            if (to < L) remember_all(team);
+            answer_shared(from, to - from, true, team);
+            if (to < L) add_keys_shared(team);
         }
         if (!call.causal && keys) {
             from = 0, to = keys;
-            remember_all(team);
+            add_keys_shared(team);
         }
-        if (both < L) look_all(both, L - both, false, team);
+        if (both < L) answer_shared(both, L - both, false, team);
         return failed ? ANYMAX_NO_MEMORY : ANYMAX_OK;
     }
 };
 
 struct Heads {
     const anymax_linear_call *call;
-    anymax_parallel team;  // that shares each head; NULL: the heads are shared
+    anymax_parallel team;  // the threads that share the work of each head; NULL where the heads are shared among threads
     int code;
 };
 
@@ -344,13 +347,13 @@ static void some_heads(int64_t begin, int64_t end, void *context) {
     room.leave();
 }
 
-// Heads are shared where that leaves nobody idle, else the work of each. The order of every sum is the same.
+// Threads share the heads where that leaves none of them idle, else the work of each head. The order of every sum is the same.
 template <class Head>
 static int each_head(const anymax_linear_call *call, anymax_parallel team) {
     const int64_t threads = call->threads < 1 ? 1 : call->threads;
-    const bool apart = call->heads % threads == 0 || call->heads >= 4 * threads;
-    Heads h{call, apart ? nullptr : team, ANYMAX_OK};
-    if (apart && team)
+    const bool by_heads = call->heads % threads == 0 || call->heads >= 4 * threads;
+    Heads h{call, by_heads ? nullptr : team, ANYMAX_OK};
+    if (by_heads && team)
         team(0, call->heads, 1, some_heads<Head>, &h);
     else
         some_heads<Head>(0, call->heads, &h);

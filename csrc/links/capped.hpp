@@ -1,7 +1,7 @@
 // Budget: p = clip(x - tau, 0, 1), which sums to k.
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 

@@ -1,7 +1,7 @@
 // Ratio.relu: u = max(x, 0).
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 

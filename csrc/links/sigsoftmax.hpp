@@ -1,7 +1,7 @@
 // Sigsoftmax: u = exp(x) sigmoid(x).
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 

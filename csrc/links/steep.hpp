@@ -1,7 +1,7 @@
 // Above alpha = 2 the link of entmax is infinitely steep at the edge of the support: the row is anchored at its smallest supported score.
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 

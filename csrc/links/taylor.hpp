@@ -1,7 +1,7 @@
 // Taylor softmax: u = 1 + x + ... + x^k / k!, k even.
 #pragma once
 
-#include "core/lanes.hpp"
+#include "core/packing.hpp"
 
 namespace ANYMAX_UNIT {
 

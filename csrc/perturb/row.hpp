@@ -1,0 +1,105 @@
+// One row of scores: its extremes, and its scores as z = (x - max x) / scale, a vector of doubles at a time.
+#pragma once
+
+#include "perturb/nodes.hpp"
+
+namespace ANYMAX_UNIT {
+namespace perturb {
+
+template <class C>
+struct Row {
+    const C *x, *g;    // g: the gradient of a vjp, or NULL
+    int64_t n, top;    // top: the first of the highest scores
+    double high, low;  // the highest score, and the lowest finite one
+    double inv;        // 1 / scale
+    double mid;        // subtracted from g
+};
+
+template <class C>
+ANYMAX_INLINE vec<C> load_or_masked(const C *x, int64_t i, int64_t n) {
+    return i + width<C> <= n ? load(x + i) : load_part(x + i, n - i, -infinity<C>);
+}
+
+template <class C>
+inline Row<C> read_row(const C *x, int64_t n, double scale) {
+    constexpr int64_t W = width<C>;
+    typedef vec<C> V;
+    V high = splat(-infinity<C>), low = splat(infinity<C>);
+    for (int64_t i = 0; i < n; i += W) {
+        V v = load_or_masked(x, i, n);
+        high = larger(high, v);
+        low = smaller(low, v > -infinity<C> ? v : splat(infinity<C>));
+    }
+    Row<C> row;
+    row.x = x;
+    row.g = nullptr;
+    row.n = n;
+    const C most = top(high);
+    row.high = most;
+    row.low = -top(-low);
+    row.inv = 1.0 / (scale > 1e-300 ? scale : 1e-300);
+    row.mid = 0.0;
+    row.top = 0;
+    const V goal = splat(most);
+    for (int64_t i = 0; i < n; i += W) {
+        uint32_t hit = bits((ints<C>)(load_or_masked(x, i, n) == goal));
+        if (hit) {
+            row.top = i + __builtin_ctz(hit);
+            break;
+        }
+    }
+    return row;
+}
+
+// z of the scores from i on, as many as a vd holds; -FAR after the end, for masked scores and for all below that.
+template <class C>
+ANYMAX_INLINE vd load_z(const Row<C> &row, int64_t i) {
+    constexpr int64_t W = width<double>;
+    vd v;
+    if (i + W <= row.n) {
+        v = load_wide(row.x + i);
+    } else {
+        v = all<vd>(-inf64);
+        for (int64_t k = 0; i + k < row.n; k++) v[k] = (double)row.x[i + k];
+    }
+    return larger((v - row.high) * row.inv, all<vd>(-FAR));
+}
+
+// g - mid; 0 after the end and at masked scores.
+template <class C>
+ANYMAX_INLINE vd load_g(const Row<C> &row, int64_t i) {
+    constexpr int64_t W = width<double>;
+    vd v = {}, x = all<vd>(-inf64);
+    if (i + W <= row.n) {
+        v = load_wide(row.g + i);
+        x = load_wide(row.x + i);
+    } else {
+        for (int64_t k = 0; i + k < row.n; k++) {
+            v[k] = (double)row.g[i + k];
+            x[k] = (double)row.x[i + k];
+        }
+    }
+    return x > -inf64 ? v - row.mid : vd{};
+}
+
+// The highest scores as z, descending; returns how many.
+template <class C>
+inline int64_t highest(const Row<C> &row, double *to) {
+    constexpr int64_t W = width<double>;
+    const int64_t most = row.n < KINKS ? row.n : KINKS;
+    int64_t count = 0;
+    for (int64_t i = 0; i < row.n; i += W) {
+        const vd z = load_z(row, i);
+        if (count == most && !bits((vl)(z > to[most - 1]))) continue;
+        for (int64_t k = 0; k < W && i + k < row.n; k++) {
+            if (count == most && !(z[k] > to[most - 1])) continue;
+            int64_t j = count < most ? count++ : most - 1;
+            for (; j > 0 && to[j - 1] < z[k]; j--) to[j] = to[j - 1];
+            to[j] = z[k];
+        }
+    }
+    return count;
+}
+
+}  // namespace perturb
+}  // namespace ANYMAX_UNIT

@@ -1,0 +1,274 @@
+// Normal, logistic and Laplace noise: p, its gradient and E max of one row. Its scores are summed up in cells, or taken one by one where that is
+// cheaper: in short rows, and where they are far apart. For Laplace noise, whose h has a kink at 0, the scores above the first node are always
+// taken one by one.
+#pragma once
+
+#include "perturb/cells.hpp"
+
+namespace ANYMAX_UNIT {
+namespace perturb {
+
+template <int N, class E>
+struct Solver {
+    static constexpr bool KINK = N == ANYMAX_LAPLACE;
+
+    Row<E> row;
+    int64_t count;  // nodes asked for
+    Nodes at;
+    double *kinks;
+    int64_t kink_count;
+    double low, high, log_g_low;  // the ends, and log G at the lower one
+    bool summed;                  // there are cells, for all scores but those that are taken one by one
+    double cut;                   // of those the ones of z > cut are taken; -inf: all
+    Columns<E> one;               // a block of them, and which they are
+    int64_t *index;
+    Cache<E> cache;
+    Cells<N, E> cells;
+
+    void take(Arena &arena, int64_t n, int64_t nodes) {
+        at.take(arena, nodes);
+        arena.take(KINKS, kinks);
+        one.take(arena, BLOCK);
+        arena.take(BLOCK, index);
+        arena.take(Cache<E>::SIZE, cache.base);
+        if (n >= SUMMED_FROM) cells.take(arena);
+    }
+    Solver() = default;
+
+    Solver(const Row<E> &r, int64_t nodes, Arena arena) : row(r), count(nodes), summed(false), cut(-inf64) {
+        take(arena, r.n, nodes);
+        const Ends &table = ends_for(N, row.n, mass_outside<E>(count));
+        if (!KINK && row.n >= SUMMED_FROM) summed = cells.summarise(row, 0.0);
+        const double last = table.at[0] - reach<N, E>;  // a score below this has probability 0
+        if (!summed && (row.low - row.high) * row.inv < last) cut = last;
+        find_ends(table, low, high, log_g_low, [&](double a, double b, double &la, double &lb) {
+            logs_of_top(a, b, la, lb);
+            each(0, [&](const Block<E> &block) {
+                la += collect_log<N>(block, a);
+                lb += collect_log<N>(block, b);
+            });
+        });
+        if (KINK) {
+            kink_count = highest(row, kinks);
+            if (row.n >= SUMMED_FROM) summed = cells.summarise(row, low);
+            if (summed) cut = low;
+        }
+    }
+
+    void logs_of_top(double a, double b, double &la, double &lb) {
+        vd u = all<vd>(a), l, h;
+        u[1] = b;
+        law<N, false>(u, vd{}, l, h);
+        la = l[0];
+        lb = l[1];
+    }
+
+    void rule(double from, double to, int64_t nodes) {
+        if (KINK)
+            panels(at, from, to, nodes / 4, kinks, kink_count);
+        else
+            trapezoid(at, from, to, nodes);
+        for (int64_t q = 0; q < at.count; q += width<double>) {
+            vd l, h;
+            law<N, false>(load(at.u + q), vd{}, l, h);
+            store(at.lt + q, l);
+            store(at.ht + q, h * unit<N>);
+        }
+        double *const sums[] = {at.l, at.s, at.t};
+        for (double *sum : sums) memset(sum, 0, (size_t)at.count * 8);
+    }
+
+    // -- scores one by one
+
+    // Fills `one` and `index` with the scores from pos on; returns where the next block begins.
+    int64_t load_all(int64_t pos, int64_t &got, double &highest_z) {
+        const int64_t next = pos + BLOCK < row.n ? pos + BLOCK : row.n;
+        vd most = all<vd>(-FAR);
+        got = next - pos;
+        const int64_t padded = round_up(got, width<E>);
+        for (int64_t j = 0; j < padded; j += width<double>) {
+            const vd z = load_z(row, pos + j);
+            most = larger(most, z);
+            put_z(one.zh + j, one.zl + j, z);
+            if (row.g) store_narrow(one.wg + j, load_g(row, pos + j));
+        }
+        for (int64_t j = 0; j < padded; j++) one.w[j] = E(j < got);
+        for (int64_t j = 0; j < got; j++) index[j] = pos + j;
+        if (row.top >= pos && row.top < next) one.w[row.top - pos] = one.wg[row.top - pos] = E(0);
+        highest_z = top(most);
+        return next;
+    }
+    // The same with those above `cut` alone.
+    int64_t load_above(int64_t pos, int64_t &got, double &highest_z) {
+        constexpr int64_t W = width<double>;
+        vd most = all<vd>(-FAR);
+        got = 0;
+        for (; pos < row.n && got + W <= BLOCK; pos += W) {
+            const vd z = load_z(row, pos);
+            uint32_t in = bits((vl)(z > cut));
+            if (!in) continue;
+            const vd g = row.g ? load_g(row, pos) : vd{};
+            most = larger(most, z);
+            for (; in; in &= in - 1) {
+                const int k = __builtin_ctz(in);
+                if (pos + k >= row.n) break;
+                const bool is_top = pos + k == row.top;
+                const double zk = z[k], a = sizeof(E) == 8 ? zk : (zk + GRID) - GRID;
+                one.zh[got] = (E)a;
+                one.zl[got] = (E)(zk - a);
+                one.w[got] = E(is_top ? 0 : 1);
+                one.wg[got] = is_top ? E(0) : (E)g[k];
+                index[got++] = pos + k;
+            }
+        }
+        for (int64_t j = got; j < round_up(got, width<E>); j++) {
+            one.zh[j] = E(-FAR);
+            one.zl[j] = one.w[j] = one.wg[j] = E(0);
+        }
+        highest_z = top(most);
+        return pos;
+    }
+
+    // f(block, how many scores are in it) for the scores that are taken one by one. The cache serves their blocks first, and serves the same blocks
+    // each time.
+    template <class F>
+    ANYMAX_INLINE void each_single(int64_t nodes, F f) {
+        cache.used = 0;
+        if (summed && !KINK) return;
+        for (int64_t pos = 0; pos < row.n;) {
+            int64_t got;
+            double highest_z;
+            pos = cut == -inf64 ? load_all(pos, got, highest_z) : load_above(pos, got, highest_z);
+            const int64_t m = round_up(got, width<E>);
+            if (got) f(Block<E>{one, m, highest_z, cache.take(nodes, m)}, got);
+        }
+    }
+    // f(block, its place) for the cells' points; the singles' blocks come first.
+    template <class F>
+    ANYMAX_INLINE void each_point(int64_t nodes, F f) {
+        if (summed) cells.each(nodes, cache, f);
+    }
+    template <class F>
+    ANYMAX_INLINE void each(int64_t nodes, F f) {
+        each_single(nodes, [&](const Block<E> &block, int64_t) { f(block); });
+        each_point(nodes, f);
+    }
+
+    // The sums at the nodes; MODE as in collect().
+    template <int MODE>
+    void sweep() {
+        each(MODE ? at.count : 0, [&](const Block<E> &block) { collect<N, MODE>(block, at); });
+    }
+
+    // -- results
+
+    void weigh() {
+        for (int64_t q = 0; q < at.count; q += width<double>) store(at.c0 + q, load(at.w + q) * exp(load(at.lt + q) + load(at.l + q)));
+    }
+
+    // p is divided by the sum of what was found, so that its own is 1.
+    void forward(E *p) {
+        rule(low, high, count);
+        sweep<1>();
+        weigh();
+        if (!summed) {
+            vd norm{};
+            if (cut > -inf64) memset(p, 0, (size_t)row.n * sizeof(E));
+            each_single(at.count, [&](const Block<E> &block, int64_t got) {
+                apply<N, 1>(block, at);
+                for (int64_t j = got; j < block.m; j++) block.a0[j] = E(0);
+                for (int64_t j = 0; j < block.m; j += width<E>) norm = widen_add(norm, load(block.a0 + j));
+                for (int64_t j = 0; j < got; j++) p[index[j]] = block.a0[j];
+            });
+            return divide(p, p, row.n, sum(norm));
+        }
+        double norm = 0.0;
+        each_single(at.count, [&](const Block<E> &block, int64_t got) {
+            apply<N, 1>(block, at);
+            for (int64_t j = 0; j < got; j++) norm += (double)block.a0[j];
+        });
+        each_point(at.count, [&](const Block<E> &block) { apply<N, 1>(block, at); });
+        cells.interpolate(cells.at.a0, cells.poly);
+        norm = cells.add_total(norm, cells.poly);
+        for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
+            const int64_t m = row.n - pos < CHUNK ? row.n - pos : CHUNK;
+            cells.locate(pos);
+            cells.evaluate(cells.poly, cells.value, m);
+            divide(cells.value, p + pos, m, norm);
+        }
+        each_single(at.count, [&](const Block<E> &block, int64_t got) {
+            apply<N, 1>(block, at);
+            for (int64_t j = 0; j < got; j++) p[index[j]] = (E)((double)block.a0[j] / norm);
+        });
+    }
+    // A polynomial may be below 0 by its rounding.
+    static void divide(const E *from, E *to, int64_t n, double norm) {
+        int64_t j = 0;
+        for (; j + width<double> <= n; j += width<double>) store_narrow(to + j, larger(load_wide(from + j), vd{}) / norm);
+        for (; j < n; j++) to[j] = (E)(larger((double)from[j], 0.0) / norm);
+    }
+
+    // J^T g: the sum over the nodes of h_i (g_i sum h - sum h g), which needs two sums of h.
+    void vjp(E *out) {
+        rule(low, high, count);
+        sweep<2>();
+        weigh();
+        const double top_g = (double)row.g[row.top] - row.mid;
+        double norm = 0.0;
+        for (int64_t q = 0; q < at.count; q++) {
+            const double s = at.s[q] + at.ht[q], t = at.t[q] + at.ht[q] * top_g, wg = at.c0[q];
+            norm += wg * s;
+            at.c0[q] = wg * s;
+            at.c1[q] = wg * t;
+        }
+        norm = 1.0 / norm;
+        for (int64_t q = 0; q < at.count; q++) {
+            at.c0[q] *= norm;
+            at.c1[q] *= norm;
+        }
+        if (summed) {
+            each_single(at.count, [](const Block<E> &, int64_t) {});
+            each_point(at.count, [&](const Block<E> &block) { apply<N, 2>(block, at); });
+            cells.interpolate(cells.at.a0, cells.poly);
+            cells.interpolate(cells.at.a1, cells.poly1);
+            for (int64_t pos = 0; pos < row.n; pos += CHUNK) {
+                const int64_t m = row.n - pos < CHUNK ? row.n - pos : CHUNK;
+                cells.locate(pos);
+                cells.evaluate(cells.poly, cells.value, m);
+                cells.evaluate(cells.poly1, cells.value1, m);
+                finish(out, pos, m);
+            }
+        }
+        if (!summed && cut > -inf64) memset(out, 0, (size_t)row.n * sizeof(E));
+        each_single(at.count, [&](const Block<E> &block, int64_t got) {
+            apply<N, 2>(block, at);
+            for (int64_t j = 0; j < got; j++) out[index[j]] = gradient(index[j], block.a0[j], block.a1[j]);
+        });
+    }
+    E gradient(int64_t i, E a0, E a1) const {
+        const double v = (((double)row.g[i] - row.mid) * (double)a0 - (double)a1) * row.inv;
+        return row.x[i] > -infinity<E> ? (E)v : E(0);
+    }
+    void finish(E *out, int64_t pos, int64_t m) {
+        constexpr int64_t W = width<double>;
+        int64_t j = 0;
+        for (; j + W <= m; j += W) {
+            const vd v = (load_g(row, pos + j) * load_wide(cells.value + j) - load_wide(cells.value1 + j)) * row.inv;
+            store_narrow(out + pos + j, load_wide(row.x + pos + j) > -inf64 ? v : vd{});
+        }
+        for (; j < m; j++) out[pos + j] = gradient(pos + j, cells.value[j], cells.value1[j]);
+    }
+
+    // E max(z + eps) - E eps.
+    double excess() {
+        rule(ends_for(N, row.n, mass_outside<E>(count)).at[0], high, 2 * count);
+        double log_f, none;
+        logs_of_top(low, low, log_f, none);
+        skip_low_nodes(at, low, log_g_low - log_f, sizeof(E) == 8);
+        sweep<0>();
+        return integral_above_top(at);
+    }
+};
+
+}  // namespace perturb
+}  // namespace ANYMAX_UNIT
