@@ -295,10 +295,10 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_axes", "_options", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping", "_scores", "_operands", "_shards"),
+    ("_mapping", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
+    ("functional", "margins", "losses", "attention", "samplers", "inspection"),
     ("contract",),
     ("nn", "plot", "hf", "_linear", "sklearn"),
     ("__init__",),
@@ -405,7 +405,7 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
+            "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
@@ -433,7 +433,7 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "autodiff.jax",
+        "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.triton", "kernels.xla", "hf",
         "nn", "plot", "cli", "sklearn",
     )  # fmt: skip
@@ -473,6 +473,18 @@ def test_all_is_what_is_public():
     assert dir(am) == sorted([*am.__all__, "hf", "nn", "plot", "sklearn"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
+
+
+def test_attention_is_the_function():
+    """Not its package of the same name, whatever of that is imported afterwards."""
+    for part in sorted(path.stem for path in (ROOT / "attention").glob("*.py")):
+        if part not in ("__init__", "blockwise", "flash", "linear_torch"):
+            importlib.import_module(f"anymax.attention.{part}")
+    assert am.attention.__name__ == "attention"
+    assert am.linear_attention.__name__ == "linear_attention"
+    from anymax.attention import attention
+
+    assert attention is am.attention
 
 
 def test_the_public_name_of_a_map_is_the_file_and_the_id():

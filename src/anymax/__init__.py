@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import margins, transforms
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import attention, explain_attention
+from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
 from .functional import (
     Threshold,
@@ -33,7 +33,6 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
-from .linear_attention import LinearState, linear_attention
 from .losses import (
     accuracy_loss,
     cross_entropy,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ._array import (
+from .._array import (
     Array,
     Namespace,
     beside,
@@ -25,8 +25,8 @@ from ._array import (
     number,
     upcast,
 )
-from ._mapping import Mapping
-from .transforms import Composed, Transform
+from .._mapping import Mapping
+from ..transforms import Composed, Transform
 
 MASKED = -math.inf
 

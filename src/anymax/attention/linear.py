@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import kernels
-from ._array import (
+from .. import kernels
+from .._array import (
     Array,
     Namespace,
     beside,
@@ -31,11 +31,11 @@ from ._array import (
     number,
     upcast,
 )
-from ._mapping import Mapping
-from ._operands import check, flag
-from ._scores import by_batch
-from .kernels import linear, native
-from .mappings import Taylor
+from .._mapping import Mapping
+from ..kernels import linear, native
+from ..mappings import Taylor
+from .operands import check, flag
+from .scores import by_batch
 
 _CHUNK, _LEAST = 256, 32  # queries or keys at a time
 _FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
@@ -250,7 +250,7 @@ def _compiled(
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
     if _tracked(q, k, v):
-        from .autodiff import linear as bridge  # late: only where torch is loaded already
+        from . import linear_torch as bridge  # late: only where torch is loaded already
 
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
         out = bridge.attend(q, k, v, how, plain)

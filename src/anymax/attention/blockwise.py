@@ -17,10 +17,10 @@ import torch
 from .. import kernels
 from .._array import modes, upcast
 from .._mapping import Mapping
-from .._scores import Scores, outer, tile
+from ..autodiff import torch as bridge
+from ..autodiff.saving import hooked, save, saved
 from ..kernels import native
-from . import torch as bridge
-from .saving import hooked, save, saved
+from .scores import Scores, outer, tile
 
 Tensor = torch.Tensor
 
