@@ -61,10 +61,6 @@ class _Job:
             out.append(_Block(len(out), slice(g, min(heads, g + together)), slice(row, stop), slice(low, high)))
         return out
 
-    @property
-    def learned(self) -> tuple[str, ...]:
-        return tuple(n for n in self.names if n not in ("keep", "lengths", "q_lengths", "offset"))
-
 
 @dataclasses.dataclass(frozen=True)
 class _Block:

@@ -130,11 +130,6 @@ class Scores:
             return self.right
         return 0 if self.right is None else min(0, self.right)
 
-    @property
-    def learned(self) -> dict[str, Array]:
-        """The arrays that may have a derivative."""
-        return {k: v for k, v in self.arrays.items() if is_floating(v)}
-
 
 def _transformed(transform: Callable[[Array], Array], s: Array, xp: Namespace) -> Array:
     out = transform(s)
