@@ -102,7 +102,7 @@ def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 
 
 def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
-    """The policy of the house at the end of every map: masked entries get `masked`, poisoned rows are NaN."""
+    """What every map ends with: masked entries get `masked`, poisoned rows are NaN."""
     p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
     return poison(p, poisoned, xp)
 

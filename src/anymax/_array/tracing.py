@@ -1,4 +1,4 @@
-"""Who looks on: compilers, exports, transforms and modes, under which values may not be asked for; derivatives; NumPy's warnings."""
+"""Tracing: whether a compiler, an export, a transform or a mode is active, so that no value may be asked for; derivatives; loops."""
 
 from __future__ import annotations
 

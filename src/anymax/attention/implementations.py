@@ -105,11 +105,11 @@ def _refuse_sdpa(call: Call) -> str | None:
         if there:
             return f"torch's attention has not {what}"
     if call.q.ndim < 3 or not math.prod(call.q.shape):
-        return "torch's attention wants heads, and some numbers"
+        return "torch's attention needs heads, and arrays that are not empty"
     if _transformed(call.q):
         return "torch's fused attention has no forward-mode derivative"
     if _window_of(s) and s.shape[-1] * s.shape[-2] > 4 * _MATRIX:
-        return "torch's attention would want the window as a matrix"
+        return "torch's attention would need the window as a matrix"
     return None
 
 
@@ -132,7 +132,7 @@ def _sdpa(call: Call) -> tuple[Array, Any]:
         mask = added[0] if len(added) == 1 else added[0] + added[1]
         if keep is not None:
             mask = torch.where(keep, mask, MASKED)
-        if q.device.type != "cpu":  # elsewhere torch's kernels want it in the dtype of q
+        if q.device.type != "cpu":  # elsewhere torch's kernels need it in the dtype of q
             mask = mask.to(q.dtype)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, call.k, call.v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=s.scale,

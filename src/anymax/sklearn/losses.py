@@ -34,7 +34,9 @@ class IndexLoss:
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
         self.wide, self.each = weights.astype(np.float64), np.arange(len(target))
-        self.z = self.p = np.empty((0, 0))  # kept: fresh pages cost more than what is computed in them
+        self.z = self.p = np.empty(
+            (0, 0)
+        )  # kept from call to call: allocating them costs more than what is computed in them
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= _NARROW else None

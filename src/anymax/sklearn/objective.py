@@ -170,8 +170,8 @@ def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: floa
     if any(full is None for full in all_full):
         return None
     stack = np.stack(all_full)  # type: ignore[arg-type]
-    turned = np.ascontiguousarray(stack.transpose(0, 2, 1))
-    return lambda v, transposed: np.matmul(turned if transposed else stack, v.T[:, :, None])[:, :, 0].T
+    transposes = np.ascontiguousarray(stack.transpose(0, 2, 1))
+    return lambda v, transposed: np.matmul(transposes if transposed else stack, v.T[:, :, None])[:, :, 0].T
 
 
 def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding:
