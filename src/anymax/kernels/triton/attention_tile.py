@@ -272,7 +272,8 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         inside = (w > -1.0) & (x > float("-inf"))
         w = tl.where(inside, w, 0.0)
         value = tl.where(inside, tl.exp(b * log1p(w) + e), 0.0)
-        return value, value / (d * (1.0 + w))
+        rate = value / (d * (1.0 + w))
+        return value, rate
     else:
         return share_of(x, a, b, 0.0, 0.0, LINK, P, 1.0 / P, False)
 
