@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax import Budget, Entmax, Softmax, Sparsemax
-from anymax.autodiff import flash
+from anymax.attention import flash
 from anymax.kernels.triton import attention, plans
 
 pytestmark = WARNINGS

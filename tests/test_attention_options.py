@@ -125,7 +125,7 @@ def test_an_option_is_its_definition(option, name, kind):
 
 
 def test_alibi_slopes_are_those_of_the_paper():
-    from anymax._scores import alibi_slopes
+    from anymax.attention.scores import alibi_slopes
 
     assert alibi_slopes(8) == [2.0**-h for h in range(1, 9)]
     np.testing.assert_allclose(alibi_slopes(3), [2**-4, 2**-8, 2**-2])
@@ -201,7 +201,7 @@ def test_a_picture_of_the_weights():
 
 torch = pytest.importorskip("torch")
 
-from anymax.autodiff import blockwise
+from anymax.attention import blockwise
 
 EVERY = {
     **MAPS, "entmax1.25": (Entmax(1.25), None), "entmax3": (Entmax(3.0), None), "budget": (Budget(2.0), None),
@@ -405,7 +405,7 @@ def test_large_calls_go_in_blocks_and_small_ones_do_not(monkeypatch):
     q, k, v = tensors(Q, K, V)
     A.attention(q, k, v, Sparsemax())
     assert not seen
-    monkeypatch.setattr(__import__("sys").modules["anymax.attention"], "_MATRIX", 100)
+    monkeypatch.setattr(__import__("sys").modules["anymax.attention.implementations"], "_MATRIX", 100)
     A.attention(q, k, v, Sparsemax())
     assert seen
     seen.clear()
@@ -512,7 +512,7 @@ def test_errors(case):
 
 def test_a_refusal_is_a_sentence():
     """Every implementation but the last has something that it does not serve, and says so."""
-    IMPLEMENTATIONS = importlib.import_module("anymax.attention").IMPLEMENTATIONS
+    IMPLEMENTATIONS = importlib.import_module("anymax.attention.implementations").IMPLEMENTATIONS
 
     assert IMPLEMENTATIONS[-1].name == "reference"
     for one in IMPLEMENTATIONS[:-1]:
@@ -552,7 +552,7 @@ def test_explain_attention_names_who_serves():
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()])
 def test_explain_attention_is_true(mapping, options, monkeypatch):
     """The implementation that it names is the one that runs."""
-    module = importlib.import_module("anymax.attention")
+    module = importlib.import_module("anymax.attention.implementations")
     ran = []
 
     def spy(one):

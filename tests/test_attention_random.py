@@ -188,7 +188,7 @@ def answer(seed):
 @pytest.mark.parametrize("implementation", [None, "blockwise", "reference"])
 @pytest.mark.parametrize("seed", range(50))
 def test_torch(seed, implementation, monkeypatch):
-    from anymax.autodiff import blockwise
+    from anymax.attention import blockwise
 
     r = random.Random(seed)
     for constant, value in zip(("_BLOCK", "_ROWS", "_KEYS"), r.choice([(8, 1, 1), (70, 2, 3), (1 << 20, 32, 256)])):

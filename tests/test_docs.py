@@ -22,7 +22,7 @@ if not DOCS.is_dir():
 if str(DOCS) not in sys.path:
     sys.path.insert(0, str(DOCS))
 
-from generator import api, build, docstrings, evidence, maps, measured, migrating, scores, site, text
+from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, text
 
 # -- examples -------------------------------------------------------------------------------------------------------------
 
@@ -280,6 +280,13 @@ def test_the_api_reference_has_every_public_name(generated):
         body = page_of(generated, f"api/{page}.md")
         for name in found:
             assert re.search(rf":: {re.escape(name)}$", body, flags=re.M), name
+
+
+def test_the_table_of_the_readme_is_made_of_the_catalogue():
+    """`(cd docs && python -m generator.readme)` writes it."""
+    held = readme.README.read_text(encoding="utf-8")
+    assert readme.written(held) == held
+    assert readme.written(held.replace("| the default |", "| never |")) == held
 
 
 def test_a_map_without_prose_is_named(monkeypatch):

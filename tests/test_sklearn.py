@@ -20,8 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import anymax as am
-from anymax import _lbfgs, _linear
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
+from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, lbfgs, losses
+from anymax.sklearn.objective import Linear
 
 TIGHT = {"tol": 1e-9, "max_iter": 2000}
 OWN_LOSS = [
@@ -169,23 +169,23 @@ def problems():
     share /= share.sum()
     _, many = labels(30, 4, 3)
     csr = sparse.csr_matrix(many)
-    yield "sparsemax", x, _linear.IndexLoss(am.Sparsemax(), y, share), 3
-    yield "entmax", x, _linear.IndexLoss(am.Entmax(1.3), y, share), 3
-    yield "normmax", x, _linear.IndexLoss(am.NormMax(), y, share), 3
-    yield "taylor", x, _linear.IndexLoss(am.Taylor(), y, share), 3
-    yield "binary", x, _linear.BinaryLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share), 1
-    yield "labels", x, _linear.LabelLoss(am.Entmax(1.5), csr, share), 3
-    yield "labels taylor", x, _linear.LabelLoss(am.Taylor(), csr, share), 3
-    yield "labels csr", sparse.csr_matrix(x), _linear.LabelLoss(am.Softmax(), csr, share), 3
-    yield "sigmoid", x, _linear.SigmoidLoss(csr, share), 3
-    yield "zlpr", sparse.csr_matrix(x), _linear.ZlprLoss(csr, share), 3
+    yield "sparsemax", x, losses.IndexLoss(am.Sparsemax(), y, share), 3
+    yield "entmax", x, losses.IndexLoss(am.Entmax(1.3), y, share), 3
+    yield "normmax", x, losses.IndexLoss(am.NormMax(), y, share), 3
+    yield "taylor", x, losses.IndexLoss(am.Taylor(), y, share), 3
+    yield "binary", x, losses.BinaryLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share), 1
+    yield "labels", x, losses.LabelLoss(am.Entmax(1.5), csr, share), 3
+    yield "labels taylor", x, losses.LabelLoss(am.Taylor(), csr, share), 3
+    yield "labels csr", sparse.csr_matrix(x), losses.LabelLoss(am.Softmax(), csr, share), 3
+    yield "sigmoid", x, losses.SigmoidLoss(csr, share), 3
+    yield "zlpr", sparse.csr_matrix(x), losses.ZlprLoss(csr, share), 3
 
 
 @pytest.mark.parametrize(("x", "loss", "k"), [p[1:] for p in problems()], ids=[p[0] for p in problems()])
 def test_gradients_are_finite_differences(x, loss, k):
     rng = np.random.default_rng(1)
     w, share = rng.normal(size=(5, k)), np.full(30, 1 / 30)
-    model = _linear.Linear(x, loss, 0.1, w, True, 0.3, share)
+    model = Linear(x, loss, 0.1, w, True, 0.3, share)
     got = model.slope()
     for _ in range(4):
         step = rng.normal(size=w.shape)
@@ -206,7 +206,7 @@ def test_losses_are_the_librarys(mapping, k, engine):
     if engine == "native" and isinstance(am.kernels.native.load(), str):
         pytest.skip("the library is not compiled")
     with am.use(engine):
-        mean, residual = _linear.IndexLoss(mapping, y, share)(z.copy())
+        mean, residual = losses.IndexLoss(mapping, y, share)(z.copy())
     with am.use("reference"):
         assert mean == pytest.approx(float(am.fenchel_young(mapping, z, y)), rel=1e-10, abs=1e-13)
         np.testing.assert_allclose(residual, (am.apply(mapping, z) - np.eye(k)[y]) / 20, atol=1e-12)
@@ -219,9 +219,9 @@ def test_label_losses_are_the_librarys():
     csr = sparse.csr_matrix(many)
     target = many / many.sum(axis=1, keepdims=True)
     for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.2), am.PerturbMax()):
-        mean, _ = _linear.LabelLoss(mapping, csr, share)(z)
+        mean, _ = losses.LabelLoss(mapping, csr, share)(z)
         assert mean == pytest.approx(float(am.fenchel_young(mapping, z, target)), rel=1e-9)
-    mean, _ = _linear.ZlprLoss(csr, share)(z)
+    mean, _ = losses.ZlprLoss(csr, share)(z)
     assert mean == pytest.approx(float(am.multilabel_softmax_loss(z, many)), rel=1e-12)
 
 
@@ -264,7 +264,7 @@ def test_lbfgs_finds_what_scipy_finds():
     f = lambda x: float(np.logaddexp(0, a @ x).sum() + 0.05 * x @ x - a.sum(0) @ x / 3)  # noqa: E731
     g = lambda x: a.T @ (1 / (1 + np.exp(-(a @ x)))) + 0.1 * x - a.sum(0) / 3  # noqa: E731
     bowl = Bowl(f, g, np.zeros(30))
-    outcome = _lbfgs.minimize(bowl, 1e-8, 1000)
+    outcome = lbfgs.minimize(bowl, 1e-8, 1000)
     assert outcome.converged
     assert not outcome.exhausted
     theirs = optimize.minimize(
@@ -278,9 +278,9 @@ def test_the_small_tables_hold_the_two_loops():
     """The direction from the tables is that of the textbook's two loops over the pairs."""
     rng = np.random.default_rng(2)
     hessian = np.diag(np.logspace(-1, 1, 12))
-    pairs, g = _lbfgs._Pairs(np.zeros(12)), rng.normal(size=12)
+    pairs, g = lbfgs._Pairs(np.zeros(12)), rng.normal(size=12)
     kept = []
-    for _ in range(2 * _lbfgs.MEMORY + 3):
+    for _ in range(2 * lbfgs.MEMORY + 3):
         d, s = pairs.direction(g)
         q, a = g.copy(), []
         for step, change in reversed(kept):
@@ -295,7 +295,7 @@ def test_the_small_tables_hold_the_two_loops():
         assert s == pytest.approx(float(d @ g))
         t = rng.uniform(0.1, 0.3)  # no line search: the gradient moves as it likes
         new = g + t * hessian @ d
-        kept = [*kept, (t * d.copy(), new - g)][-_lbfgs.MEMORY :]
+        kept = [*kept, (t * d.copy(), new - g)][-lbfgs.MEMORY :]
         pairs.add(t, s, g, new)
         g = new
 
@@ -308,12 +308,12 @@ def test_a_line_search_finds_a_flat_place():
             looked.append(t)
             return (t - 3.0) ** 4, 4 * (t - 3.0) ** 3
 
-        step = _lbfgs.search(look, 81.0, -108.0, start)
+        step = lbfgs.search(look, 81.0, -108.0, start)
         assert step == looked[-1]
         assert abs(look(step)[1]) <= 0.5 * 108
         assert look(step)[0] < 81
-    assert _lbfgs.search(lambda t: (np.nan, np.nan), 0.0, -1.0, 1.0) is None
-    assert _lbfgs.search(lambda t: (float(t), 1.0), 0.0, -1.0, 1.0) is None, "a function that rises"
+    assert lbfgs.search(lambda t: (np.nan, np.nan), 0.0, -1.0, 1.0) is None
+    assert lbfgs.search(lambda t: (float(t), 1.0), 0.0, -1.0, 1.0) is None, "a function that rises"
 
 
 def test_convergence_warnings_are_right():
@@ -477,6 +477,15 @@ def test_warm_start_and_verbose(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + cold.n_iter_[0]
     with pytest.raises(ValueError, match=r"warm_start: the last fit had coefficients of shape \(4, 6\)"):
         model.fit(x[:, :3], y)
+
+
+@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
+def test_pickles_name_the_public_path(kind):
+    """And not the file of the package that the class lies in, which may change."""
+    assert (kind.__module__, kind.__qualname__) == ("anymax.sklearn", kind.__name__)
+    old = f"canymax.sklearn\n{kind.__name__}\n.".encode()  # protocol 0
+    assert pickle.loads(old) is kind
+    assert pickle.dumps(kind, protocol=0).startswith(old[:-1])
 
 
 def test_pipeline_grid_pickle_and_clone():
@@ -647,15 +656,15 @@ def test_errors_of_many_labels_say_what_to_do(options, many, words):
 def test_the_total_of_a_narrow_loss_is_that_of_its_rows(mapping, order):
     rng = np.random.default_rng(0)
     z, y = np.asarray(3 * rng.normal(size=(50, 7)), order=order), rng.integers(7, size=50)
-    loss = _linear.IndexLoss(mapping, y, rng.dirichlet(np.ones(50)))
+    loss = losses.IndexLoss(mapping, y, rng.dirichlet(np.ones(50)))
     for scores in (z, z + 1e4, 1e-3 * z):
         value, residual = loss.total(scores)
         rows, want = loss.rows(scores)
         assert value == pytest.approx(rows @ loss.wide, rel=1e-12, abs=1e-11)
         np.testing.assert_allclose(residual, want, atol=1e-12)
-    assert _linear.IndexLoss(am.Entmax(1.3), y, loss.wide).total(z) is None
+    assert losses.IndexLoss(am.Entmax(1.3), y, loss.wide).total(z) is None
     z[:, 0], y[:] = 1e4, 1  # a probability too small to have a logarithm
-    far = _linear.IndexLoss(mapping, y, loss.wide)
+    far = losses.IndexLoss(mapping, y, loss.wide)
     assert far(z)[0] == pytest.approx(far.rows(z)[0] @ loss.wide)
     assert np.isfinite(far(z)[0])
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import margins, transforms
+from . import mappings, margins, transforms
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import attention, explain_attention
+from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
 from .functional import (
     Threshold,
@@ -33,7 +33,6 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
-from .linear_attention import LinearState, linear_attention
 from .losses import (
     accuracy_loss,
     cross_entropy,
@@ -51,19 +50,7 @@ from .losses import (
     stop_gradient_loss,
     taylor_softmax_loss,
 )
-from .mappings import (
-    Budget,
-    Entmax,
-    Noise,
-    NormMax,
-    PerturbMax,
-    Ratio,
-    Sigsoftmax,
-    Softmax,
-    Sparsemax,
-    SparseSoftmax,
-    Taylor,
-)
+from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 from .transforms import compose, cosine, mask, minp, mix, normalize, prior, scalable, temperature, topk, topnsigma, topp
 
@@ -76,18 +63,17 @@ if TYPE_CHECKING:
 _LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
 
 __all__ = [
-    "Budget", "Entmax", "Facts", "LinearState", "Mapping", "Noise", "NormMax", "PerturbMax", "Ratio", "RatioMap", "Separable",
-    "Sigsoftmax", "Softmax", "SparseSoftmax", "Sparsemax", "Taylor", "Threshold", "__version__", "accuracy_loss",
-    "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss", "apply",
+    "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
     "entmax15_loss", "entmax_loss", "entropy", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
-    "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap", "logsumexp",
-    "margin_loss", "margins",
-    "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss",
-    "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable", "sigsoftmax", "smoothed_nll",
-    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "stop_gradient_loss",
-    "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topnsigma", "topp",
-    "transforms", "use", "warm_up",
+    "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap",
+    "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize",
+    "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable",
+    "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
+    "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk",
+    "topnsigma", "topp", "transforms", "use", "warm_up",
 ]  # fmt: skip
+__all__ += mappings.__all__
 
 
 def __getattr__(name: str) -> Any:

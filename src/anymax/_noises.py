@@ -1,6 +1,6 @@
 """The noises of Perturb Max: log F and the log of the reverse hazard h = f/F, accurate in both tails, in array-API code.
 
-A law answers in its own coordinate v; `location` is added where a sample leaves the house (Perturb Max is shift-invariant).
+A law answers in its own coordinate v; `location` is added where a sample is returned (Perturb Max is shift-invariant).
 Its values are constants of differentiation: the map gets its derivatives from h and h' in closed form.
 """
 
@@ -276,7 +276,7 @@ class Noise(Law):
     def level(self, depth: Array, xp: Namespace) -> Array:
         if self.quantile is not None:
             return self.quantile(xp.exp(-depth))
-        lower, upper = self.support  # bisection in asinh(v), which has room for any scale
+        lower, upper = self.support  # bisection in asinh(v), whose range holds any scale
         ends = (math.asinh(max(lower, -1e12)), math.asinh(min(upper, 1e12)))
         low, high = (end * xp.ones_like(depth) for end in ends)
         for _ in range(60 if dtype_name(depth) == "float64" else 32):

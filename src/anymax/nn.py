@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _operands, _scores, functional, losses, margins, transforms
+from . import functional, losses, margins, transforms
 from ._axes import Axes
 from ._mapping import Mapping
-from .attention import attention, is_causal_bias, kept_by
+from .attention import attention, is_causal_bias, kept_by, operands
+from .attention.scores import transforms_of
 from .mappings import Softmax as _Softmax
 
 __all__ = ["Activation", "Attention", "Loss", "MarginHead"]
@@ -232,7 +233,7 @@ class Attention(_OfMapping):
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, nn.Parameter(torch.empty(1, 1, inner, **made)) if add_bias_kv else None)
         self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
-        for n, part in enumerate(_scores.transforms_of(transform) or ()):
+        for n, part in enumerate(transforms_of(transform) or ()):
             for name, value in part.params:
                 if isinstance(value, nn.Parameter):
                     self.register_parameter(f"transform_{n}_{name}", value)
@@ -277,12 +278,12 @@ class Attention(_OfMapping):
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`; `need_weights=False` spares the matrix of weights."""
         same = query is key is value
-        is_causal = _operands.flag("Attention", "is_causal", is_causal)
+        is_causal = operands.flag("Attention", "is_causal", is_causal)
         dtype = self._weights()[0].dtype
         for name, a, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
             if not isinstance(a, Tensor):
                 raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
-            _operands.dense("Attention", name, a, "pad it and say key_padding_mask=")
+            operands.dense("Attention", name, a, "pad it and say key_padding_mask=")
             if a.ndim and a.shape[-1] != size:
                 raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
             if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):

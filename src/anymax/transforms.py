@@ -11,7 +11,6 @@ array([-inf,   6.,   4.])
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,103 +20,26 @@ import numpy as np
 from ._array import (
     Array,
     Namespace,
-    adopt,
     asarray,
-    check_axis,
     dtype_name,
-    eager,
     finish,
     finite_scores,
     floating,
-    from_last,
     is_array,
     is_torch,
     known,
-    known_any,
-    like,
     namespace,
-    narrow,
-    number,
     pick_axis,
     power,
-    quiet,
     safe,
     stop_gradient,
-    to_last,
     top,
     total,
     upcast,
 )
 from ._noises import draw, find
+from ._transform import Composed, Transform, cast, check_range
 from ._truncate import topk_keep, topp_keep
-
-_BROADCAST = (
-    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta",
-)  # the parameters that line up with the scores  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Transform:
-    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters."""
-
-    rows: Callable[..., Array]
-    params: tuple[tuple[str, Any], ...]
-    axis: int = -1
-
-    def __call__(self, x: Array) -> Array:
-        x = asarray(x)
-        xp = namespace(x)
-        axis = check_axis(self.axis, x.ndim)
-        x = floating(x, xp)
-        y = upcast(x, xp)
-        y = to_last(y, axis, xp)
-        params = {k: _align(k, v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
-        with quiet(x):
-            y = self.rows(y, xp, **params)
-        y = y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
-        return from_last(y, axis, xp)
-
-    def __repr__(self) -> str:
-        given = [f"{k}={_brief(v)}" for k, v in self.params if v is not None]
-        given += [f"axis={self.axis}"] if self.axis != -1 else []
-        return f"{self.name}({', '.join(given)})"
-
-    @property
-    def name(self) -> str:
-        return self.rows.__name__.strip("_")
-
-    @property
-    def by_rows(self) -> bool:
-        """True where a part of the rows can be had on its own, from its part of the parameters."""
-        return self.rows is not _add_noise and all(k in _BROADCAST or not is_array(v) for k, v in self.params)
-
-    def _key(self) -> tuple:
-        return self.rows, self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
-
-    def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, Transform) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Composed:
-    """Transforms one after the other, left to right."""
-
-    transforms: tuple[Callable[[Array], Array], ...]
-
-    def __call__(self, x: Array) -> Array:
-        x = asarray(x)
-        xp = namespace(x)
-        x = floating(x, xp)
-        y = upcast(x, xp)  # once: no rounding to half precision in between
-        for transform in self.transforms:
-            y = transform(y)
-        return y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
-
-    def __repr__(self) -> str:
-        return f"compose({', '.join(map(repr, self.transforms))})"
 
 
 def compose(*transforms: Callable[[Array], Array]) -> Composed:
@@ -145,7 +67,7 @@ def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> T
     >>> temperature(0)([1.0, 3.0])
     array([-inf,   0.])
     """
-    _number("temperature", "T", T, lambda v: v >= 0, "at least 0")
+    check_range("temperature", "T", T, lambda v: v >= 0, "at least 0")
     return Transform(_temperature, (("T", T),), pick_axis(axis, dim))
 
 
@@ -187,9 +109,9 @@ def scalable(
     array([0.6931, 1.3863, 2.7726, 5.5452])
     """
     for name, value in (("beta", beta), ("gamma", gamma), ("delta", delta)):
-        _number("scalable", name, value, lambda v: v == v, "a number, not NaN")
+        check_range("scalable", name, value, lambda v: v == v, "a number, not NaN")
     if n is not None:
-        _number("scalable", "n", n, lambda v: v >= 1, "at least 1")
+        check_range("scalable", "n", n, lambda v: v >= 1, "at least 1")
     params = (("beta", beta), ("gamma", gamma), ("delta", delta), ("n", n))
     return Transform(_scalable, params, pick_axis(axis, dim))
 
@@ -234,7 +156,7 @@ def prior(log_p: Any = None, scale: Any = None, *, axis: int | None = None, dim:
     log_p, scale = (v if v is None or isinstance(v, (int, float)) else asarray(v, "prior") for v in (log_p, scale))
     for name, value in (("log_p", log_p), ("scale", scale)):
         if value is not None:
-            _number("prior", name, value, lambda v: v == v, "a number, not NaN")
+            check_range("prior", name, value, lambda v: v == v, "a number, not NaN")
     return Transform(_prior, (("log_p", log_p), ("scale", scale)), pick_axis(axis, dim))
 
 
@@ -325,7 +247,7 @@ def topp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transfor
     >>> topp(0.7)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    _number("topp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
+    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
     return Transform(_topp, (("p", p),), pick_axis(axis, dim))
 
 
@@ -341,7 +263,7 @@ def minp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transfor
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
-    _number("minp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
+    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
     return Transform(_minp, (("p", p),), pick_axis(axis, dim))
 
 
@@ -359,7 +281,7 @@ def topnsigma(n: Any, *, axis: int | None = None, dim: int | None = None) -> Tra
     >>> topnsigma(1.0)([4.0, 3.5, 0.0])
     array([ 4. ,  3.5, -inf])
     """
-    _number("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
+    check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
     return Transform(_topnsigma, (("n", n),), pick_axis(axis, dim))
 
 
@@ -389,7 +311,7 @@ def cosine(weight: Array, eps: float = 1e-8, *, axis: int | None = None, dim: in
     if weight.ndim != 2:
         raise ValueError(f"cosine: weight must have the shape [classes, features], got {tuple(weight.shape)}")
     floating(weight, namespace(weight), "weight")
-    _number("cosine", "eps", eps, lambda v: v > 0, "above 0")
+    check_range("cosine", "eps", eps, lambda v: v > 0, "above 0")
     return Transform(_cosine, (("weight", weight), ("eps", eps)), pick_axis(axis, dim))
 
 
@@ -399,7 +321,7 @@ def _cosine(x: Array, xp: Namespace, weight: Array, eps: float) -> Array:
             f"cosine: the embeddings have {x.shape[-1]} features and weight has {weight.shape[1]}; "
             "weight must be [classes, features] and axis the embeddings' axis of features"
         )
-    return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(_cast(weight, x, xp), eps, xp)))
+    return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(cast(weight, x, xp), eps, xp)))
 
 
 def _unit(x: Array, eps: float, xp: Namespace) -> Array:
@@ -419,10 +341,10 @@ def noise(
     >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
     array([1.0126, 1.9868])
     """
-    _number("noise", "scale", scale, lambda v: v >= 0, "at least 0")
+    check_range("noise", "scale", scale, lambda v: v >= 0, "at least 0")
     find(kind)  # an unknown kind is an error here
     params = (("kind", kind), ("scale", scale), ("generator", generator))
-    return Transform(_add_noise, params, pick_axis(axis, dim))
+    return Transform(_add_noise, params, pick_axis(axis, dim), whole=True)  # a row's noise depends on its place
 
 
 def _add_noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
@@ -438,9 +360,9 @@ def mix(p: Array, prior: Any, weight: Any) -> Array:
     p = asarray(p, "p")
     xp = namespace(p)
     p = floating(p, xp, "p")
-    _number("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
+    check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     q = upcast(p, xp)
-    prior, weight = _cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), _cast(weight, q, xp)
+    prior, weight = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
     out = (1.0 - weight) * q + weight * prior
     return out if out.dtype == p.dtype else xp.astype(out, p.dtype)
 
@@ -463,52 +385,3 @@ def _scaled(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     # XLA divides by multiplying with the reciprocal, which for the largest numbers would be subnormal and so 0
     quarter = xp.where(size > 1e30, 0.25 * xp.ones_like(size), xp.ones_like(size))
     return (x * quarter) / (size * quarter), size, zero
-
-
-def _cast(value: Any, x: Array, xp: Namespace) -> Any:
-    """A parameter as an array of the kind, device and dtype of `x`; numbers as they are."""
-    return like(_native(value, x, xp), x, xp)
-
-
-def _native(value: Any, x: Array, xp: Namespace) -> Any:
-    """A NumPy parameter as an array of the kind and device of `x`."""
-    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(x, np.ndarray):
-        return adopt(value, x, xp)
-    return value
-
-
-def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
-    """A parameter lined up with scores whose class axis has been moved last."""
-    if value is None or isinstance(value, (int, float)):
-        return value
-    value = _native(value, x, xp) if name == "keep" else _cast(value, x, xp)
-    if value.ndim < 2 or axis == x.ndim - 1:
-        return value
-    if value.ndim > x.ndim:
-        raise ValueError(
-            f"a parameter of shape {tuple(value.shape)} does not broadcast to scores with {x.ndim} dimensions"
-        )
-    return to_last(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, xp)
-
-
-def _number(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
-    """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
-    value = number(value)
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
-        raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
-    if is_array(value):
-        xp = namespace(value)
-        value = floating(value, xp, name)
-        ok = not known_any(~allowed(value), xp)
-    else:
-        ok = bool(allowed(value))
-    if not ok:
-        raise ValueError(f"{who}: {name} must be {words}; got {_brief(value)}")
-
-
-def _brief(value: Any) -> str:
-    if not is_array(value):
-        return repr(value)
-    if value.ndim == 0 and eager(value) and "key" not in dtype_name(value):
-        return f"{float(stop_gradient(value)):g}"
-    return f"{dtype_name(value)}{list(value.shape)}"

@@ -122,7 +122,7 @@ def choose(specs: Iterable[str], given: Dict[str, Any], n: int = 2) -> list[Mapp
     """The maps that the specs name, or one of each family; an option that none of them has is an error."""
     maps = [parse(spec, given, n) for spec in list(specs) or CLASSES]
     for key in given:
-        if not any(hasattr(mapping, key) for mapping in maps):
+        if not any(key == field.name for mapping in maps for field in dataclasses.fields(mapping)):  # type: ignore[arg-type]
             raise ValueError(f"--{key}: {', '.join(dict.fromkeys(m.name for m in maps))} has no such parameter")
     return maps
 

@@ -1,11 +1,10 @@
-"""The catalogue of maps: one family a file, and this explicit tuple."""
+"""The catalogue of maps: one family a file. What is in `__all__` is public in `anymax` too, and in the order of every table."""
 
 from .._mapping import Mapping
 from .budget import Budget
 from .entmax import Entmax
 from .normmax import NormMax
-from .perturb_max import Noise as Noise
-from .perturb_max import PerturbMax
+from .perturb_max import Noise, PerturbMax
 from .ratio import Ratio
 from .sigsoftmax import Sigsoftmax
 from .softmax import Softmax
@@ -13,15 +12,20 @@ from .sparse_softmax import SparseSoftmax
 from .sparsemax import Sparsemax
 from .taylor import Taylor
 
-CATALOGUE: tuple[type[Mapping], ...] = (
-    Softmax,
-    Sparsemax,
-    Entmax,
-    Budget,
-    NormMax,
-    Taylor,
-    Sigsoftmax,
-    Ratio,
-    SparseSoftmax,
-    PerturbMax,
+__all__ = [
+    "Softmax",
+    "Sparsemax",
+    "Entmax",
+    "Budget",
+    "NormMax",
+    "Taylor",
+    "Sigsoftmax",
+    "Ratio",
+    "SparseSoftmax",
+    "PerturbMax",
+    "Noise",
+]
+
+CATALOGUE: tuple[type[Mapping], ...] = tuple(
+    kind for kind in map(globals().__getitem__, __all__) if issubclass(kind, Mapping)
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .links import bend, ground, log1p, terms
+from .links import bend, ground, log1p, share_of
 
 # -- scores ----------------------------------------------------------------------------------------------------------------------
 
@@ -147,8 +147,6 @@ def kept(i, j, head, seed, drop):
 
 # -- probabilities ---------------------------------------------------------------------------------------------------------------
 
-EDGE = tl.constexpr(0.3)  # of alpha - 1: from here on u itself is raised to its power, below by logarithms of 1 + w
-
 
 @triton.jit
 def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
@@ -256,7 +254,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
     elif LINK == "mixed":
         above = (x - a) * c + b
         w = (x - top) * e
-        far = c > 0.3
+        far = c > 0.3  # u itself is raised to its power, below by logarithms of 1 + w
         inside = tl.where(far, above > 0.0, w > -1.0) & (x > float("-inf"))
         logs = tl.where(
             far, d * tl.log(tl.where(inside & far, above, 1.0)), d * log1p(tl.where(inside & (far == 0), w, 0.0)) + f
@@ -269,8 +267,15 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         inside = u > 0.0
         log_u = tl.log2(tl.where(inside, u, 1.0))
         return tl.where(inside, tl.exp2(e * log_u), 0.0), tl.where(inside, tl.exp2((e - 1.0) * log_u), 0.0)
+    elif LINK == "any":  # a, b, e, d are those of `bend`
+        w = (x - top) * a
+        inside = (w > -1.0) & (x > float("-inf"))
+        w = tl.where(inside, w, 0.0)
+        value = tl.where(inside, tl.exp(b * log1p(w) + e), 0.0)
+        rate = value / (d * (1.0 + w))
+        return value, rate
     else:
-        return terms(x, top, a, b, e, d, LINK, P)
+        return share_of(x, a, b, 0.0, 0.0, LINK, P, 1.0 / P, False)
 
 
 @triton.jit

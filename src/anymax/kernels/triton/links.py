@@ -1,7 +1,7 @@
 """Links of the row kernels: scalar functions over tiles of fp32, chosen at compile time by name.
 
 A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; `z`, one number a row, is what a row is searched for.
-`terms` gives value = u^r and rate = u^(r-1), so that `z -= s0 (1 - s0^(-1/r)) / s1` is Newton's step on the r-norm of u, which is
+`share_of` gives value = u^r and rate = u^(r-1), so that `z -= s0 (1 - s0^(-1/r)) / s1` is Newton's step on the r-norm of u, which is
 convex: from a z that is too high (a threshold too low) it never overshoots.
 """
 
@@ -63,7 +63,7 @@ def ground(top, z, SLOPE: tl.constexpr):
 
 @triton.jit
 def bend(top, z, c, r):
-    """What `terms` wants of a row for any slope c and exponent r: `u = z (1 + w)`, `w = (c / z) (x - top)`, and u^r as
+    """The numbers of a row for any slope c and exponent r: `u = z (1 + w)`, `w = (c / z) (x - top)`, and u^r as
     `exp(r log1p(w) + r log z)`."""
     return (c / z).to(tl.float32), r.to(tl.float32), (r * tl.log(z)).to(tl.float32), z.to(tl.float32)
 
@@ -93,28 +93,8 @@ def capped(u):
 
 
 @triton.jit
-def terms(x, top, a, b, c, d, LINK: tl.constexpr, R: tl.constexpr):
-    """(value, rate) of a tile; a, b, c, d are those of `ground` or `bend`."""
-    if LINK == "power":
-        value, rate = whole_power(tl.maximum((x - a) * (1.0 / R) + b, 0.0), R)
-    elif LINK == "budget":
-        value, rate = capped((x - a) + b)
-    elif LINK == "edge":
-        u = (x - a) + b
-        value = power(u, c)
-        rate = power(u, c - 1.0)
-    else:  # any
-        w = (x - top) * a
-        inside = (w > -1.0) & (x > float("-inf"))
-        w = tl.where(inside, w, 0.0)
-        value = tl.where(inside, tl.exp(b * log1p(w) + c), 0.0)
-        rate = value / (d * (1.0 + w))
-    return value, rate
-
-
-@triton.jit
 def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, FINE: tl.constexpr):
-    """(value, rate) of the scores x of the row kernels; a, b, k are numbers of a row, r is the exponent.
+    """(value, rate) of the scores x; a, b, k are numbers of a row, r is the exponent.
 
     "power": u = slope (x - a) + b with a the maximum, value u^P. "budget": u = (x - a) + b, clipped to [0, 1]; a is the edge. "edge": the
     same unclipped, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value b (1 + w)^r with

@@ -14,12 +14,13 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import beside, modes
-from .._scores import Scores, lie
+from ..autodiff import library
+from ..autodiff.saving import As, restored, save, saved
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
-from . import blockwise, library
+from . import blockwise
 from .blockwise import batched
-from .saving import As, restored, save, saved
+from .scores import Scores, lie
 
 Tensor = torch.Tensor
 

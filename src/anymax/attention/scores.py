@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ._array import (
+from .._array import (
     Array,
     Namespace,
     beside,
@@ -25,8 +25,8 @@ from ._array import (
     number,
     upcast,
 )
-from ._mapping import Mapping
-from .transforms import Composed, Transform
+from .._mapping import Mapping
+from ..transforms import Composed, Transform
 
 MASKED = -math.inf
 
@@ -129,11 +129,6 @@ class Scores:
         if not self.causal:
             return self.right
         return 0 if self.right is None else min(0, self.right)
-
-    @property
-    def learned(self) -> dict[str, Array]:
-        """The arrays that may have a derivative."""
-        return {k: v for k, v in self.arrays.items() if is_floating(v)}
 
 
 def _transformed(transform: Callable[[Array], Array], s: Array, xp: Namespace) -> Array:

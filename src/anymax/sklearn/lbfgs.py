@@ -26,7 +26,7 @@ class Problem(Protocol):
     value: float
 
     def gradient(self) -> np.ndarray:
-        """The gradient at the point, in the coordinates of the directions; a fresh array."""
+        """The gradient at the point, in the coordinates of the directions; a new array."""
         ...
 
     def steepest(self) -> float:
@@ -75,7 +75,7 @@ def minimize(
         if problem.steepest() <= tol and -0.5 * slope <= tol * abs(problem.value):
             return Outcome(k, True, False)
         step = _step(problem, direction, slope)
-        if step is None and pairs.count:  # the pairs may be worn out by rounding: once more without them
+        if step is None and pairs.count:  # rounding may have spoilt the pairs: once more without them
             pairs.forget()
             direction, slope = pairs.direction(g)
             step = _step(problem, direction, slope)

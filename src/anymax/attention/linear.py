@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import kernels
-from ._array import (
+from .. import kernels
+from .._array import (
     Array,
     Namespace,
     beside,
@@ -31,11 +31,11 @@ from ._array import (
     number,
     upcast,
 )
-from ._mapping import Mapping
-from ._operands import check, flag
-from ._scores import by_batch
-from .kernels import linear, native
-from .mappings import Taylor
+from .._mapping import Mapping
+from ..kernels import linear, native
+from ..mappings import Taylor
+from .operands import check, flag
+from .scores import by_batch
 
 _CHUNK, _LEAST = 256, 32  # queries or keys at a time
 _FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
@@ -53,27 +53,27 @@ def taylor_features(x: Array) -> Array:
     return xp.matrix_transpose(_features(xp.matrix_transpose(x), xp))
 
 
-def _features(x: Array, xp: Namespace, room: list[Array] | None = None) -> Array:
+def _features(x: Array, xp: Namespace, scratch: list[Array] | None = None) -> Array:
     """phi of the columns of x, [..., d, n] -> [..., F, n]: 1, x, the halved squares, and each pair of rows once.
 
     Pairs go by their distance around the circle of rows: those of all distances are one product of two views, and nothing is
-    gathered. room: where the features of the chunk before may be overwritten, torch only; fresh memory costs more than arithmetic.
+    gathered. scratch: memory of the chunk before, to be written over, torch only; newly allocated memory costs more than the arithmetic.
     """
     lead, (d, n) = tuple(x.shape[:-2]), x.shape[-2:]
     x = x.contiguous() if is_torch(x) else x
     pairs = [(x * math.sqrt(0.5), x)]
     if d > 2:
-        pairs.append((_turned(x, (d - 1) // 2, xp), x[..., None, :, :]))
+        pairs.append((_rotated(x, (d - 1) // 2, xp), x[..., None, :, :]))
     if d % 2 == 0:  # the pairs half the circle apart, once
         pairs.append((x[..., : d // 2, :], x[..., d // 2 :, :]))
-    if room is None:
+    if scratch is None:
         products = [xp.reshape(a * b, (*lead, math.prod(a.shape[len(lead) : -1]), n)) for a, b in pairs]
         ones = xp.ones_like(xp.sum(x, axis=-2, keepdims=True))  # d may be 0
         return xp.concat([ones, x, *products], axis=-2)
     shape = (*lead, 1 + d + d * (d + 1) // 2, n)
-    if not room or room[0].shape != shape:
-        room[:] = [native.room_beside(x, shape)]
-    out = room[0]
+    if not scratch or scratch[0].shape != shape:
+        scratch[:] = [native.room_beside(x, shape)]
+    out = scratch[0]
     out[..., :1, :] = 1.0
     out[..., 1 : 1 + d, :] = x
     at = 1 + d
@@ -85,8 +85,8 @@ def _features(x: Array, xp: Namespace, room: list[Array] | None = None) -> Array
     return out
 
 
-def _turned(x: Array, most: int, xp: Namespace) -> Array:
-    """[..., most, d, n]: the d rows of x turned by one, by two ... by `most`, where the kind allows it as views."""
+def _rotated(x: Array, most: int, xp: Namespace) -> Array:
+    """[..., most, d, n]: the d rows of x rotated by one, by two ... by `most`; as views, where the kind of array allows it."""
     d, n = x.shape[-2:]
     if not is_torch(x) and not isinstance(x, np.ndarray):
         index = (np.arange(1, most + 1)[:, None] + np.arange(d)) % d
@@ -97,7 +97,7 @@ def _turned(x: Array, most: int, xp: Namespace) -> Array:
 
 
 def _unobserved(x: Array) -> bool:
-    """True where no mode, no tracer and no forward derivative of torch looks on."""
+    """True where no mode, no tracer and no forward derivative of torch is active."""
     return not is_torch(x) or (eager(x) and not modes() and not _forward_mode())
 
 
@@ -105,8 +105,8 @@ def _tracked(*arrays: Array) -> bool:
     return is_torch(arrays[0]) and sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
 
 
-def _room(*arrays: Array) -> list[Array] | None:
-    """Room to work in, where nobody looks on."""
+def _scratch(*arrays: Array) -> list[Array] | None:
+    """A holder of scratch memory; None where a mode, a tracer or a derivative must see plain operations."""
     return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not _tracked(*arrays) else None
 
 
@@ -151,8 +151,8 @@ class LinearState(NamedTuple):
         """The output for queries [..., L, D] that see every key of the state; a multiple of its heads may share it."""
         xp = namespace(q)
         rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
-        room = _room(self.memory, rows)
-        body = lambda memory, q: (memory, _recall(memory, q, xp, room))  # noqa: E731
+        scratch = _scratch(self.memory, rows)
+        body = lambda memory, q: (memory, _recall(memory, q, xp, scratch))  # noqa: E731
         _, out = _fold(body, self.memory, (rows,), _chunk(self.memory), xp)
         return _finished(out, q, shape, xp)
 
@@ -250,7 +250,7 @@ def _compiled(
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
     if _tracked(q, k, v):
-        from .autodiff import linear as bridge  # late: only where torch is loaded already
+        from . import linear_torch as bridge  # late: only where torch is loaded already
 
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
         out = bridge.attend(q, k, v, how, plain)
@@ -329,24 +329,24 @@ def _divided(sums: Array, xp: Namespace) -> Array:
 
 
 def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
-    room = _room(memory, k, values)
-    body = lambda memory, k, values: (_added(memory, k, values, xp, room), None)  # noqa: E731
+    scratch = _scratch(memory, k, values)
+    body = lambda memory, k, values: (_added(memory, k, values, xp, scratch), None)  # noqa: E731
     return _fold(body, memory, (k, values), _chunk(memory), xp)[0]
 
 
-def _added(memory: Array, k: Array, values: Array, xp: Namespace, room: list[Array] | None) -> Array:
+def _added(memory: Array, k: Array, values: Array, xp: Namespace, scratch: list[Array] | None) -> Array:
     """The memory with these keys."""
-    features = _features(xp.matrix_transpose(k), xp, room)
+    features = _features(xp.matrix_transpose(k), xp, scratch)
     return memory + xp.matrix_transpose(values) @ xp.matrix_transpose(features)
 
 
-def _recall(memory: Array, q: Array, xp: Namespace, room: list[Array] | None = None) -> Array:
-    return xp.matrix_transpose(memory @ _features(xp.matrix_transpose(q), xp, room))
+def _recall(memory: Array, q: Array, xp: Namespace, scratch: list[Array] | None = None) -> Array:
+    return xp.matrix_transpose(memory @ _features(xp.matrix_transpose(q), xp, scratch))
 
 
 def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
     """(output, memory): within a chunk the matrix, before it the memory."""
-    room = _room(memory, q, k, values)
+    scratch = _scratch(memory, q, k, values)
     rows, count = q.shape[-2], k.shape[-2]
     both = min(rows, count)
     groups = 1
@@ -365,8 +365,8 @@ def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> 
         if groups > 1:
             seen = xp.reshape(xp.broadcast_to(seen, (groups, n, n)), (groups * n, n))
         near = xp.where(seen, 1.0 + s * (1.0 + 0.5 * s), xp.zeros_like(s)) @ values
-        sums = near + _recall(memory, flat, xp, room)
-        memory = _added(memory, k, values, xp, room)
+        sums = near + _recall(memory, flat, xp, scratch)
+        memory = _added(memory, k, values, xp, scratch)
         return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
 
     inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])

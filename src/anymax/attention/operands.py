@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._array import Array, is_array, is_floating, is_jax, is_torch, narrow, number
+from .._array import Array, is_array, is_floating, is_jax, is_torch, narrow, number
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:

@@ -17,10 +17,10 @@ import torch
 from .. import kernels
 from .._array import modes, upcast
 from .._mapping import Mapping
-from .._scores import Scores, outer, tile
+from ..autodiff import torch as bridge
+from ..autodiff.saving import hooked, save, saved
 from ..kernels import native
-from . import torch as bridge
-from .saving import hooked, save, saved
+from .scores import Scores, outer, tile
 
 Tensor = torch.Tensor
 
@@ -60,10 +60,6 @@ class _Job:
                 high = low + least
             out.append(_Block(len(out), slice(g, min(heads, g + together)), slice(row, stop), slice(low, high)))
         return out
-
-    @property
-    def learned(self) -> tuple[str, ...]:
-        return tuple(n for n in self.names if n not in ("keep", "lengths", "q_lengths", "offset"))
 
 
 @dataclasses.dataclass(frozen=True)

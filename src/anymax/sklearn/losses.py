@@ -1,29 +1,18 @@
-"""The objective of a linear model: the mean loss of `x @ W` and `l2 / 2 ||W||^2`, dense or CSR, in the dtype of the data.
-
-`W` is [features, classes], with one more row, not penalised, for the intercepts. L-BFGS walks in coordinates V with
-`W = T V`, in which the objective is round: `T T^t` is near the inverse of `c x^t x / n + l2`, c the curvature of the loss: at
-first where all scores are equal, the same for all classes (Boehning 1992), later that of each class at the point reached.
-For many features T is diagonal.
-
-Arrays of dense data have their columns one after another, those of CSR data their rows: so both kinds of product are quick.
-"""
+"""The losses that a linear model is trained with: the mean over the rows and its gradient in the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from . import kernels
-from ._array import quiet
-from ._mapping import Mapping
-from .functional import apply, log_apply, logsumexp, softmax
-from .losses import fenchel_young, nll
-from .mappings import Entmax, Softmax, Sparsemax
+from .. import kernels
+from .._array import quiet
+from .._mapping import Mapping
+from ..functional import apply, log_apply, logsumexp, softmax
+from ..losses import fenchel_young, nll
+from ..mappings import Entmax, Softmax, Sparsemax
 
-_FULL = 512  # features up to which T is a matrix
-_ROWS = 16  # times as many rows as features are enough to find it
 _NARROW = 64  # classes up to which a loss is quicker from p than in one pass
 
 
@@ -39,16 +28,15 @@ class Loss(Protocol):
         ...
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------------
-
-
 class IndexLoss:
     """The map's own loss of class indices: Fenchel-Young where it has a potential, -log p where not."""
 
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
         self.wide, self.each = weights.astype(np.float64), np.arange(len(target))
-        self.z = self.p = np.empty((0, 0))  # kept: fresh pages cost more than what is computed in them
+        self.z = self.p = np.empty(
+            (0, 0)
+        )  # kept from call to call: allocating them costs more than what is computed in them
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= _NARROW else None
@@ -262,200 +250,3 @@ def bend(mapping: Mapping, n: int) -> float:
     g[0, int(np.argmax(p))] = 1.0
     top = float(np.max(np.abs(kernels.choose("vjp", mapping, z).vjp(mapping, z, p, g))))
     return min(max(top * (n / (n - 1) if n > 2 else 1.0), 1e-3), 1.0)
-
-
-# -- the objective --------------------------------------------------------------------------------------------------------------
-
-
-class Linear:
-    """The objective at a point W, as `_lbfgs.Problem`."""
-
-    def __init__(
-        self,
-        x: Any,
-        loss: Loss,
-        l2: float,
-        start: np.ndarray,
-        intercept: bool,
-        curvature: float,
-        weights: np.ndarray,
-    ) -> None:
-        self.x, self.loss, self.l2, self.weights = x, loss, l2, weights
-        self.dense = isinstance(x, np.ndarray)
-        self.order: Any = "F" if self.dense else "C"
-        self.d = x.shape[1]
-        self.ones = np.ones(x.shape[0], x.dtype) if intercept else None
-        self.round = first_rounding(x, weights, curvature, l2, intercept)
-        self.put(start)
-        self.worst = np.inf
-
-    def put(self, w: np.ndarray) -> None:
-        """Go to W."""
-        self.w = np.array(w, order=self.order)
-        self.z = self.times(self.w) if w.any() else np.zeros((self.x.shape[0], w.shape[1]), w.dtype, order=self.order)
-        self.next = np.empty_like(self.z)
-        self.size = self.product(self.w, self.w)
-        mean, self.residual = self.losses(self.z)
-        self.value = mean + 0.5 * self.l2 * self.size
-
-    def losses(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """The mean loss, and its gradient with the numbers lying as those of z do."""
-        mean, residual = self.loss(z)
-        return mean, np.asarray(residual, order=self.order)
-
-    def times(self, w: np.ndarray) -> np.ndarray:
-        """x @ W, with the intercepts."""
-        body = w[: self.d]
-        if w.shape[1] == 1:
-            z = (self.x @ body[:, 0])[:, None]
-        else:
-            z = (body.T @ self.x.T).T if self.dense else self.x @ body
-        if self.ones is not None:
-            z += w[self.d]
-        return z
-
-    def pull(self, r: np.ndarray) -> np.ndarray:
-        """x^t @ R, with the intercepts."""
-        k = r.shape[1]
-        g = np.empty((self.d + (self.ones is not None), k), r.dtype, order=self.order)
-        if k == 1:
-            g[: self.d, 0] = self.x.T @ r[:, 0]
-        elif self.dense:
-            g[: self.d] = (r.T @ self.x).T
-        else:
-            g[: self.d] = self.x.T @ r
-        if self.ones is not None:
-            g[self.d] = self.ones @ r
-        return g
-
-    def product(self, a: np.ndarray, b: np.ndarray) -> float:
-        """The inner product of what is penalised."""
-        flat = float(np.dot(_flat(a), _flat(b)))
-        return flat if self.ones is None else flat - float(np.dot(a[self.d], b[self.d]))
-
-    def slope(self) -> np.ndarray:
-        """The gradient in W."""
-        g = self.pull(self.residual)
-        g[: self.d] += self.l2 * self.w[: self.d]
-        self.worst = float(max(g.max(), -g.min()))
-        return g
-
-    def gradient(self) -> np.ndarray:
-        return _flat(np.asarray(self.round(self.slope(), True), order=self.order))
-
-    def steepest(self) -> float:
-        return self.worst
-
-    def aim(self, direction: np.ndarray) -> None:
-        direction = direction.reshape(self.w.shape, order=self.order)
-        self.dw = np.asarray(self.round(direction, False), order=self.order)
-        self.dz = self.times(self.dw)
-        self.cross, self.stride = self.product(self.w, self.dw), self.product(self.dw, self.dw)
-
-    def look(self, step: float) -> tuple[float, float]:
-        np.multiply(self.dz, self.dz.dtype.type(step), out=self.next)
-        self.next += self.z
-        mean, self.residual = self.losses(self.next)
-        pull = float(np.dot(_flat(self.residual), _flat(self.dz)))
-        size = self.size + step * (2.0 * self.cross + step * self.stride)
-        self.there = mean + 0.5 * self.l2 * size, size
-        return self.there[0], pull + self.l2 * (self.cross + step * self.stride)
-
-    def move(self, step: float) -> None:
-        self.z, self.next = self.next, self.z
-        self.dw *= self.dw.dtype.type(step)
-        self.w += self.dw
-        self.value, self.size = self.there
-
-    def refit(self) -> bool:
-        if self.w.dtype == np.float32:
-            self.put(self.w)  # free of what rounding has added to the scores on the way
-        found = second_rounding(self.x, self.weights, self.loss.curvature(self.z), self.l2, self.ones is not None)
-        if found is None:
-            return False
-        self.round = found
-        return True
-
-
-def _flat(a: np.ndarray) -> np.ndarray:
-    """The numbers in the order in which they lie."""
-    return a.T.reshape(-1) if a.flags.f_contiguous else a.reshape(-1)
-
-
-Rounding = Callable[[np.ndarray, bool], np.ndarray]  # `f(v, transposed)`: T v, or T^t v
-
-
-def first_rounding(x: Any, weights: np.ndarray, curvature: float, l2: float, intercept: bool) -> Rounding:
-    """The same for all classes."""
-    n, d = x.shape[0], x.shape[1] + intercept
-    if d <= _FULL:
-        step = max(1, n // (_ROWS * d))
-        share = weights[::step].astype(np.float64)
-        share *= curvature / max(share.sum(), np.finfo(np.float64).tiny)
-        full = _whiten(x[::step], share, l2, intercept)
-        if full is not None:
-            return lambda v, transposed: (v.T @ (full if transposed else full.T)).T
-    return _scaling(x, (curvature * weights)[:, None], l2, intercept)
-
-
-def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
-    """One for each class."""
-    n, d, k = x.shape[0], x.shape[1] + intercept, curvature.shape[1]
-    curvature = curvature * weights[:, None]
-    if d > _FULL:
-        return _scaling(x, curvature, l2, intercept)
-    count = min(n, _ROWS * d, 20 * n // d)  # ten iterations cost as much
-    if count < min(2 * d, n) or k * d * d > 4_000_000:
-        return None
-    mass = curvature.sum(axis=1)
-    pick = np.sort(np.argpartition(-mass, count - 1)[:count])
-    kept = float(mass[pick].sum())
-    factor = float(mass.sum()) / kept if kept > 0 else 1.0
-    rows, parts = x[pick], (factor * curvature[pick]).astype(np.float64)
-    all_full = [_whiten(rows, parts[:, j], l2, intercept) for j in range(k)]
-    if any(full is None for full in all_full):
-        return None
-    stack = np.stack(all_full)  # type: ignore[arg-type]
-    turned = np.ascontiguousarray(stack.transpose(0, 2, 1))
-    return lambda v, transposed: np.matmul(turned if transposed else stack, v.T[:, :, None])[:, :, 0].T
-
-
-def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding:
-    """The diagonal of `x^t curvature x + l2`, for each column of curvature."""
-    d = x.shape[1]
-    square = (x * x if isinstance(x, np.ndarray) else x.multiply(x)).T @ curvature
-    scale = np.empty((d + intercept, curvature.shape[1]))
-    scale[:d] = square + l2
-    if intercept:
-        scale[d] = curvature.sum(axis=0)
-    low = 1e-12 * scale.max(axis=0)
-    scale = np.where(scale > low, scale, np.where(low > 0, low, 1.0)) ** -0.5
-    scale = np.asarray(scale, x.dtype, order="F" if isinstance(x, np.ndarray) else "C")
-    return lambda v, transposed: scale * v
-
-
-def _whiten(x: np.ndarray, weights: np.ndarray, l2: float, intercept: bool) -> np.ndarray | None:
-    """T with `T T^t` the inverse of `x^t weights x + l2`."""
-    d = x.shape[1]
-    gram = np.empty((d + intercept, d + intercept))
-    if isinstance(x, np.ndarray):
-        a = x * np.sqrt(weights)[:, None]
-        gram[:d, :d] = a.T @ a
-    else:
-        a = x.copy()
-        a.data = a.data * np.repeat(weights, np.diff(x.indptr))
-        gram[:d, :d] = (x.T @ a).toarray()
-    if intercept:
-        gram[d, :d] = gram[:d, d] = x.T @ weights
-        gram[d, d] = weights.sum()
-    gram[range(d), range(d)] += l2
-    ends = np.diag(gram)
-    size = np.sqrt(np.where(ends > 0, ends, 1.0))  # of a feature that is 0 in all rows: 1
-    gram /= np.outer(size, size)
-    gram[range(len(size)), range(len(size))] = 1 + 1e-7
-    try:
-        low = np.linalg.cholesky(gram)
-        inverse = np.linalg.inv(low).T / size[:, None]
-    except np.linalg.LinAlgError:
-        return None
-    return inverse.astype(x.dtype) if np.isfinite(inverse).all() else None

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..autodiff.saving import save, saved
 from ..kernels import linear, native
-from .saving import save, saved
 
 Tensor = torch.Tensor
 

@@ -1,0 +1,36 @@
+"""Arrays of any kind, the ground floor: one idea a file, and every name of them here. Imports no framework."""
+# ruff: noqa: F401 (names are handed on)
+
+from .convert import adopt, asarray, beside, check_integer, check_number, in_memory, like, number
+from .dtypes import counts, default_float, dtype_name, floating, is_floating, is_integer, narrow, upcast
+from .kinds import Array, Namespace, is_array, is_jax, is_torch, namespace, torch_loaded
+from .rows import (
+    check_axis,
+    descending,
+    dot,
+    finish,
+    finite_scores,
+    from_last,
+    pick_axis,
+    poison,
+    positions,
+    running_sum,
+    take,
+    to_last,
+    top,
+    total,
+)
+from .safe import expm1_over, log, log1p_over, power, safe, xlogx
+from .tracing import (
+    ask_torch,
+    compiling,
+    differentiates,
+    eager,
+    exporting,
+    known,
+    known_any,
+    loop,
+    modes,
+    quiet,
+    stop_gradient,
+)

@@ -1,0 +1,112 @@
+"""From what a caller gives to arrays and numbers of one kind, or a sentence that says why not."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from .dtypes import dtype_name, is_floating, is_integer
+from .kinds import Array, Namespace, is_array, is_jax, is_torch
+from .tracing import compiling
+
+
+def _is_column(x: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return isinstance(x, (getattr(pandas, "Series", ()), getattr(pandas, "Index", ())))
+
+
+def in_memory(x: Any, name: str) -> Any:
+    """A memory-mapped array (joblib makes such of large arguments) as a plain view of its memory; anything else as it is."""
+    if type(x) is np.ndarray or not isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, np.matrix):
+        raise TypeError(f"{name}: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)")
+    return x.view(np.ndarray) if isinstance(x, np.memmap) else x
+
+
+def asarray(x: Any, name: str = "scores") -> Array:
+    """`x` itself where it is an array; lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
+    if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
+        )
+    x = in_memory(x, name)
+    if is_array(x) and not _is_column(x):
+        plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
+        return x if plain else x.astype(x.dtype.newbyteorder("="))
+    try:
+        out = np.asarray(x)
+    except ValueError as error:
+        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} ({error})") from None
+    if out.dtype.kind not in "fiub":
+        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} of {out.dtype}")
+    return out
+
+
+def adopt(value: Any, x: Array, xp: Namespace) -> Array:
+    """A NumPy array as one of the framework of `x`, on its device. torch warns of read-only arrays and takes no negative strides."""
+    if not is_torch(x):
+        return xp.asarray(value)
+    if isinstance(value, np.ndarray) and not compiling():
+        value = value if value.flags.writeable and all(s >= 0 for s in value.strides) else value.copy()
+    return xp.asarray(value, device=x.device)
+
+
+def like(value: Any, x: Array, xp: Namespace) -> Any:
+    """A parameter in the dtype of `x`: arrays are cast, Python numbers stay (they adopt any dtype)."""
+    if not is_array(value):
+        return value
+    if not is_torch(x) and is_torch(value):
+        raise TypeError(f"a torch parameter needs torch scores, got scores of {type(x).__name__}")
+    if (is_torch(x) and not is_torch(value)) or (is_jax(x) and not is_jax(value)):
+        value = adopt(value, x, xp)
+    return value if value.dtype == x.dtype else xp.astype(value, x.dtype)
+
+
+def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
+    """A target, a weight or a mask as an array of the scores' framework, on their device."""
+    value = asarray(value, name)
+    if is_torch(value) and not is_torch(rows):
+        raise TypeError(f"{name}: got a torch tensor for scores of another framework; convert one of them")
+    if is_jax(value) and is_torch(rows):
+        raise TypeError(f"{name}: got a JAX array for scores of torch; convert one of them")
+    if is_torch(value) or type(value) is type(rows):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind == "u":
+        value = value.astype(np.int64)  # torch can't compare unsigned integers
+    return adopt(value, rows, xp)
+
+
+def number(value: Any) -> Any:
+    """NumPy's scalars as Python's, which adopt the dtype of any array; everything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
+    """The parameter, if it is a finite number above a bound or an array; the values of an array are looked at in NumPy only.
+
+    NumPy's scalars become Python's, which adopt the dtype of any scores.
+    """
+    if is_array(value):
+        value = asarray(value, name)
+        if not (is_floating(value) or is_integer(value)):
+            raise TypeError(f"{owner}({name}=...): expected a real array, got one of {dtype_name(value)}")
+        if isinstance(value, np.ndarray) and not bool(np.all(value > above)):
+            raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
+        return value
+    value = number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
+    if not (value > above and math.isfinite(value)):
+        raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
+    return value
+
+
+def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
+    """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{owner}({name}={value!r}): {name} must be {hint}")
+    return int(value)

@@ -1,0 +1,54 @@
+"""Dtypes by their bare names: what is computed in which."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .kinds import Array, Namespace, is_jax
+
+_HALVES = ("float16", "bfloat16")
+
+
+def dtype_name(x: Array) -> str:
+    """The bare name of the dtype of `x`: 'float32', 'bfloat16', 'int64', ..."""
+    return str(x.dtype).rsplit(".", 1)[-1].strip("'<>")
+
+
+def is_floating(x: Array) -> bool:
+    return dtype_name(x).startswith(("float", "bfloat"))
+
+
+def is_integer(x: Array) -> bool:
+    return dtype_name(x).startswith(("int", "uint"))
+
+
+def default_float(xp: Namespace) -> Any:
+    """The dtype to which integer scores are promoted: the namespace's own default."""
+    return xp.asarray(0.0).dtype if not hasattr(xp, "get_default_dtype") else xp.get_default_dtype()
+
+
+def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
+    """`x` with a real floating dtype: integers are promoted, bool and complex are errors."""
+    if is_floating(x):
+        return x
+    if is_integer(x):
+        return xp.astype(x, default_float(xp))
+    raise TypeError(
+        f"{name}: expected real floating-point (or integer) numbers, got {dtype_name(x)}; convert them to float32 first"
+    )
+
+
+def upcast(x: Array, xp: Namespace) -> Array:
+    """fp16, bf16 and the floats of 8 bits and fewer as fp32, in which they are computed; other dtypes as they are."""
+    return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES or narrow(x) else x
+
+
+def narrow(x: Array) -> bool:
+    """True for floats of 8 bits and fewer, many of which have no infinity: nothing is masked or added up in them."""
+    return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
+
+
+def counts(x: Array, xp: Namespace) -> Array:
+    """Integers that can count and index classes: int64, or what JAX has without x64, where asking for more is a warning."""
+    return xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)

@@ -1,0 +1,112 @@
+"""Rows: the axis of the classes, moved last; what is done along it; masked entries and poisoned rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .kinds import Array, Namespace, is_jax, is_torch
+
+_T = TypeVar("_T")
+
+
+def check_axis(axis: Any, ndim: int) -> int:
+    """The axis as a non-negative number, or an error that says what is allowed."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis: expected an integer, got {axis!r}")
+    if not ndim:
+        raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of range for scores with {ndim} dimension(s); use {-ndim} to {ndim - 1}")
+    return int(axis) % ndim
+
+
+def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
+    """`axis` and `dim` are one keyword under two names."""
+    if dim is None:
+        return default if axis is None else axis
+    if axis is not None and axis != dim:
+        raise TypeError(f"axis={axis} and dim={dim} are two names of one argument; give only one")
+    return dim
+
+
+def to_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The axis moved last. A permutation, since torch.func.vmap has no rule for moveaxis."""
+    axes = list(range(x.ndim))
+    axes.append(axes.pop(axis))
+    return x if axes[axis] == axis else xp.permute_dims(x, tuple(axes))
+
+
+def from_last(x: Array, axis: int, xp: Namespace) -> Array:
+    """The last axis moved back to where it came from."""
+    axes = list(range(x.ndim))
+    axes.insert(axis, axes.pop())
+    return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
+
+
+def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
+    """0, 1, ... along the last axis, [1, ..., n]: of the rank of `x`, since JAX can be told to add no axes by itself."""
+    n = x.shape[-1]
+    place = {"device": x.device} if is_torch(x) else {}
+    return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
+
+
+def take(x: Array, index: Array, xp: Namespace) -> Array:
+    """x[..., index], one entry a row: index is [..., 1], with the leading axes of x."""
+    if is_torch(x):
+        return x.gather(-1, index)  # torch.take_along_dim pins the sizes of an exported graph
+    return xp.take_along_axis(x, index, axis=-1)
+
+
+def descending(x: Array, xp: Namespace) -> Array:
+    """Each row sorted, the largest first."""
+    if is_torch(x):
+        return x.sort(-1, descending=True).values  # the standard's stable sort can't be exported to ONNX
+    return xp.flip(xp.sort(x, axis=-1), axis=-1)
+
+
+def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
+    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning."""
+    dtype = x.dtype if dtype is None else dtype
+    return x.cumsum(-1, dtype=dtype) if is_torch(x) else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
+
+
+def total(x: Array, xp: Namespace) -> Array:
+    """Sum over the classes (the last axis), kept as an axis of one."""
+    return xp.sum(x, axis=-1, keepdims=True)
+
+
+def dot(a: Array, b: Array, xp: Namespace) -> Array:
+    """<a, b> over the classes, kept as an axis of one; 0 times an infinity counts as 0."""
+    lost = (a == 0) & ~xp.isfinite(b)
+    return total(a * xp.where(lost, xp.zeros_like(b), b), xp)
+
+
+def top(x: Array, xp: Namespace) -> Array:
+    """The maximum over the classes, kept as an axis of one."""
+    return xp.max(x, axis=-1, keepdims=True)
+
+
+def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
+    """Rows made harmless: `(y, keep, poisoned)`.
+
+    `keep` is False at masked (-inf) entries, `poisoned` is True [..., 1] for rows with a NaN or +inf; `y` equals `x`
+    where the row is sound and the entry kept, and 0 elsewhere, so that no arithmetic on it can go wrong.
+    """
+    keep = x != -math.inf
+    high = top(x, xp)
+    poisoned = xp.isnan(high) | (high == math.inf)
+    return xp.where(keep & ~poisoned, x, xp.zeros_like(x)), keep, poisoned
+
+
+def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
+    """What every map ends with: masked entries get `masked`, poisoned rows are NaN."""
+    p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
+    return poison(p, poisoned, xp)
+
+
+def poison(out: Array, where: Array, xp: Namespace) -> Array:
+    """NaN where a row is poisoned. JAX gets the bare number: an array of NaNs trips its debug_nans in sound rows too."""
+    return xp.where(where, math.nan if is_jax(out) else math.nan * xp.ones_like(out), out)

@@ -1,0 +1,125 @@
+"""Tracing: whether a compiler, an export, a transform or a mode is active, so that no value may be asked for; derivatives; loops."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from .kinds import Array, Namespace, is_jax, is_torch, namespace, torch_loaded
+
+
+def compiling() -> bool:
+    """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
+    torch = torch_loaded()
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def exporting(x: Array) -> bool:
+    """True under torch.export, where the sizes of an array may be symbols that must stay free."""
+    return is_torch(x) and sys.modules["torch"].compiler.is_exporting()
+
+
+def eager(x: Array) -> bool:
+    """True where a value of `x` may be asked for: no tracing, no functional transform."""
+    if is_torch(x):
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return False
+        active = getattr(torch._C, "_are_functorch_transforms_active", None)
+        if active is not None and active():
+            return False
+        return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+    if is_jax(x):
+        return not isinstance(x, sys.modules["jax"].core.Tracer)
+    return True
+
+
+_asked_of_torch: tuple[Any, Any, Any] | None = None
+
+
+def modes() -> bool:
+    """True where a dispatch mode of torch is on: of fake tensors, make_fx (before dispatch too), a counter of operations.
+
+    Only where torch is loaded. Every call of a torch tensor asks this, so the functions that answer it are looked up once.
+    """
+    stack, included, before = _asked_of_torch or ask_torch()
+    return stack() > 0 or included(before)
+
+
+def ask_torch() -> tuple[Any, Any, Any]:
+    """What `modes` asks of torch: the number of modes on, whether dispatch has a key, and the key of a trace before dispatch."""
+    global _asked_of_torch
+    c = sys.modules["torch"]._C
+    _asked_of_torch = c._len_torch_dispatch_stack, c._dispatch_tls_is_dispatch_key_included, c.DispatchKey.PreDispatch
+    return _asked_of_torch
+
+
+def known(x: Array) -> bool:
+    """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
+    return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
+
+
+def known_any(condition: Array, xp: Namespace) -> bool:
+    """True where some entry is known to be True."""
+    return known(condition) and bool(xp.any(condition))
+
+
+def differentiates(x: Array) -> bool:
+    """True where a derivative may be asked for later."""
+    if not is_torch(x):
+        return is_jax(x)
+    return x.requires_grad or not eager(x) or sys.modules["torch"].autograd.forward_ad._current_level >= 0
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x` as a constant of differentiation."""
+    if is_torch(x):
+        return x.detach()
+    if is_jax(x):
+        return sys.modules["jax"].lax.stop_gradient(x)
+    return x
+
+
+def quiet(x: Array) -> contextlib.AbstractContextManager:
+    """For formulas of ours: NumPy's floating-point warnings off, since infinities are part of our contract, and arrays of
+    fewer axes allowed where JAX has been told to forbid them (jax_numpy_rank_promotion)."""
+    if is_torch(x):
+        return contextlib.nullcontext()
+    return sys.modules["jax"].numpy_rank_promotion("allow") if is_jax(x) else np.errstate(all="ignore")
+
+
+def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
+    """Repeat `state = body(state)` while `cond(state)` holds for any row, at most `limit` times.
+
+    Under JAX's tracing this is one `while_loop`; under torch's, where no value can be asked for, `traced` rounds.
+    `body` must leave a row that has converged as it is.
+    """
+    x = state[0]
+    if is_jax(x):
+        jax = sys.modules["jax"]
+        counted = (jax.numpy.asarray(0), _together(state, jax))
+        return jax.lax.while_loop(
+            lambda s: (s[0] < limit) & jax.numpy.any(cond(s[1])), lambda s: (s[0] + 1, body(s[1])), counted
+        )[1]
+    if not eager(x):
+        for _ in range(traced):
+            state = body(state)
+        return state
+    xp = namespace(x)
+    for _ in range(limit):
+        if not bool(xp.any(cond(state))):
+            break
+        state = body(state)
+    return state
+
+
+def _together(state: tuple, jax: Any) -> tuple:
+    """The state, all of it varying over the devices of shard_map where a part is: before JAX 0.8 what is made inside does not by itself."""
+    if hasattr(jax.lax, "pcast"):
+        return state
+    axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]
+    every = frozenset().union(*axes)
+    return tuple(jax.lax.pvary(a, tuple(every - own)) if every - own else a for a, own in zip(state, axes))

@@ -1,0 +1,296 @@
+"""The search of a threshold map: the numbers of a row, from its lane maxima and a few passes over its scores.
+
+All in fp32. The search starts on the lane maxima, whose own root is a bound of the row's and nearly exact, so that one or two steps over
+the row are left. For fp32 results (EXACT) a last pass sums in fp64 at the number found; what is missing from 1 goes back to first order
+along the rates. For half-precision results the last step of the search is as good.
+"""
+
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .links import bent, ground, log1p, share_of, steep
+from .search import kth
+from .tile import fetch, largest, smallest, some, total, wide
+
+
+@triton.jit
+def fitted(top, b, c, r, LINK: tl.constexpr):
+    """k of `share_of` from b: the slope over the r-th root of q."""
+    if LINK == "any":
+        return c * tl.exp2(-tl.log2(b) / r)
+    else:
+        return b
+
+
+@triton.jit
+def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
+         K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
+    """Sums of value and rate over the row, in fp32 or (FINE) in fp64."""
+    if WHOLE:
+        value, rate = share_of(x, a, b, k, r, LINK, P, SLOPE, FINE)
+        if FINE:
+            s0, s1 = wide(value), wide(rate)
+        else:
+            s0, s1 = total(value), total(rate)
+    else:
+        live, _ = share_of(tops, a, b, k, r, LINK, P, SLOPE, FINE)
+        live = live > 0.0
+        t0 = tl.zeros_like(tops)
+        t1 = tl.zeros_like(tops)
+        if FINE:
+            t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
+        for begin in range(0, at[6], K * L):
+            value, rate = share_of(fetch(at, begin, live, MASKED, FAR, K, L, True), a, b, k, r, LINK, P, SLOPE, FINE)
+            t0 += tl.sum(value, 1, keep_dims=True).to(t0.dtype)
+            t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
+        s0, s1 = total(t0), total(t1)
+    return s0, s1
+
+
+@triton.jit
+def over(a, b):
+    """a / b, 0 where b is not positive."""
+    return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
+
+
+@triton.jit
+def moved(b, s0, s1, r, LINK: tl.constexpr, P: tl.constexpr):
+    """A step of Newton on the r-norm of u, which is convex: from a b that is too large (a threshold too low) it never overshoots."""
+    by = over(bent(s0, r, LINK, P), s1)
+    if LINK == "any":
+        return b * tl.exp(r * log1p(-tl.minimum(by, 0.999)))
+    else:
+        return b - by
+
+
+@triton.jit
+def descent(tops, a, top, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr):
+    """Four steps on the lane maxima, which the whole row only adds to: a b that is not below the row's."""
+    b = top * 0.0 + 1.0  # where the maximum alone has probability 1
+    for _ in range(4):
+        value, rate = share_of(tops, a, b, fitted(top, b, c, r, LINK), r, LINK, P, SLOPE, False)
+        b = moved(b, total(value), total(rate), r, LINK, P)
+    return b
+
+
+@triton.jit
+def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr,
+           MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(b, lost, sum of the rates): p = value - lost rate. `a` is the maximum, or 0 where it has been subtracted from the scores.
+
+    What a step leaves is its square, but where the rate jumps at the edge of the support: then the search goes on to the end.
+    """
+    if (K > 1) | (not WHOLE):
+        b = descent(tops, a, top, c, r, LINK, P, SLOPE)
+    else:
+        b = top * 0.0 + 1.0
+    if EXACT:
+        enough = 2e-6 if LINK == "power" and P == 1 else 2e-4
+    else:
+        enough = 5e-4 if LINK == "power" and P == 1 else 1e-2
+    turn = 0
+    while some(go) & (turn < 50):
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, False)
+        b = tl.where(go, moved(b, s0, s1, r, LINK, P), b)
+        go = go & (tl.abs(s0 - 1.0) > enough)
+        turn += 1
+    lost, norm = top * 0.0, top * 0.0
+    if EXACT:
+        s0, s1 = sums(x, tops, a, b, fitted(top, b, c, r, LINK), r, at, LINK, P, SLOPE, MASKED, FAR, K, L, WHOLE, True)
+        norm = s1.to(tl.float32)
+        lost = over((s0 - 1.0).to(tl.float32), norm)
+    return b, lost, norm
+
+
+@triton.jit
+def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+          WHOLE: tl.constexpr):  # fmt: skip
+    """(near, rest, lost, sum of the rates) for normmax above alpha = 2, infinitely steep at the edge: tau in two fp32 numbers."""
+    z = top.to(tl.float64) * 0.0 + 1.0
+    go = live
+    turn = 0
+    while some(go) & (turn < 50):
+        near, rest = ground(top, z, 1.0)
+        s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, FAR, K, L, WHOLE, False)
+        z = tl.where(go, z - over(bent(s0, r, "edge", 1), s1).to(tl.float64), z)
+        go = go & (tl.abs(s0 - 1.0) > 2e-6)
+        turn += 1
+    near, rest = ground(top, z, 1.0)
+    s0, s1 = sums(x, tops, near, rest, rest, r, at, "edge", 1, 1.0, MASKED, FAR, K, L, WHOLE, True)
+    norm = s1.to(tl.float32)
+    return near, rest, over((s0 - 1.0).to(tl.float32), norm), norm
+
+
+@triton.jit
+def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+              WHOLE: tl.constexpr):  # fmt: skip
+    """(edge, z, lost) of the budget k: tau is between the ceil(k)-th largest score and one below it.
+
+    All classes are full where the row has no more than k.
+    """
+    edge, few = kth(x, tops, top, live, tl.ceil(k), at, MASKED, FAR, R, K, L, WHOLE)
+    low = edge * 0.0
+    high = low + 1.0
+    z = high
+    width = high
+    go = live & (few == 0)
+    turn = 0
+    while some(go) & (turn < 80):
+        s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, FAR, K, L, WHOLE, False)
+        excess = s0 - k
+        high = tl.where(excess >= 0.0, tl.minimum(high, z), high)
+        low = tl.where(excess <= 0.0, tl.maximum(low, z), low)
+        target = z - over(excess, s1)
+        good = (s1 > 0.0) & (target >= low) & (target <= high) & (2.0 * tl.abs(target - z) <= width)
+        target = tl.where(good, target, 0.5 * (low + high))
+        width = tl.where(go, tl.abs(target - z), width)
+        z = tl.where(go, target, z)
+        go = go & (tl.abs(excess) > 1e-6 * k) & (width > 3e-8)
+        turn += 1
+    z = tl.where(few, 1e30, z)
+    s0, s1 = sums(x, tops, edge, z, z, k, at, "budget", 1, 1.0, MASKED, FAR, K, L, WHOLE, True)
+    lost = over((s0 - k.to(tl.float64)).to(tl.float32), s1.to(tl.float32))
+    return edge, z, tl.where(few, 0.0, lost)
+
+
+# -- above alpha = 2 ---------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def reach_terms(x, m, c, r):
+    from_m = x - m
+    u = c * from_m
+    inside = from_m > 0.0
+    return tl.where(inside, tl.exp2(r * tl.log2(tl.where(inside, u, 1.0))), 0.0)
+
+
+@triton.jit
+def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+          WHOLE: tl.constexpr):  # fmt: skip
+    """The mass that the scores above m would have with the threshold at m; the lowest of those from m on, and the highest below."""
+    if WHOLE:
+        return (
+            total(reach_terms(x, m, c, r)),
+            smallest(tl.where(x >= m, x, float("inf"))),
+            largest(tl.where(x < m, x, float("-inf"))),
+        )
+    else:
+        live = tops >= low
+        mass = tl.zeros_like(tops)
+        above = tl.full([R, 1, L], float("inf"), tl.float32)
+        below = tl.full([R, 1, L], float("-inf"), tl.float32)
+        for begin in range(0, at[6], K * L):
+            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            mass += tl.sum(reach_terms(v, m, c, r), 1, keep_dims=True)
+            above = tl.minimum(above, tl.min(tl.where(v >= m, v, float("inf")), 1, keep_dims=True))
+            below = tl.maximum(below, tl.max(tl.where(v < m, v, float("-inf")), 1, keep_dims=True))
+        return total(mass), smallest(above), largest(below)
+
+
+@triton.jit
+def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+               WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
+    """Sums of p, of dp/dq, and of the support."""
+    if WHOLE:
+        p, rate = steep(x, anchor, base, q, c, r)
+        size = total(tl.where(x >= anchor, 1.0, 0.0))
+        if FINE:
+            s0, s1 = wide(p), wide(rate)
+        else:
+            s0, s1 = total(p), total(rate)
+    else:
+        live = tops >= anchor
+        t0 = tl.zeros_like(tops)
+        t1 = tl.zeros_like(tops)
+        count = tl.zeros_like(tops)
+        if FINE:
+            t0, t1 = t0.to(tl.float64), t1.to(tl.float64)
+        for begin in range(0, at[6], K * L):
+            v = fetch(at, begin, live, MASKED, FAR, K, L, True)
+            p, rate = steep(v, anchor, base, q, c, r)
+            t0 += tl.sum(p, 1, keep_dims=True).to(t0.dtype)
+            t1 += tl.sum(rate, 1, keep_dims=True).to(t1.dtype)
+            count += tl.sum(tl.where(v >= anchor, 1.0, 0.0), 1, keep_dims=True)
+        s0, s1, size = total(t0), total(t1), total(count)
+    return s0, s1, size
+
+
+@triton.jit
+def raised(q, c):
+    """q^c, 0 for 0."""
+    return tl.exp2(c * tl.log2(tl.maximum(q, 1.2e-38)))
+
+
+@triton.jit
+def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+             WHOLE: tl.constexpr):  # fmt: skip
+    """(anchor, q, lost): the smallest supported score and its probability. A score is supported if those above it would not fill the row
+    with the threshold there; the candidates lie within 1/c of the maximum."""
+    r = 1.0 / c
+    anchor = top
+    low = anchor - r
+    next_ = anchor
+    go = live
+    turn = 0
+    while some(go) & (turn < 120):
+        middle = 0.5 * low + 0.5 * next_
+        m = tl.where((turn % 2 == 0) & (middle > low) & (middle < next_), middle, next_)
+        mass, above, below = reach(x, tops, m, low, c, r, at, MASKED, FAR, R, K, L, WHOLE)
+        inside = mass < 1.0
+        anchor = tl.where(go & inside, above, anchor)
+        next_ = tl.where(go & inside, below, next_)
+        low = tl.where(go & (inside == 0), m, low)
+        go = go & (next_ > low)
+        turn += 1
+    _, _, size = steep_sums(x, tops, anchor, anchor * 0.0, anchor * 0.0, c, r, at, MASKED, FAR, K, L, WHOLE, False)
+    q = 1.0 / tl.maximum(size, 1.0)
+    go = live
+    turn = 0
+    while some(go) & (turn < 60):
+        s0, s1, _ = steep_sums(x, tops, anchor, raised(q, c), q, c, r, at, MASKED, FAR, K, L, WHOLE, False)
+        excess = s0 - 1.0
+        q = tl.where(go, q - tl.minimum(over(excess, s1), 0.999 * q), q)
+        go = go & (tl.abs(excess) > 1e-6) & (q > 1e-30)
+        turn += 1
+    s0, s1, _ = steep_sums(x, tops, anchor, raised(q, c), q, c, r, at, MASKED, FAR, K, L, WHOLE, True)
+    return anchor, q, over((s0 - 1.0).to(tl.float32), s1.to(tl.float32))
+
+
+# -- every link ----------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr):
+    """Of u = slope (x - tau) and u^power: entmax has alpha - 1 and 1 / (alpha - 1), normmax 1 and alpha / (alpha - 1)."""
+    if NORM:
+        return param * 0.0 + 1.0, (param + 1.0) / param
+    else:
+        c = tl.where(tl.abs(param) < 1e-7, 1e-7, param)  # alpha = 1, but for 1e-8 of p
+        return c, 1.0 / c
+
+
+@triton.jit
+def solve(x, tops, a, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
+          EXACT: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+          WHOLE: tl.constexpr):  # fmt: skip
+    """The four numbers of a row. `live`: rows that are to be solved."""
+    c, r = slope_and_power(param, LINK, P, NORM)
+    if LINK == "budget":
+        s0, s1, s2 = bracketed(x, tops, top, live, param, at, MASKED, FAR, R, K, L, WHOLE)
+        s3 = s2 * 0.0
+    elif LINK == "steep":
+        s0, s1, s2 = anchored(x, tops, top, live, param, at, MASKED, FAR, R, K, L, WHOLE)
+        s3 = s2 * 0.0
+    elif LINK == "edge":
+        s0, s1, s2, norm = edged(x, tops, top, live, r, at, MASKED, FAR, K, L, WHOLE)
+        s3 = over(1.0, norm)
+    else:
+        s0 = top
+        s1, s2, norm = newton(x, tops, a, top, live, c, r, at, LINK, P, SLOPE, EXACT | NORM, MASKED, FAR, K, L, WHOLE)
+        s3 = over(1.0, norm)
+    return s0, s1, s2, s3

@@ -1,0 +1,225 @@
+"""`MappingClassifier`: one class a row."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import column_or_1d
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from .._array import quiet
+from ..functional import apply, log_apply
+from . import losses
+from .objective import Linear
+from .parameters import mapping_of, number_of
+from .solvers import descend
+
+
+class MappingClassifier(ClassifierMixin, BaseEstimator):
+    """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty; convex.
+
+    It minimises `C sum_i w_i loss(y_i, x_i W + b) + ||W||^2 / 2`, as `sklearn.linear_model.LogisticRegression` does: with
+    `mapping="softmax"` its solution is the same. The loss is the Fenchel-Young loss where the map has one, and -log p (not convex)
+    for Taylor softmax, sigsoftmax and ratio maps. Two classes have one column of scores z, and p = map((0, z)).
+
+    Parameters
+    ----------
+    mapping : str or Mapping, default="sparsemax"
+        A map such as `anymax.Sparsemax()`, or its name: "softmax", "sparsemax", "entmax15", "entmax", "normmax", ...
+    alpha : float, default=None
+        The alpha of a map that has one (entmax, normmax), in place of its own.
+    C : float, default=1.0
+        The weight of the loss against the penalty. `inf` is no penalty.
+    l2 : float, default=None
+        Another way to say it, in place of C: mean loss + `l2 / 2 ||W||^2`. The same as `C = 1 / (l2 * sum(sample_weight))`.
+    tol : float, default=1e-4
+        Training ends when no entry of the gradient of the mean objective is larger.
+    max_iter : int, default=100
+    fit_intercept : bool, default=True
+        The intercept is not penalised.
+    class_weight : dict, "balanced" or None
+    solver : {"lbfgs", "lbfgs-scipy"}, default="lbfgs"
+        L-BFGS in coordinates that know the scales of the features, or SciPy's L-BFGS-B as it is.
+    warm_start : bool, default=False
+        Begin where the last fit ended.
+    verbose : int, default=0
+        1 prints a line for each iteration.
+
+    Attributes
+    ----------
+    classes_, coef_ [classes or 1, features], intercept_, n_iter_, mapping_, n_features_in_, feature_names_in_
+
+    >>> import numpy as np
+    >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "a", "b", "b"])
+    >>> MappingClassifier(C=100).fit(X, y).predict_proba([[0.0], [1.5]]).round(3)
+    array([[1. , 0. ],
+           [0.5, 0.5]])
+    """
+
+    def __init__(
+        self,
+        mapping: Any = "sparsemax",
+        *,
+        alpha: Any = None,
+        C: float = 1.0,
+        l2: float | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 100,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        solver: str = "lbfgs",
+        warm_start: bool = False,
+        verbose: int = 0,
+    ) -> None:
+        self.mapping = mapping
+        self.alpha = alpha
+        self.C = C
+        self.l2 = l2
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.solver = solver
+        self.warm_start = warm_start
+        self.verbose = verbose
+
+    # -- training -------------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Train on X [rows, features], dense or CSR, and the class of each row."""
+        self.mapping_ = self._check()
+        X, y = self._rows(X, y)
+        self._fit_classes(X, y, sample_weight)
+        return self
+
+    def _check(self) -> Any:
+        """The map, after a look at all parameters."""
+        self._numbers()
+        return mapping_of(self.mapping, self.alpha)
+
+    def _numbers(self) -> None:
+        number_of("C", self.C, 0.0, True, "a positive number, or inf for no penalty")
+        if self.l2 is not None:
+            number_of("l2", self.l2, 0.0, False, "a number from 0, or None to use C")
+            if self.C != 1.0:
+                raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
+        number_of("tol", self.tol, 0.0, False, "a number from 0")
+        if not isinstance(self.max_iter, Integral) or self.max_iter < 0:
+            raise ValueError(f"max_iter={self.max_iter!r}: expected an integer from 0")
+        if self.solver not in ("lbfgs", "lbfgs-scipy"):
+            raise ValueError(f"solver={self.solver!r}: expected 'lbfgs' or 'lbfgs-scipy'")
+
+    def _rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        X, y = validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True, multi_output=True,
+            y_numeric=False,
+        )  # fmt: skip
+        if not sparse.issparse(X) and not (X.flags.c_contiguous or X.flags.f_contiguous):
+            X = np.ascontiguousarray(X)
+        return X, y
+
+    def _fit_classes(self, X: Any, y: Any, sample_weight: Any) -> None:
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        k = len(self.classes_)
+        if k < 2:
+            raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2 classes")
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = weights * _class_weights(self.class_weight, self.classes_, y, index, weights)[index]
+        share, l2 = self._shares(weights, X.dtype)
+        mapping, index = self.mapping_, index.astype(np.int64)
+        one = k == 2 and mapping.facts.shift_invariant
+        loss = (losses.BinaryLoss if one else losses.IndexLoss)(mapping, index, share)
+        self._descend(X, loss, l2, 1 if one else k, losses.bend(mapping, k), share, mapping.facts.shift_invariant)
+
+    def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
+        total = weights.sum()
+        if not total > 0:
+            raise ValueError("sample_weight (with class_weight) is zero for every row; at least one row must count")
+        l2 = float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * total)
+        return (weights / total).astype(dtype), l2
+
+    def _descend(
+        self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, shift_invariant: bool
+    ) -> None:
+        d, intercept = X.shape[1], bool(self.fit_intercept)
+        start = np.zeros((d + intercept, k), X.dtype)
+        if self.warm_start and hasattr(self, "coef_"):
+            if self.coef_.shape != (k, d):
+                raise ValueError(
+                    f"warm_start: the last fit had coefficients of shape {self.coef_.shape}, this one needs {(k, d)}; "
+                    "set warm_start=False or fit a clone"
+                )
+            start[:d] = self.coef_.T
+            if intercept:
+                start[d] = self.intercept_
+        model = Linear(X, loss, l2, start, intercept, curvature, share)
+        iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
+        if complaint is not None:
+            warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
+        w = model.w
+        if shift_invariant and k > 1:  # what all classes have in common moves no loss and only adds to the penalty
+            w = w - w.mean(axis=1, keepdims=True)
+        self.coef_ = np.ascontiguousarray(w[:d].T)
+        self.intercept_ = w[d].copy() if intercept else np.zeros(k, X.dtype)
+        self.n_iter_ = np.array([iterations], np.int32)
+
+    # -- use ------------------------------------------------------------------------------------------------------------------
+
+    def _scores(self, X: Any) -> np.ndarray:
+        """[rows, columns of coef_]."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        return np.asarray(X @ self.coef_.T) + self.intercept_
+
+    def _class_scores(self, X: Any) -> np.ndarray:
+        z = self._scores(X)
+        return losses.pair(z) if z.shape[1] == 1 else z
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The scores before the map, [rows, classes]; for two classes that of the second over the first, [rows]."""
+        z = self._scores(X)
+        if z.shape[1] == 1:
+            return z[:, 0]
+        return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probabilities of the classes; exactly 0 where a sparse map says so."""
+        z = self._class_scores(X)
+        return apply(self.mapping_, z)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms, -inf where the probability is exactly 0."""
+        z = self._class_scores(X)
+        with quiet(z):
+            return log_apply(self.mapping_, z)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        z = self._class_scores(X)
+        best = z if self.mapping_.facts.monotone else apply(self.mapping_, z)
+        return self.classes_[np.argmax(best, axis=1)]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def _class_weights(
+    class_weight: Any, classes: np.ndarray, y: np.ndarray, index: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """One factor for each class; "balanced" counts the rows by their weights."""
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        mass = np.bincount(index, weights, len(classes))
+        return weights.sum() / (len(classes) * np.where(mass > 0, mass, 1.0))
+    return compute_class_weight(class_weight, classes=classes, y=y)
