@@ -10,7 +10,7 @@ export const MAPS = {
     python: () => "anymax.Softmax()",
   },
   entmax: {
-    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [1 + (α − 1)(s − τ)]₊^(1/(α−1))",
+    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [(α − 1)(s − τ)]₊^(1/(α−1))",
     words: "Between softmax (α = 1) and sparsemax (α = 2). Above α = 1 a class that lags far enough behind gets exactly 0.",
     uses: ["alpha"], number: (s) => s.alpha, detail: (s) => `α = ${s.alpha}`, python: (s) => `anymax.Entmax(${float(s.alpha)})`,
   },
