@@ -26,6 +26,7 @@ export async function start() {
   const darkness = matchMedia("(prefers-color-scheme: dark)");
   prefer(darkness.matches);
   desk.paint = refresh;
+  desk.save = save;
   desk.touched = pause;
   for (const part of [buildBoard, buildEntry, buildSettings, buildChoice, buildClose, buildTour, buildTools]) part();
   desk.history = newHistory(fromHash(location.hash).state);

@@ -14,6 +14,7 @@ export const desk = {
   drawn: {}, // what the slower pictures were drawn from
   waiting: 0,
   paint: () => {}, // draws the page
+  save: () => {}, // writes the address
   touched: () => {}, // told before a hand changes something
 };
 

@@ -10,7 +10,7 @@ const OPERATOR = /^[=∝+−,…]$/u;
 const escaped = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
 export function typeset(text) {
-  return `<math aria-label="${escaped(text)}">${/^\p{L}{2,} /u.test(text) ? phrase(text) : formula(text)}</math>`;
+  return `<math aria-label="${escaped(text)}">${/^[a-z]{2,} /.test(text) ? phrase(text) : formula(text)}</math>`;
 }
 
 // A sentence with formulas between dollar signs.

@@ -27,7 +27,7 @@ export function parseRow(text, comma) {
 // One row of scores. `comma` says what a comma is, "decimal" or "separator"; without it a text that allows for both is a `TwoReadings`.
 export function parseScores(text, comma) {
   const body = rowOf(text.replaceAll("\u2212", "-").trim());
-  if (comma === undefined && decimals(body)) {
+  if (comma === undefined && decimals(body) && !(text.includes("[") && /^\S+(,\s+\S+)*$/.test(body))) { // [1,2, 3,4] is how programs write
     throw new TwoReadings(text.trim(), ["decimal", "separator"].map((way) => ({ way, scores: parseScores(text, way) })));
   }
   const words = (comma === "decimal" ? withPoints(body) : body.split(/[\s,;|]+/)).map((word) => word.replace(/^["']|["']$/g, "")).filter(Boolean);

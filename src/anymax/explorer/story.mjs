@@ -4,7 +4,7 @@ const ANIMALS = { x: [2, 1.4, 0.6, -0.9], names: ["cat", "dog", "fox", "owl"], t
 
 const between = (from, to, t) => Number((from + (to - from) * t).toFixed(3));
 const alpha = { symbol: "α", seconds: 7, at: (t) => ({ alpha: Number(between(1, 2, t).toFixed(2)) }) };
-const says = (v, digits = 2) => (v === 0 ? "exactly 0" : v < 0.5 * 10 ** -digits ? `below ${10 ** -digits}` : v.toFixed(digits));
+const says = (v, digits = 2) => (v === 0 ? "exactly 0" : v < 0.5 * 10 ** -digits ? `below ${(10 ** -digits).toFixed(digits)}` : v.toFixed(digits));
 
 export const STEPS = [
   {
@@ -15,7 +15,7 @@ export const STEPS = [
     state: { ...ANIMALS, maps: ["softmax"], focus: "softmax" },
     parts: ["cards"],
     motion: { symbol: "T", seconds: 6, at: (t) => ({ T: Number((0.1 * 10 ** t).toFixed(2)) }) },
-    now: ({ T }, { results }) => `T = ${T.toFixed(2)}: cat gets ${says(results.get("softmax").p[0])}, owl ${says(results.get("softmax").p[3], 4)}`,
+    now: ({ T }, { results }) => `T = ${T.toFixed(2)}: cat gets ${says(results.get("softmax").p[0], 3)}, owl ${says(results.get("softmax").p[3], 4)}`,
   },
   {
     title: "From softmax to sparsemax",

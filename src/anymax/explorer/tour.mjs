@@ -35,6 +35,7 @@ export function enter(step) {
   $("story-next").textContent = step === STEPS.length ? "End" : "Next";
   $("story-open").setAttribute("aria-pressed", true);
   complain("");
+  desk.save();
   if (!calm.matches) play();
 }
 
