@@ -175,7 +175,7 @@ function printing() {
 }
 
 function buildTools() {
-  $("skip").addEventListener("click", () => $("sight").querySelector("input").focus());
+  $("skip").addEventListener("click", () => (tour.step ? $("story-play") : $("chips").querySelector("input")).focus());
   $("undo").addEventListener("click", undo);
   $("redo").addEventListener("click", redo);
   document.addEventListener("keydown", onKey);
