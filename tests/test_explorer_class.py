@@ -124,8 +124,8 @@ def test_a_pasted_comma_is_asked_about(opened):
     assert boxes(page, "#comma")
     ways = page.js("[...document.querySelectorAll('#comma-ways button')].map((e) => [e.dataset.way, e.textContent])")
     assert ways == [
-        ["decimal", "It marks decimals 2 scores: 1.5  2.5"],
-        ["separator", "It stands between numbers 4 scores: 1  5  2  5"],
+        ["decimal", "It marks decimals 2 scores: 1.5 | 2.5"],
+        ["separator", "It stands between numbers 4 scores: 1 | 5 | 2 | 5"],
     ]
     assert page.js("document.activeElement.dataset.way") == "decimal"
     page.key("Tab")

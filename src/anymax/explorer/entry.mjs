@@ -122,7 +122,7 @@ function ask(readings) {
     button.type = "button";
     button.dataset.way = way;
     button.innerHTML = `<b>${WAYS[way]}</b> <span></span>`;
-    button.lastElementChild.textContent = `${scores.length} scores: ${shortly(scores.join("  "))}`;
+    button.lastElementChild.textContent = `${scores.length} scores: ${shortly(scores.join(" | "))}`;
     button.addEventListener("click", () => {
       take({ scores, names: null });
       ask([]);
