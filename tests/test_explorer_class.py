@@ -237,6 +237,11 @@ def test_the_story(opened):
     assert page.js("document.activeElement.id") == "story-open"
     click(page, "undo")
     assert state(page)["y"] == "0"  # its steps back too
+    page.size(390, 844, phone=True)
+    page.open(ADDRESS + "#story=3")
+    page.js(DRAWN)
+    ((left, _, right, _),) = boxes(page, ".card.chosen")
+    assert 0 <= left < right <= 390
     page.open(ADDRESS + "#x=1,0,-1&story=5")
     assert words(page, "story-title") == "The Jacobian"
     page.js("document.getElementById('story-title').focus()")

@@ -209,7 +209,7 @@ def nearest(lab):
 def test_colours_and_signs_tell_the_maps_apart(ask, maps):
     looks = ask({"ask": "looks"})[0]["answer"]
     assert looks.keys() == maps.keys()
-    assert len({look["sign"] for look in looks.values()}) == len(maps) == 13
+    assert len({look["sign"] for look in looks.values()}) == len(maps)
     for theme, papers in enumerate((("#ffffff", "#f2eee5"), ("#1b1b20", "#232329"))):
         rgb = linear([look["inks"][theme] for look in looks.values()])
         assert nearest(oklab(rgb)) > 0.09, theme

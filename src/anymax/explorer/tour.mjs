@@ -36,6 +36,7 @@ export function enter(step) {
   $("story-open").setAttribute("aria-pressed", true);
   complain("");
   desk.save();
+  requestAnimationFrame(showChosen);
   if (!calm.matches) play();
 }
 
@@ -50,6 +51,12 @@ export function leave() {
   desk.history = history;
   desk.drawn = {};
   turnTo(state);
+}
+
+// On a phone the cards lie side by side, more than it is wide.
+function showChosen() {
+  const cards = $("cards"), chosen = cards.querySelector(".chosen");
+  if (chosen) cards.scrollLeft = chosen.offsetLeft - cards.offsetLeft - (cards.clientWidth - chosen.offsetWidth) / 2;
 }
 
 // The play button and the sentence about what is seen now.
