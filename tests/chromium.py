@@ -16,7 +16,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KEYS = {
-    "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46,
+    "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46, "z": 90,
 }  # fmt: skip
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions "
@@ -132,15 +132,18 @@ class Chromium:
             self.call("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y}])
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
-    def key(self, name: str, times: int = 1) -> None:
+    def key(self, name: str, times: int = 1, held: int = 0) -> None:
+        """`held`: 2 with Ctrl, 4 with Cmd, 8 with Shift, added together."""
         for _ in range(times):
-            for kind in ("rawKeyDown", "keyUp"):
+            for kind in ("keyDown", "keyUp"):
                 code = KEYS[name]
                 self.call(
                     "Input.dispatchKeyEvent",
                     type=kind,
                     key=name,
                     code=name,
+                    modifiers=held,
+                    text="\r" if name == "Enter" else "",  # without it Enter presses no button
                     windowsVirtualKeyCode=code,
                     nativeVirtualKeyCode=code,
                 )

@@ -95,3 +95,37 @@ def engine(request):
         pytest.skip("no compiled engine: the reference serves")
     with am.use("reference") if request.param == "reference" else contextlib.nullcontext():
         yield request.param
+
+
+# -- of the explorer --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """Requests to the explorer's modules in one run of Node, and their answers."""
+    from explorer_at_work import asker
+
+    return asker(tmp_path_factory.mktemp("explorer"))
+
+
+@pytest.fixture(scope="module")
+def maps(ask):
+    """The maps that the explorer has."""
+    return ask({"ask": "maps"})[0]["answer"]
+
+
+@pytest.fixture(scope="module")
+def browser_page():
+    import chromium
+
+    one = chromium.Chromium()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def opened(browser_page):
+    """The explorer in a browser."""
+    from explorer_at_work import opened_page
+
+    yield from opened_page(browser_page)

@@ -1,12 +1,18 @@
-// What the explorer's modules and kernels say, for tests/test_explorer.py: node tests/explorer.mjs FOLDER anymax.wasm < requests > answers
+// What the explorer's modules and kernels say, for tests/explorer_at_work.py: node tests/explorer.mjs FOLDER anymax.wasm < requests > answers
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const [folder, wasm] = process.argv.slice(2);
 const load = (name) => import(pathToFileURL(`${folder}/${name}.mjs`).href);
-const { MAPS, label } = await load("maps");
+const { MAPS, SLIDERS, label } = await load("maps");
+const { mixed, typeset } = await load("formula");
+const { parseNames } = await load("names");
+const { parseRow, parseScores } = await load("scores");
+const { STEPS, eased } = await load("story");
+const { back, close, forth, newHistory, record } = await load("history");
+const { LOOKS, signOf } = await load("looks");
 const { kernels } = await load("kernels");
-const { fresh, fromHash, parseScores, tidy, toHash } = await load("state");
+const { fresh, fromHash, tidy, toHash } = await load("state");
 const { toPython } = await load("python");
 const { compute } = await load("figures");
 const K = await kernels(readFileSync(wasm));
@@ -29,7 +35,26 @@ const answers = {
     const { values, support } = K.simplex(key, { ...fresh(), ...given }, 3, 13, heat), part = K.simplex(key, { ...fresh(), ...given }, 3, 13, heat, 4, 6);
     return { values: Array.from(values), support: Array.from(support), part: Array.from(part.values) };
   },
-  parse: ({ text }) => parseScores(text),
+  formulas: () => Object.fromEntries(Object.entries(MAPS).map(([key, { formula }]) => [key, typeset(formula)])),
+  words: () => Object.values(SLIDERS).map(({ words }) => mixed(words)),
+  parse: ({ text, comma }) => parseScores(text, comma ?? undefined),
+  row: ({ text }) => parseRow(text),
+  names: ({ text, count }) => parseNames(text, count),
+  looks: () => Object.fromEntries(Object.entries(LOOKS).map(([key, { inks }]) => [key, { inks, sign: signOf(key) }])),
+  story: ({ along }) => STEPS.map(({ title, words, state: given, parts, motion, now }) => {
+    const state = tidy({ ...fresh(), ...given, ...motion.at(eased(along)) }), seen = compute(K, state);
+    return { title, words: mixed(words), parts, state, now: now(state, seen) };
+  }),
+  steps({ steps }) { // a state goes through changes {x, kind} and the words back, forth, close; what is seen after each
+    const history = newHistory({ x: [0] });
+    return steps.map((step) => {
+      if (step === "close") close(history);
+      else if (step === "back") back(history);
+      else if (step === "forth") forth(history);
+      else record(history, { x: [step.x] }, step.kind ?? null);
+      return history.now.x[0];
+    });
+  },
   hash: ({ text }) => fromHash(text),
   turn: ({ given }) => fromHash(toHash({ ...fresh(), ...given })),
 };
@@ -41,6 +66,6 @@ console.log(JSON.stringify(requests.map(({ ask, ...rest }) => {
   try {
     return { answer: answers[ask](rest) };
   } catch (error) {
-    return { error: error.message };
+    return { error: error.message, readings: error.readings };
   }
 }), words));

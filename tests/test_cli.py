@@ -196,7 +196,7 @@ def test_explain_offers_no_choice_of_maps(call):
 
 
 @needs_plot
-@pytest.mark.parametrize("name", ["curves", "losses", "jacobian", "simplex", "sparsemax", "entmax:alpha=1.3"])
+@pytest.mark.parametrize("name", ["curves", "bars", "losses", "jacobian", "simplex", "sparsemax", "entmax:alpha=1.3"])
 def test_plot_writes_a_picture(call, tmp_path, name):
     out = tmp_path / "picture.png"
     code, said, err = call("plot", name, "--out", out, *(["-m", "sparsemax"] if name == "simplex" else []))

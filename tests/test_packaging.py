@@ -55,6 +55,19 @@ def test_dir_shows_only_public_names_that_exist():
     assert set(anymax.__all__) <= set(dir(anymax))
 
 
+@pytest.mark.skipif(not (ROOT / "CHANGELOG.md").exists(), reason="only in the repository")
+def test_other_files_name_the_same_version():
+    """Those that a release has to change; GOVERNANCE.md says so."""
+    assert f"\nversion: {anymax.__version__}\n" in read("CITATION.cff")
+    assert f'version: "{anymax.__version__}"' in read("packaging/conda/recipe.yaml")
+    wanted = re.findall(
+        r'"(numpy|array-api-compat)(\S+)"', re.search(r"^dependencies = (.*)$", read("pyproject.toml"), flags=re.M)[1]
+    )
+    assert len(wanted) == 2
+    for name, bound in wanted:
+        assert f"- {name} {bound}\n" in read("packaging/conda/recipe.yaml")
+
+
 def test_version_is_single_sourced():
     from anymax._version import __version__
 

@@ -8,6 +8,7 @@ matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
 
+import anymax
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, Taylor, apply, plot
 from anymax.mappings import CATALOGUE
 
@@ -18,7 +19,10 @@ Y = RNG.integers(6, size=200)
 CALLS = {
     "curves": lambda **o: plot.curves(**o),
     "curves of one": lambda **o: plot.curves(Sparsemax(), **o),
+    "bars": lambda **o: plot.bars(**o),
+    "bars of one": lambda **o: plot.bars(Budget(2), [3.0, 1.0, 0.5], **o),
     "losses": lambda **o: plot.losses(**o),
+    "losses of a budget": lambda **o: plot.losses([Budget(2), Budget(1.5)], **o),
     "losses with nll": lambda **o: plot.losses([Taylor(2), Ratio.square()], scaled=False, **o),
     "simplex": lambda **o: plot.simplex(Sparsemax(), resolution=61, **o),
     "simplex, dense": lambda **o: plot.simplex(Softmax(), resolution=61, **o),
@@ -104,11 +108,11 @@ def test_arrays_of_every_framework_are_drawn_alike(framework):
     for draw in (plot.curves, plot.losses):
         lines = [draw(m, t=array(np.linspace(-1, 1, 9, dtype=np.float32))).lines[-1] for m in (mapping, plain)]
         np.testing.assert_allclose(lines[0].get_ydata(), lines[1].get_ydata(), atol=1e-6)
-        assert lines[0].get_label() == "entmax alpha=1.5"
+        assert lines[0].get_label() == r"entmax $\alpha = 1.5$"
     x = np.array([1.0, 0.5, -2.0], dtype=np.float32)
     images = [plot.jacobian(mapping, array(x)), plot.jacobian(plain, x)]
     np.testing.assert_allclose(*(ax.images[0].get_array() for ax in images), atol=1e-6)
-    assert plot.simplex(mapping, resolution=11).get_title() == "entmax alpha=1.5"
+    assert plot.simplex(mapping, resolution=11).get_title() == r"entmax $\alpha = 1.5$"
     p = P.astype(np.float32)
     bars = [[bar.get_height() for bar in plot.support_histogram(a).patches] for a in (array(p), p)]
     assert bars[0] == bars[1]
@@ -197,12 +201,78 @@ def test_lines_differ_in_more_than_colour():
         assert len({str(look(line)) for line in ax.lines}) == 8
 
 
-def test_small_axes_have_a_small_legend():
-    sizes = []
-    for inches in (2.5, 6.0):
-        _, ax = plt.subplots(figsize=(inches, 3))
-        sizes.append(plot.curves(ax=ax).get_legend().get_texts()[0].get_fontsize())
-    assert sizes == [6.0, 8.0]
+COLUMN = {"figure.figsize": (3.3, 2.6), "font.size": 7}  # of a paper in two columns
+
+
+@pytest.mark.parametrize("style", [{}, COLUMN], ids=["screen", "column"])
+@pytest.mark.parametrize("name", ["curves", "bars", "losses", "support of two"])
+def test_a_legend_covers_nothing_and_the_sizes_are_matplotlibs_own(name, style):
+    with plt.rc_context(style):
+        ax = CALLS[name]()
+        figure = ax.figure
+        figure.canvas.draw()
+        assert tuple(figure.get_size_inches()) == tuple(plt.rcParams["figure.figsize"])
+        legend, sheet = ax.get_legend(), figure.bbox
+        box = legend.get_window_extent()
+        for other in (
+            ax.bbox,
+            ax.xaxis.label.get_window_extent(),
+            *(t.get_window_extent() for t in ax.get_xticklabels()),
+        ):
+            assert not box.overlaps(other)
+        assert sheet.x0 <= box.x0 < box.x1 <= sheet.x1, "it is on the sheet, whole"
+        assert sheet.y0 <= box.y0
+        assert legend.get_texts()[0].get_fontsize() < plt.rcParams["font.size"]
+
+
+@pytest.mark.parametrize(
+    ("mappings", "others"),
+    [
+        (Sparsemax(), (0.0,)),
+        (Budget(1.5), (0.0,)),
+        (Budget(2), (0.0, 0.0)),
+        (Budget(4), (0.0,) * 4),
+        (Ratio.square(), (1.0,)),
+        ([Softmax(), Budget(2)], (0.0, 0.0)),
+    ],
+)
+def test_a_curve_is_drawn_beside_scores_that_say_something(mappings, others):
+    assert plot.rivals(mappings) == others
+    for line in plot.curves(mappings).lines:
+        assert len(np.unique(np.round(line.get_ydata(), 6))) > 2
+
+
+def test_the_loss_of_a_budget_is_that_of_its_labels_together():
+    y = plot.losses(Budget(2), classic=False, scaled=False, t=np.array([-1.0, 0.0, 2.0])).lines[0].get_ydata()
+    rows = np.array([[t, t, 0.0] for t in (-1.0, 0.0, 2.0)])
+    np.testing.assert_allclose(
+        y, anymax.fenchel_young(Budget(2), rows, np.array([[1.0, 1.0, 0.0]] * 3), reduction="none")
+    )
+
+
+def test_bars_are_the_probabilities_and_zeros_are_named():
+    ax = plot.bars([Softmax(), Sparsemax()], [2.0, 1.4, 0.6, -1.0])
+    heights = np.reshape([bar.get_height() for bar in ax.patches], (2, 4))
+    np.testing.assert_allclose(heights[1], [0.8, 0.2, 0, 0], atol=1e-12)
+    assert [t.get_text() for t in ax.texts] == ["0", "0"]
+    with pytest.raises(ValueError, match="choose a row"):
+        plot.bars(x=[[1.0, 2.0]])
+    with pytest.raises(ValueError, match="no mappings"):
+        plot.bars([])
+
+
+def test_jacobians_of_one_page_share_a_scale():
+    from anymax.cli import pictures
+
+    axes = [ax for ax in pictures.draw("jacobian", [Softmax(), Sparsemax()]).axes if ax.images]
+    assert len({image.norm.vmax for ax in axes for image in ax.images}) == 1
+    assert plot.jacobian(Softmax(), [1.0, 0.0], bound=0.5).images[0].norm.vmax == 0.5
+
+
+def test_regions_too_small_to_see_have_no_label():
+    labels = {text.get_text() for text in plot.simplex(Ratio.square()).texts}
+    assert labels == {"class 1", "class 2", "class 3"}
+    assert "2 of 3" in {text.get_text() for text in plot.simplex(Sparsemax()).texts}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The README's examples run, and its commands are those of the continuous integration."""
 
+import doctest
 import re
 import sys
 import types
@@ -32,16 +33,24 @@ def test_example_runs(title, code, capsys):
     assert "nan" not in printed
 
 
-def test_the_examples_of_attention_run(capsys):
-    pytest.importorskip("torch")
-    first, second = re.findall(r"^```python\n(.*?)^```", README[README.index("## Attention") :], flags=re.M | re.S)[:2]
-    scope: dict = {"__name__": "readme"}
-    exec(compile(first, "README.md, Attention", "exec"), scope)
-    assert "nan" not in capsys.readouterr().out
-    assert (scope["last"] - scope["out"][:, :, 99:]).abs().max() < 1e-4
-    pytest.importorskip("transformers")
-    exec(compile(second, "README.md, transformers", "exec"), scope)
-    assert scope["model"](scope["torch"].tensor([[1, 2, 3]])).logits.isfinite().all()
+def test_the_first_screen_is_true_and_the_whole_short():
+    """The lines above the first heading do what they print, the picture is there, and so is every file that is linked to."""
+    block = re.search(r"^```pycon\n(.*?)^```", README, flags=re.M | re.S)
+    assert block
+    example = doctest.DocTestParser().get_doctest(block[1], {}, "README.md", "README.md", 0)
+    results = doctest.DocTestRunner().run(example, out=lambda text: None)
+    assert results.attempted >= 3
+    assert not results.failed
+    assert (
+        README.index("readme.svg")
+        < README.index(">>> import anymax")
+        < README.index("| | anymax |")
+        < README.index("\n## ")
+    )
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link]
+    assert "docs/_static/readme.svg" in links
+    assert not [link for link in links if not (ROOT / link).exists()]
+    assert len(README.splitlines()) <= 120
 
 
 def test_every_map_is_in_the_table():
@@ -59,18 +68,17 @@ def test_every_name_in_the_table_exists():
         assert hasattr(anymax, name), name
 
 
-def test_examples_on_the_command_line(capsys, tmp_path, monkeypatch):
+def test_commands_of_the_text_run(capsys, tmp_path, monkeypatch):
     pytest.importorskip("click")
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("rich")
     from anymax.cli import main
 
     monkeypatch.chdir(tmp_path)
-    block = re.search(r"## Command line\n+```bash\n(.*?)```", README, flags=re.S)
-    assert block
-    for line in block[1].splitlines():
-        program, *args = line.split()
-        assert program == "anymax"
-        assert main(args) == 0, capsys.readouterr().err
+    commands = [line.split() for line in re.findall(r"`anymax ([^`]*)`", README)]
+    assert {command[0] for command in commands} >= {"explore", "compare"}
+    for command in commands:
+        more = ["--print-path"] if command == ["explore"] else []
+        assert main([*command, *more]) == 0, capsys.readouterr().err
 
 
 @pytest.fixture

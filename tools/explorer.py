@@ -33,14 +33,27 @@ UNITS = (
     "wasm/explorer.cpp",
 )
 NOT_COMPILED = ("python.cpp", "xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
-STYLES = ("style.css",)
+STYLES = ("style.css", "narrow.css", "print.css")
 MODULES = (
     "maps",
-    "kernels",
+    "formula",
+    "names",
+    "scores",
+    "story",
     "state",
+    "history",
+    "kernels",
     "python",
+    "looks",
     "draw",
     "figures",
+    "desk",
+    "board",
+    "entry",
+    "settings",
+    "choice",
+    "closeup",
+    "tour",
     "app",
 )  # in the order in which they build on each other
 
@@ -174,7 +187,7 @@ def joined(module: Path) -> str:
     """A module as part of one script, since file:// has no imports: a function of its own, and the names that it exports."""
     text = module.read_text(encoding="utf-8")
     text = re.sub(r"^import [^;]*;\n", "", text, flags=re.M)
-    names = re.findall(r"^export (?:async )?(?:const|let|function) (\w+)", text, flags=re.M)
+    names = re.findall(r"^export (?:async )?(?:const|let|function|class) ([\w$]+)", text, flags=re.M)
     text = re.sub(r"^export ", "", text, flags=re.M)
     if "</script" in text:
         sys.exit(

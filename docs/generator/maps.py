@@ -219,8 +219,27 @@ def draw(page: Page, folder: Path) -> None:
     plt.close(figure)
 
 
+README = Path(__file__).parents[1] / "_static" / "readme.svg"
+
+
+def front(target: Path) -> None:
+    """README's picture, which is kept in the repository: `cd docs && python -m generator.maps` draws it anew."""
+    from anymax import plot
+    from anymax.cli import pictures
+
+    pictures.prepare()
+    plt = plot.pyplot()
+    with plt.rc_context({"svg.hashsalt": "readme", "font.size": 11}):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=(1.1, 1))
+        maps = [anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax()]
+        plot.bars(maps, ax=left)
+        plot.curves(maps, ax=right)
+        figure.savefig(target, metadata={"Date": None})
+    plt.close(figure)
+
+
 def hero(target: Path) -> None:
-    """The picture of the front page: two classes under three maps, three classes under sparsemax."""
+    """The picture of the start page: two classes under three maps, three classes under sparsemax."""
     from anymax import plot
     from anymax.cli import pictures
 
@@ -234,3 +253,7 @@ def hero(target: Path) -> None:
         plot.simplex(anymax.Sparsemax(), ax=right).set_title("Three classes, sparsemax")
         figure.savefig(target, metadata={"Date": None})
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    front(README)

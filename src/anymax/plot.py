@@ -1,7 +1,8 @@
 """Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
 
 matplotlib is imported at the first call (extra `plot`). Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart; no line relies on its colour alone. What is neutral has the colour of the labels, so that dark styles work too.
+apart; no line relies on its colour alone. What is neutral has the colour of the labels, so that dark styles work too. Sizes of figures and
+of words are those of matplotlib's `rcParams`, so that a picture made for a column of 3.3 inches can be read there.
 """
 
 from __future__ import annotations
@@ -44,18 +45,91 @@ def label(mapping: Mapping) -> str:
     return " ".join(words)
 
 
+SYMBOLS = {"alpha": r"\alpha"}  # of parameters, where mathematics has another word for them
+
+
+def title(mapping: Mapping) -> str:
+    """`label` with its parameters as mathematics."""
+    name, *words = label(mapping).split()
+    pairs = [word.partition("=") for word in words]
+    return " ".join([name, *(_symbol(key, value) if sep else key for key, sep, value in pairs)])
+
+
+def _symbol(key: str, value: str) -> str:
+    symbol = SYMBOLS.get(key, key if len(key) == 1 else "")
+    return f"${symbol} = {value}$" if symbol else f"{key}={value}"
+
+
+def rivals(mappings: Mapping | Iterable[Mapping]) -> tuple[float, ...]:
+    """The scores of the other classes beside which the probability of one with the score t says most of these maps.
+
+    One of score 0, if that will do. It won't where the total leaves no choice (budget k of k classes), or where a score of 0 counts for
+    nothing (`Ratio.square()`): then one of score 1, or as many of score 0 as it takes.
+    """
+    t, maps = np.linspace(-2.0, 2.0, 17), _maps(mappings, ())
+    for others in ((0.0,), (1.0,), *((0.0,) * n for n in range(2, 9))):
+        if all(_fits(m, 1 + len(others)) and len(np.unique(np.round(_curve(m, t, others), 6))) > 2 for m in maps):
+            return others
+    return (0.0,)
+
+
+def _fits(mapping: Mapping, classes: int) -> bool:
+    try:
+        mapping.check(classes)
+    except ValueError:  # more to give than there are classes
+        return False
+    return True
+
+
+def _curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndarray:
+    scores = np.concatenate([t[:, None], np.broadcast_to(others, (len(t), len(others)))], axis=-1)
+    return _numpy(apply(mapping, scores))[:, 0]
+
+
+def _classes(others: tuple[float, ...]) -> str:
+    words = "Two Three Four Five Six Seven Eight Nine".split()
+    return f"{words[len(others) - 1]} classes"
+
+
 def curves(mappings: Mapping | Iterable[Mapping] | None = None, *, t: Array | None = None, ax: Axes = None) -> Axes:
-    """The probability of the first of two classes with the scores (t, 0). Sparsemax is the hard sigmoid here."""
+    """The probability of the first of two classes with the scores (t, 0). Sparsemax is the hard sigmoid here.
+
+    Where these scores say nothing of a map, the others are those of `rivals`, and the axis names them: three for `Budget(2)`.
+    """
     maps = _maps(mappings, USUAL)
     if not maps:
         raise ValueError("anymax.plot.curves: got no mappings; pass at least one, as in [Softmax()]")
-    ax = _axes(ax, (6.4, 4.2))
     grid = np.linspace(-4.0, 4.0, 801) if t is None else _numpy(t).astype(float)
-    scores = np.stack([grid, np.zeros_like(grid)], axis=-1)
-    for i, mapping in enumerate(maps):
-        ax.plot(grid, _numpy(apply(mapping, scores))[:, 0], label=label(mapping), **_line(i, ax))
-    ax.set(xlabel="t, with the scores (t, 0)", ylabel="probability of the first class", title="Two classes")
+    others = rivals(maps)
+    lines = [_curve(mapping, grid, others) for mapping in maps]
+    ax = _axes(ax)
+    for i, (mapping, p) in enumerate(zip(maps, lines, strict=True)):
+        ax.plot(grid, p, label=title(mapping), **_line(i, ax))
+    scores = ", ".join(["t", *(f"{other:g}" for other in others)])
+    ax.set(xlabel=f"$t$, with the scores $({scores})$", ylabel="probability of the first class", title=_classes(others))
     ax.set_xlim(grid[0], grid[-1])
+    ax.set_ylim(-0.04, 1.04)
+    return _tidy(ax, len(maps))
+
+
+def bars(mappings: Mapping | Iterable[Mapping] | None = None, x: Array | None = None, *, ax: Axes = None) -> Axes:
+    """The probabilities that maps give to one row of scores, side by side; each exact zero is written as 0."""
+    maps = _maps(mappings, (Softmax(), Entmax(1.5), Sparsemax()))
+    if not maps:
+        raise ValueError("anymax.plot.bars: got no mappings; pass at least one, as in [Softmax()]")
+    x = np.array([2.0, 1.4, 0.6, -1.0]) if x is None else _numpy(x).astype(float)
+    if x.ndim != 1:
+        raise ValueError(f"plot.bars draws one row of scores, got an array of shape {x.shape}; choose a row")
+    rows = [_numpy(apply(mapping, x)) for mapping in maps]
+    ax = _axes(ax)
+    width = 0.8 / len(maps)
+    for i, (mapping, p) in enumerate(zip(maps, rows, strict=True)):
+        at = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
+        ax.bar(at, p, width, label=title(mapping), **_fill(i, ax))
+        for place in at[p == 0]:
+            ax.annotate("0", (place, 0.0), ha="center", va="bottom", fontsize="small", color=_colour(i, ax))
+    ax.set_xticks(range(len(x)), [f"{v:g}".replace("-", "−") for v in x])
+    ax.set(xlabel="scores", ylabel="probability", title="One row of scores")
     return _tidy(ax, len(maps))
 
 
@@ -67,15 +141,17 @@ def losses(
     scaled: bool = True,
     ax: Axes = None,
 ) -> Axes:
-    """The loss of two classes against the margin t, by which the target's score leads the other.
+    """The loss of two classes against the margin t, by which the target's score leads the other (or the others: see `rivals`).
 
     The loss of a map is its Fenchel-Young loss, or the negative log-likelihood where it has none. `classic` adds the hinge,
     logistic, squared and modified Huber losses. `scaled` divides each by its value at t = 0, so that all meet there: the sparsemax
     loss then lies on the modified Huber loss, and that of softmax on the logistic loss.
     """
     maps = _maps(mappings, (Softmax(), Entmax(1.5), Sparsemax()))
-    ax = _axes(ax, (6.4, 4.6))
     grid = np.linspace(-3.0, 3.0, 601) if t is None else _numpy(t).astype(float)
+    others = rivals(maps) if maps else (0.0,)
+    found = [_lead_loss(mapping, others) for mapping in maps]
+    ax = _axes(ax)
 
     def draw(f: Callable[[np.ndarray], np.ndarray], **style: Any) -> None:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -85,12 +161,14 @@ def losses(
     for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
         draw(f, label=name, color=_ink(ax), linestyle=DASHES[i], linewidth=1.2, zorder=3)
     every = max(1, len(grid) // 12)
-    for i, mapping in enumerate(maps):
+    for i, (mapping, f) in enumerate(zip(maps, found, strict=True)):
         marks = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "markevery": (i * every // 3 % every, every)}
         wide = {"linestyle": "-", "linewidth": 3.0, "alpha": 0.75}
-        draw(_binary_loss(mapping), label=label(mapping), **{**_line(i, ax), **marks, **wide})
+        draw(f, label=title(mapping), **{**_line(i, ax), **marks, **wide})
     ax.set(
-        xlabel="lead t of the target's score", ylabel="loss / loss at t = 0" if scaled else "loss", title="Two classes"
+        xlabel="lead $t$ of the target's score",
+        ylabel="loss / loss at $t = 0$" if scaled else "loss",
+        title=_classes(others),
     )
     ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(-0.1, 4.2)
@@ -105,14 +183,23 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _binary_loss(mapping: Mapping) -> Callable[[np.ndarray], np.ndarray]:
+def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """The loss of one row as a function of the lead: of the target, or where the map gives k probabilities, of k targets together."""
     loss = fenchel_young if mapping.facts.has_potential else nll
+    n, mass = 1 + len(others), float(getattr(mapping, "mass", 1.0))
+    y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels, and for a k that is not whole a part of the next
+    targets = max(1, int(mass))
 
     def f(t: np.ndarray) -> np.ndarray:
-        scores = np.stack([t, np.zeros_like(t)], axis=-1)
-        return _numpy(loss(mapping, scores, np.zeros(len(t), dtype=np.int64), reduction="none"))
+        base = np.array([*others, 0.0][: n - targets])
+        lead = np.broadcast_to(t[:, None] + (others[0] if others else 0.0), (len(t), targets))
+        scores = np.concatenate([lead, np.broadcast_to(base, (len(t), n - targets))], axis=-1)
+        return _numpy(loss(mapping, scores, np.broadcast_to(y, scores.shape), reduction="none"))
 
     return f
+
+
+SMALLEST_REGION = 0.005  # of the picture: a region that is smaller is a line, and has no name written on it
 
 
 def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax: Axes = None) -> Axes:
@@ -122,7 +209,7 @@ def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax:
     itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
     """
     (mapping,) = _maps(mapping, ())
-    ax = _axes(ax, (5.2, 4.8))
+    ax = _axes(ax)
     basis = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]]) / np.sqrt([[2.0], [6.0]])  # orthonormal, both sum to 0
     side = np.linspace(-extent, extent, resolution)
     plane = np.stack(np.meshgrid(side, side), axis=-1)  # [row, column, 2]
@@ -132,19 +219,27 @@ def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax:
     )
     ax.figure.colorbar(image, ax=ax, label="largest probability", shrink=0.85)
     size = (p > 0).sum(axis=-1)
-    if size.min() < size.max():
+    regions = [count for count in range(4) if (size == count).mean() > SMALLEST_REGION]
+    if len(regions) > 1:
         ax.contour(side, side, size, levels=[1.5, 2.5], colors="white", linewidths=1.4)
     corners = (np.eye(3) - 1 / 3) @ basis.T
     ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0, alpha=0.9)
     halo = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    tag = {"ha": "center", "va": "center", "fontsize": 8, "color": "black", "bbox": halo}
+    tag = {"ha": "center", "va": "center", "fontsize": "small", "color": "black", "bbox": halo}
     for i, corner in enumerate(corners):
         x, y = corner / np.abs(corner).max() * extent * 0.8
         ax.annotate(f"class {i + 1}", (x, y), **tag)
-    for count in sorted(set(size.ravel().tolist()) - {1}) if size.min() < size.max() else ():
+    for count in regions if len(regions) > 1 else ():
+        if count == 1:  # the corners, which have the names of the classes
+            continue
         x, y = _inside(plane, size == count)
         ax.annotate(f"{count} of 3", (x, y), **tag)
-    ax.set(xlabel="(x1 − x2) / √2", ylabel="(2 x3 − x1 − x2) / √6", title=label(mapping), aspect="equal")
+    ax.set(
+        xlabel=r"$(x_1 - x_2) / \sqrt{2}$",
+        ylabel=r"$(2 x_3 - x_1 - x_2) / \sqrt{6}$",
+        title=title(mapping),
+        aspect="equal",
+    )
     return ax
 
 
@@ -161,30 +256,33 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
     return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
 
 
-def jacobian(mapping: Mapping, x: Array, *, ax: Axes = None) -> Axes:
-    """`dp_i / dx_j` at the scores x, as a heat map around 0; small ones with their numbers. Exact zeros stay white."""
+def jacobian(mapping: Mapping, x: Array, *, bound: float | None = None, ax: Axes = None) -> Axes:
+    """`dp_i / dx_j` at the scores x, as a heat map around 0; small ones with their numbers. Exact zeros stay white.
+
+    bound: the absolute value that has the darkest colour, so that several pictures can share one scale; the largest of this one if None.
+    """
     (mapping,) = _maps(mapping, ())
     x = _numpy(x).astype(float)
     if x.ndim != 1:
         raise ValueError(f"plot.jacobian draws one row of scores, got an array of shape {x.shape}; choose a row")
     j = _numpy(_jacobian(mapping, x))
-    ax = _axes(ax, (5.0, 4.2))
-    bound = float(np.abs(j).max()) or 1.0
+    ax = _axes(ax)
+    bound = float(np.abs(j).max()) or 1.0 if bound is None else bound
     ax.set_facecolor("white")
     image = ax.imshow(np.where(j == 0, np.nan, j), cmap=DIVERGING, vmin=-bound, vmax=bound)
-    ax.figure.colorbar(image, ax=ax, label="dp / dx", shrink=0.85)
+    ax.figure.colorbar(image, ax=ax, label=r"$\partial p_i / \partial x_j$", shrink=0.85)
     n = len(x)
     if n <= 8:
         for (i, k), value in np.ndenumerate(j):
             dark = abs(value) > 0.6 * bound
             text = "0" if value == 0 else f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
-            ax.text(k, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+            ax.text(k, i, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
         names = [f"{v:g}".replace("-", "−") for v in x]
         ax.set_xticks(range(n), names)
         ax.set_yticks(range(n), names)
     else:
         _count(ax.xaxis, ax.yaxis)
-    ax.set(xlabel="score x_j", ylabel="probability of the score x_i", title=label(mapping))
+    ax.set(xlabel="score $x_j$", ylabel="probability of the score $x_i$", title=title(mapping))
     return ax
 
 
@@ -231,7 +329,7 @@ def support_histogram(p: Array | dict[str, Array], *, ax: Axes = None) -> Axes:
     Supports of more than 60 classes are counted in steps, so that the bars stay wide enough to be seen.
     """
     groups = p if isinstance(p, dict) else {"": p}
-    ax = _axes(ax, (6.0, 3.6))
+    ax = _axes(ax)
     sizes = {name: (_numpy(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
     most = max((int(s.max()) for s in sizes.values() if s.size), default=1)
     step = 1 if most <= 60 else -(-most // 40)
@@ -256,7 +354,7 @@ def support_histogram(p: Array | dict[str, Array], *, ax: Axes = None) -> Axes:
 def calibration(p: Array, y: Array, *, bins: int = 10, name: str = "", ax: Axes = None) -> Axes:
     """Accuracy against confidence (the probability of the class predicted), in bins; a calibrated model follows the diagonal."""
     confidence, accuracy, share, error = reliability(p, y, bins)
-    ax = _axes(ax, (4.6, 4.4))
+    ax = _axes(ax)
     edges = np.linspace(0.0, 1.0, bins + 1)
     full = share > 0
     ax.bar(
@@ -321,7 +419,8 @@ def pyplot() -> Any:
     return plt
 
 
-def _axes(ax: Axes, size: tuple[float, float]) -> Axes:
+def _axes(ax: Axes, size: tuple[float, float] | None = None) -> Axes:
+    """`ax`, or a new one: of the size that matplotlib is set to, unless what is drawn asks for another."""
     return pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax
 
 
@@ -373,11 +472,24 @@ def _tidy(ax: Axes, entries: int) -> Axes:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     if entries:
-        narrow = ax.get_position().width * ax.figure.get_figwidth() < 3.0  # inches
-        size = (
-            {"fontsize": 6, "handlelength": 2.4, "labelspacing": 0.25}
-            if narrow
-            else {"fontsize": 8, "handlelength": 3.2}
-        )
-        ax.legend(framealpha=0.6, edgecolor="none", **size)
+        _legend(ax, entries)
     return ax
+
+
+def _legend(ax: Axes, entries: int) -> None:
+    """Below the axes, where it covers nothing: under the ticks, their numbers and the label."""
+    import matplotlib as mpl  # late, like pyplot
+    from matplotlib.transforms import ScaledTranslation
+
+    def points(size: Any) -> float:
+        return mpl.font_manager.FontProperties(size=size).get_size_in_points()
+
+    down = sum(1.3 * points(mpl.rcParams[key]) for key in ("xtick.labelsize", "axes.labelsize"))
+    down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
+    wide = ax.get_position().width * ax.figure.get_figwidth()  # inches
+    columns = min(entries, max(1, int(wide / (0.15 * points("small")))))  # a name has about a dozen letters
+    place = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=place, ncols=columns, fontsize="small",
+        frameon=False, handlelength=2.6, columnspacing=1.2, labelspacing=0.3, borderaxespad=0.2,
+    )  # fmt: skip

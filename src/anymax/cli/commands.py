@@ -259,7 +259,7 @@ def frameworks(x: np.ndarray) -> Iterator[tuple[str, Any]]:
             yield framework, getattr(importlib.import_module(module), attribute)(x)
 
 
-PICTURES = ("curves", "simplex", "losses", "jacobian")
+PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
 
 
 @program.command(context_settings={"ignore_unknown_options": True})
@@ -273,8 +273,8 @@ PICTURES = ("curves", "simplex", "losses", "jacobian")
     help="The file to write, whose ending says the format (default: .png), or a folder for it. Default: NAME.png",
 )
 def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
-    """Draw a picture of maps to a file. NAME is curves, simplex, losses, jacobian (of SCORES), or a map, which gives all four
-    of it.
+    """Draw a picture of maps to a file. NAME is curves, simplex, losses, bars or jacobian (of SCORES), or a map, which gives a page
+    of its own pictures.
     """
     from . import pictures  # late: matplotlib is an optional extra
 
@@ -283,8 +283,10 @@ def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: s
         given_ = given(**options)
         x = list(scores) or pictures.SCORES
         if kind in PICTURES:
-            if scores and kind != "jacobian":
-                raise ValueError(f"{kind} takes no scores, got {len(scores)}; jacobian and the pictures of a map do")
+            if scores and kind not in ("bars", "jacobian"):
+                raise ValueError(
+                    f"{kind} takes no scores, got {len(scores)}; bars, jacobian and the pictures of a map do"
+                )
             maps = names.choose(mappings, given_) if mappings or given_ else None
             pictures.prepare()
             figure = pictures.draw(kind, maps, x)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import plot
 from .._mapping import Mapping
+from ..inspection import jacobian
 
 SCORES = (0.8, 0.5, 0.2, -1.0)  # a Jacobian here shows three classes that compete and one that is out
 
@@ -34,13 +36,16 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
     """One of the pictures by its name; simplex and jacobian have a panel for each map."""
     if kind in ("curves", "losses"):
         return getattr(plot, kind)(maps).figure
+    if kind == "bars":
+        return plot.bars(maps, x).figure
     some = list(maps or plot.USUAL)
     figure, axes = page(len(some))
+    bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in some) if kind == "jacobian" else 0.0
     for mapping, ax in zip(some, axes):
         if kind == "simplex":
             plot.simplex(mapping, resolution=resolution, ax=ax)
         else:
-            plot.jacobian(mapping, x, ax=ax)
+            plot.jacobian(mapping, x, bound=bound or 1.0, ax=ax)
     return figure
 
 
@@ -49,13 +54,9 @@ def portrait(mapping: Mapping, x: Sequence[float]) -> Any:
     figure, (a, b, c, d) = page(4, width=5.4, height=4.4, columns=2)
     plot.curves(mapping, ax=a)
     plot.simplex(mapping, ax=b).set_title("Three classes")
-    try:
-        plot.losses(mapping, ax=c).set_title("Loss of two classes")
-    except ValueError as error:  # Budget(2) has no loss against one class
-        c.set_axis_off()
-        c.text(0.5, 0.5, textwrap.fill(f"No loss of two classes: {error}", 48), ha="center", va="center")
+    plot.losses(mapping, ax=c).set_title("Loss: " + c.get_title().lower())
     plot.jacobian(mapping, x, ax=d).set_title("Jacobian")
-    figure.suptitle(plot.label(mapping))
+    figure.suptitle(plot.title(mapping))
     return figure
 
 

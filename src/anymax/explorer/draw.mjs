@@ -1,17 +1,6 @@
-// Drawing on canvases: sizes, colours, bars, lines and heat maps. No mathematics of maps in here.
+// Drawing on canvases: sizes, bars, lines and heat maps. No mathematics of maps in here.
+import { colour, dark } from "./looks.mjs";
 
-// Of each map: its colour on light and on dark paper, and the dashes that tell its line from others of the colour.
-const INKS = {
-  blue: ["#0068a8", "#5cb3f0"], red: ["#c8500a", "#ff8a4c"], green: ["#007a5a", "#3fcf9f"], purple: ["#a3407f", "#e58fc6"],
-  amber: ["#9a6a00", "#f0b93a"], violet: ["#5a4fcf", "#a99fff"], grey: ["#55524c", "#c9c4b9"], teal: ["#00808a", "#4fd0da"],
-};
-const LOOKS = {
-  softmax: ["blue"], entmax: ["red"], sparsemax: ["green"], normmax: ["purple"], topk: ["amber"], topp: ["violet"], budget: ["grey"], perturb: ["teal"],
-  taylor: ["blue", [7, 4]], sigsoftmax: ["red", [7, 4]], square: ["green", [7, 4]], sigmoid: ["purple", [7, 4]], relu: ["amber", [7, 4]],
-};
-export const dark = () => document.documentElement.dataset.theme === "dark";
-export const colour = (key) => INKS[LOOKS[key][0]][dark() ? 1 : 0];
-export const dashes = (key) => LOOKS[key][1] ?? [];
 const inks = new Map(); // as the style sheet has them, asked for once
 export function ink(name) {
   const key = `${dark()} ${name}`;
@@ -40,8 +29,10 @@ function sizeOf(canvas) {
   return sizes.get(canvas);
 }
 
+export const sharp = { ratio: 1 }; // points of a canvas in one of the page, at least: paper shows more than a screen
+
 export function brush(canvas) {
-  const box = sizeOf(canvas), ratio = window.devicePixelRatio || 1;
+  const box = sizeOf(canvas), ratio = Math.max(sharp.ratio, window.devicePixelRatio || 1);
   const [width, height] = [Math.max(1, Math.round(box.width * ratio)), Math.max(1, Math.round(box.height * ratio))];
   if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
   const pen = canvas.getContext("2d");
@@ -76,10 +67,26 @@ export function columns(values, order, count) {
 
 const FEW = 32;
 
+// As much of a text as there is room for.
+export function clipped(pen, text, room) {
+  if (pen.measureText(text).width <= room) return text;
+  const letters = Array.from(text);
+  while (letters.length > 1 && pen.measureText(`${letters.join("")}…`).width > room) letters.pop();
+  return `${letters.join("").trim()}…`;
+}
+
+// The class below a bar: all of them where there is room, then every fourth.
+function foot(pen, i, place, n, { step, target, tag, named }) {
+  if (i === target && step <= 26) return "◎";
+  if (named && step > 20) return clipped(pen, i === target ? `◎ ${tag(i)}` : tag(i), step - 4);
+  if (n <= 16 || place % 4 === 0 || i === target) return i === target ? `◎ ${i}` : String(i);
+  return "";
+}
+
 // Probabilities: few classes as bars with their numbers and a ring for an exact 0, many as columns over a strip that shows the support.
-export function probabilities(canvas, p, { key, order, target, top }) {
-  const { pen, width, height } = brush(canvas), tint = colour(key), n = order ? order.length : p.length, foot = n <= FEW ? 30 : 16, head = 16;
-  const floor = height - foot, tall = floor - head, up = (v) => floor - (tall * v) / top;
+export function probabilities(canvas, p, { key, order, target, top, tag, named }) {
+  const { pen, width, height } = brush(canvas), tint = colour(key), n = order ? order.length : p.length, head = 16;
+  const floor = height - (n <= FEW ? 30 : 16), tall = floor - head, up = (v) => floor - (tall * v) / top;
   pen.strokeStyle = ink("line");
   pen.fillStyle = ink("soft");
   pen.textAlign = "left";
@@ -112,7 +119,7 @@ export function probabilities(canvas, p, { key, order, target, top }) {
         pen.fill();
       }
       pen.fillStyle = ink(i === target ? "hot" : "soft");
-      if (n <= 16 || place % 4 === 0 || i === target) pen.fillText(i === target ? (step > 26 ? `◎ ${i}` : "◎") : String(i), x, floor + 13);
+      pen.fillText(foot(pen, i, place, n, { step, target, tag, named }), x, floor + 13);
       if (n <= 9) {
         pen.fillStyle = ink(v === 0 ? "soft" : "ink");
         const text = brief(v), room = step - 3, short = v < 0.01 ? "<.01" : v.toFixed(2).replace(/^0/, "");
@@ -145,11 +152,11 @@ export function probabilities(canvas, p, { key, order, target, top }) {
 }
 
 // Signed bars around 0.
-export function signed(canvas, values, { key, order, target, bound, names = true }) {
-  const { pen, width, height } = brush(canvas), n = values.length, foot = names && n <= FEW ? 32 : 2, head = 16;
-  const middle = (height - foot + head) / 2, reach = (height - foot - head) / 2;
-  const size = bound || Math.max(...Array.from(values, Math.abs)) || 1, up = (v) => middle - (reach * v) / size;
-  const tint = key ? colour(key) : ink("ink");
+export function signed(canvas, values, { key, order, target, tag, named }) {
+  const { pen, width, height } = brush(canvas), n = values.length, below = n <= FEW ? 32 : 2, head = 16;
+  const middle = (height - below + head) / 2, reach = (height - below - head) / 2;
+  const size = Math.max(...Array.from(values, Math.abs)) || 1, up = (v) => middle - (reach * v) / size;
+  const tint = colour(key);
   if (n <= FEW) {
     const step = width / n, bar = Math.min(step * 0.62, 46);
     pen.textAlign = "center";
@@ -170,7 +177,7 @@ export function signed(canvas, values, { key, order, target, bound, names = true
       pen.fillStyle = ink("soft");
       if (n <= 12) pen.fillText(brief(v), x, v < 0 ? up(v) + 13 : up(v) - (v === 0 ? 9 : 5));
       pen.fillStyle = ink(i === target ? "hot" : "soft");
-      if (names && (n <= 16 || place % 4 === 0 || i === target)) pen.fillText(i === target ? "◎" : String(i), x, height - 3);
+      pen.fillText(foot(pen, i, place, n, { step, target, tag, named }), x, height - 3);
     }
   } else {
     const count = Math.min(n, Math.floor(width)), step = width / count, { high, low } = columns(values, order, count);
@@ -190,9 +197,10 @@ export function signed(canvas, values, { key, order, target, bound, names = true
 
 export const FAINT = () => (dark() ? 0.6 : 0.45);
 
-// Curves over [from, to] in a frame; each line: {values, tint, dash, wide}.
+// Curves over [from, to] in a frame; each line: {values, tint, dash or sign, wide}.
 export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
-  const { pen, width, height } = brush(canvas), left = 30, foot = 32, head = 8, right = 10;
+  const { pen, width, height } = brush(canvas), foot = 32, head = 8, right = 12;
+  const left = Math.ceil(Math.max(...ys.map((v) => pen.measureText(tick(v)).width))) + 10;
   const px = (t) => left + ((width - left - right) * (t - from)) / (to - from), py = (v) => height - foot - ((height - foot - head) * (v - low)) / (high - low);
   pen.fillStyle = ink("soft");
   pen.lineWidth = 1;
@@ -218,11 +226,12 @@ export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
   pen.beginPath();
   pen.rect(left, head - 2, width - left - right, height - foot - head + 4);
   pen.clip();
+  const withSign = lines.filter((line) => line.sign);
   for (const line of lines) {
     pen.strokeStyle = line.tint;
     pen.lineWidth = line.wide ?? 2.2;
     pen.globalAlpha = line.faint ? FAINT() : 1;
-    pen.setLineDash(line.dash);
+    pen.setLineDash(line.dash ?? []);
     pen.beginPath();
     line.values.forEach((v, i) => {
       const y = Math.max(-1e4, Math.min(1e4, py(v)));
@@ -230,14 +239,33 @@ export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
     });
     pen.stroke();
   }
+  pen.setLineDash([]);
+  pen.globalAlpha = 1;
+  withSign.forEach((line, i) => marks(pen, line, (at) => [px(from + (to - from) * at), py(line.values[Math.round(at * (line.values.length - 1))])], (i + 0.5) / withSign.length));
   pen.restore();
 }
 
-export const signs = () => (dark() ? ["#f2994a", "#7fa8ff"] : ["#b5520c", "#2b4fb3"]); // below and above 0
+const MARKS = 6; // of a line, at other places than those of the lines beside it
+
+function marks(pen, { tint, sign }, spot, shift) {
+  for (let k = 0; k < MARKS; k++) {
+    const [x, y] = spot((k + shift) / MARKS);
+    if (!Number.isFinite(y)) continue;
+    const path = new Path2D();
+    path.addPath(new Path2D(sign), new DOMMatrix([4.6, 0, 0, 4.6, x, y]));
+    pen.strokeStyle = ink("paper");
+    pen.lineWidth = 2.5;
+    pen.stroke(path);
+    pen.fillStyle = tint;
+    pen.fill(path);
+  }
+}
+
+export const poles = () => (dark() ? ["#f2994a", "#7fa8ff"] : ["#b5520c", "#2b4fb3"]); // below and above 0
 
 // A square matrix of signed numbers; exact zeros stay blank.
 export function heat(canvas, values, m) {
-  const { pen, width } = brush(canvas), cell = width / m, bound = values.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || 1, [below, above] = signs();
+  const { pen, width } = brush(canvas), cell = width / m, bound = values.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || 1, [below, above] = poles();
   pen.fillStyle = ink("well");
   pen.fillRect(0, 0, width, width);
   for (let i = 0; i < m; i++) {
@@ -263,6 +291,7 @@ const RAMP = Array.from({ length: 256 }, (_, i) => {
 export function picture(values, size, low, high) {
   const image = new ImageData(size, size);
   for (let i = 0; i < size * size; i++) {
+    if (Number.isNaN(values[i])) continue; // blank
     const [r, g, b] = RAMP[Math.max(0, Math.min(255, Math.round((255 * (values[i] - low)) / (high - low))))];
     image.data.set([r, g, b, 255], 4 * i);
   }

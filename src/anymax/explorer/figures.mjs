@@ -1,8 +1,11 @@
 // The pictures of the page: each takes what the kernels computed and draws it, with words for those who can't see it.
-import { MAPS, detail, label } from "./maps.mjs";
-import { EXTENT, HEATS } from "./state.mjs";
+import { FAINT, brief, brush, curves, depths, heat, ink, picture, poles, probabilities, signed } from "./draw.mjs";
+import { typeset } from "./formula.mjs";
+import { badge, colour, dark, signOf } from "./looks.mjs";
+import { MAPS, detail, label, sharesOne } from "./maps.mjs";
+import { escaped, nameOf, tagOf } from "./names.mjs";
 import { CLOSE } from "./python.mjs";
-import { FAINT, brief, brush, colour, curves, dark, dashes, depths, heat, ink, picture, probabilities, signed, signs } from "./draw.mjs";
+import { EXTENT, HEATS } from "./state.mjs";
 
 // -- all that is on the screen, from the kernels -------------------------------------------------------------------------------
 
@@ -15,7 +18,8 @@ export function compute(K, state) {
 }
 
 function look(K, key, state, s, moved) {
-  const p = K.apply(key, state, s), found = { p, support: p.reduce((count, v) => count + (v > 0), 0), ...K.entropies(p, state.alpha) };
+  const p = K.apply(key, state, s), found = { p, support: p.reduce((count, v) => count + (v > 0), 0), sum: p.reduce((sum, v) => sum + v, 0) };
+  if (Math.abs(found.sum - 1) < 1e-9) Object.assign(found, K.entropies(p, state.alpha)); // an entropy is one of probabilities
   if (MAPS[key].threshold) found.tau = K.threshold(key, state, s);
   try {
     found.loss = K.loss(key, state, moved, state.target);
@@ -34,7 +38,7 @@ export function card(key) {
   const element = document.createElement("article");
   element.className = "card";
   element.dataset.map = key;
-  element.innerHTML = `<h3><button type="button" aria-pressed="false"></button></h3><p class="formula"></p><canvas role="img"></canvas><dl></dl>`;
+  element.innerHTML = `<h3>${badge(key)}<button type="button" aria-pressed="false"></button></h3><p class="formula">${typeset(MAPS[key].formula)}</p><canvas role="img"></canvas><dl></dl>`;
   return element;
 }
 
@@ -46,25 +50,25 @@ export function drawCard(element, key, found, state, seen) {
   button.setAttribute("aria-pressed", key === state.focus);
   const title = `${MAPS[key].title}${words ? ` <small>${words}</small>` : ""}`;
   if (button.dataset.title !== title) button.innerHTML = button.dataset.title = title;
-  element.querySelector(".formula").textContent = MAPS[key].formula;
   const canvas = element.querySelector("canvas");
-  probabilities(canvas, p, { key, order: seen.order?.slice(0, SHOWN), target: state.target, top: seen.top });
-  canvas.setAttribute("aria-label", `Probabilities of ${label(key, state, n)}. ${spoken(p)}`);
+  probabilities(canvas, p, { key, order: seen.order?.slice(0, SHOWN), target: state.target, top: seen.top, tag: (i) => tagOf(state, i), named: state.names.length > 0 });
+  canvas.setAttribute("aria-label", `Probabilities of ${label(key, state, n)}. ${spoken(p, state)}`);
   const rows = [
-    ["τ", "threshold", found.tau === undefined ? "–" : brief(found.tau)],
+    ["τ", found.tau === undefined ? "this map has no threshold" : "threshold", found.tau],
     ["above 0", "classes with a probability above 0", `${found.support} of ${n}`],
-    ["loss", "loss of the target", found.refused ? "–" : brief(found.loss)],
-    ["Shannon", "Shannon entropy", brief(found.shannon)],
-    ["Rényi 2", "Rényi entropy of order 2", brief(found.renyi2)],
-    [`Tsallis ${state.alpha}`, `Tsallis entropy of order ${state.alpha}`, brief(found.tsallis)],
+    ["loss", found.refused ? `no loss: ${found.refused}` : "loss of the target", found.loss],
+    ...[["Shannon", "Shannon entropy", found.shannon], ["Rényi 2", "Rényi entropy of order 2", found.renyi2], [`Tsallis ${state.alpha}`, `Tsallis entropy of order ${state.alpha}`, found.tsallis]]
+      .map(([short, long, value]) => [short, value === undefined ? `no entropy: these numbers sum to ${brief(found.sum)}, and an entropy is one of probabilities, which sum to 1` : long, value]),
   ];
-  const list = element.querySelector("dl"), html = rows.map(([short, long, value]) => `<div><dt><abbr title="${long}" style="text-decoration:none">${short}</abbr></dt><dd>${value}</dd></div>`).join("");
+  const html = rows.map(([short, long, value]) => `<div title="${escaped(long)}"><dt>${short}</dt><dd>${value === undefined ? "–" : typeof value === "number" ? brief(value) : value}${
+    value === undefined ? `<span class="unseen">${escaped(long)}</span>` : ""}</dd></div>`).join("");
+  const list = element.querySelector("dl");
   if (list.dataset.html !== html) list.innerHTML = list.dataset.html = html;
 }
 
 // Probabilities in words: all of a few, the largest of many.
-export function spoken(p) {
-  const say = (i) => `class ${i}: ${p[i] === 0 ? "exactly 0" : brief(p[i])}`;
+export function spoken(p, state) {
+  const say = (i) => `${nameOf(state, i)}: ${p[i] === 0 ? "exactly 0" : brief(p[i])}`;
   if (p.length <= 12) return Array.from(p, (_, i) => say(i)).join(", ");
   const best = [];
   let zeros = 0;
@@ -84,11 +88,12 @@ const TABLE = 8; // classes whose Jacobian is a table with numbers
 
 export function drawJacobian(holder, words, seen, state) {
   const { jacobian, which } = seen, m = which.length, n = state.x.length, zeros = jacobian.reduce((count, v) => count + (v === 0), 0);
-  words.textContent = `dpᵢ/dsⱼ: what class i gains when score j rises${m < n ? `, for the ${m} largest scores` : ""}. ${zeros ? `${zeros} of ${m * m} are exactly 0.` : ""}`;
+  words.innerHTML = `${typeset("∂pᵢ/∂sⱼ")} is what class i gains when score j rises${m < n ? `, for the ${m} largest scores` : ""}. ${zeros ? `${zeros} of ${m * m} are exactly 0.` : ""}`;
   if (m <= TABLE) {
-    const bound = jacobian.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || 1, [below, above] = signs();
-    const head = `<tr><th scope="col"><span class="unseen">class</span></th>${which.map((j) => `<th scope="col">s<sub>${j}</sub></th>`).join("")}</tr>`;
-    const body = which.map((i, row) => `<tr><th scope="row">p<sub>${i}</sub></th>${which.map((_, column) => {
+    const bound = jacobian.reduce((most, v) => Math.max(most, Math.abs(v)), 0) || 1, [below, above] = poles();
+    const heading = (scope, i) => `<th scope="${scope}"${state.names[i] ? ` title="${escaped(state.names[i])}"><span>${escaped(state.names[i])}</span>` : `>${scope === "row" ? "p" : "s"}<sub>${i}</sub>`}</th>`;
+    const head = `<tr><th scope="col"><span class="unseen">class</span></th>${which.map((j) => heading("col", j)).join("")}</tr>`;
+    const body = which.map((i, row) => `<tr>${heading("row", i)}${which.map((_, column) => {
       const v = jacobian[row * m + column], share = v === 0 ? 0 : Math.round(10 + (80 * Math.abs(v)) / bound);
       const paint = v === 0 ? "" : ` style="background:color-mix(in srgb, ${v < 0 ? below : above} ${share}%, ${ink("well")});color:${share > 55 ? (dark() ? "#101014" : "#fff") : ink("ink")}"`;
       return `<td${paint}>${brief(v)}</td>`;
@@ -104,13 +109,13 @@ export function drawJacobian(holder, words, seen, state) {
   heat(canvas, jacobian, m);
   const largest = jacobian.reduce((best, v, at) => (Math.abs(v) > Math.abs(jacobian[best]) ? at : best), 0);
   canvas.setAttribute("aria-label", `Jacobian of ${label(state.focus, state, n)} for ${m} classes as a heat map. The entry of largest size is ${brief(jacobian[largest])}: `
-    + `probability of class ${which[Math.floor(largest / m)]} against the score of class ${which[largest % m]}. ${zeros} entries are exactly 0.`);
+    + `probability of ${nameOf(state, which[Math.floor(largest / m)])} against the score of ${nameOf(state, which[largest % m])}. ${zeros} entries are exactly 0.`);
 }
 
 export function drawGradient(canvas, words, note, seen, state) {
   const found = seen.results.get(state.focus), n = state.x.length, potential = MAPS[state.focus].potential;
   words.textContent = found.refused ? "of the target class and its gradient in the scores."
-    : `of class ${state.target}${state.margin ? ` with a margin of ${state.margin}` : ""} is ${brief(found.loss)}; its gradient in the scores${potential ? ", p − y:" : ":"}`;
+    : `of ${nameOf(state, state.target)}${state.margin ? ` with a margin of ${state.margin}` : ""} is ${brief(found.loss)}; its gradient in the scores${potential ? ", p\u00a0−\u00a0y:" : ":"}`;
   canvas.hidden = Boolean(found.refused) || !found.gradient.every(Number.isFinite);
   if (found.refused) {
     note.textContent = `${MAPS[state.focus].title} has no loss here: ${found.refused}.`;
@@ -120,11 +125,11 @@ export function drawGradient(canvas, words, note, seen, state) {
     note.textContent = "The target has probability 0, so minus its logarithm is infinite and has no gradient. Maps with a loss of their own don't have this trouble.";
     return;
   }
-  signed(canvas, found.gradient, { key: state.focus, order: seen.order, target: state.target });
+  signed(canvas, found.gradient, { key: state.focus, order: seen.order, target: state.target, tag: (i) => tagOf(state, i), named: state.names.length > 0 });
   const pushed = found.gradient.reduce((count, v) => count + (v !== 0), 0);
   note.textContent = `${potential ? "The map's own Fenchel-Young loss." : "This map's Jacobian is not symmetric, so it has no Fenchel-Young loss: this is −log p of the target."} `
     + (pushed ? `A step against the gradient moves ${pushed} of ${n} scores.` : "It is 0: nothing is left to learn here.");
-  canvas.setAttribute("aria-label", `Gradient of the loss in each score. ${n <= 12 ? Array.from(found.gradient, (v, i) => `score ${i}: ${brief(v)}`).join(", ")
+  canvas.setAttribute("aria-label", `Gradient of the loss in each score. ${n <= 12 ? Array.from(found.gradient, (v, i) => `score of ${nameOf(state, i)}: ${brief(v)}`).join(", ")
     : `At the target ${brief(found.gradient[state.target])}; ${pushed} of ${n} are not 0.`}`);
 }
 
@@ -135,11 +140,17 @@ export const toScores = ([u, v]) => [u / Math.sqrt(2) - v / Math.sqrt(6), -u / M
 export const toPlane = ([a, b, c]) => [(a - b) / Math.sqrt(2), (2 * c - a - b) / Math.sqrt(6)];
 const CORNERS = [[1 / Math.sqrt(2), -1 / Math.sqrt(6)], [-1 / Math.sqrt(2), -1 / Math.sqrt(6)], [0, 2 / Math.sqrt(6)]]; // of the simplex itself
 
-export function planeOf(K, state) {
-  return planeFrom(K.simplex(state.focus, state, EXTENT, COARSE, heatOf(state)), COARSE);
-}
+// The colour of the plane that a map can have: no entropy where the numbers don't sum to 1.
+export const heatOf = (state, wanted = state.heat) => (wanted === "entropy" && !sharesOne(state.focus, state, 3) ? "top" : wanted);
+const heatCode = (state) => Object.keys(HEATS).indexOf(heatOf(state));
 
-const heatOf = (state) => Object.keys(HEATS).indexOf(state.heat);
+// The names of the page are those of the plane where it shows the same three classes.
+export const planeNames = (state) => ({ names: state.x.length === 3 ? state.names : [] });
+export const heatWords = (heat, state) => (heat === "first" ? `probability of ${nameOf(planeNames(state), 0)}` : HEATS[heat]);
+
+export function planeOf(K, state) {
+  return planeFrom(K.simplex(state.focus, state, EXTENT, COARSE, heatCode(state)), COARSE, heatOf(state));
+}
 
 // The same in more points, a few rows at a time so that the page stays quick; null where `stale()` says that it isn't wanted any more.
 export async function finePlane(K, state, stale) {
@@ -147,7 +158,7 @@ export async function finePlane(K, state, stale) {
   for (let row = 0; row < FINE; row++) {
     const began = performance.now();
     do {
-      const part = K.simplex(settings.focus, settings, EXTENT, FINE, heatOf(settings), row, row + 1);
+      const part = K.simplex(settings.focus, settings, EXTENT, FINE, heatCode(settings), row, row + 1);
       values.set(part.values, row * FINE);
       support.set(part.support, row * FINE);
     } while (++row < FINE && performance.now() - began < 8);
@@ -155,12 +166,13 @@ export async function finePlane(K, state, stale) {
     await new Promise((done) => setTimeout(done));
     if (stale()) return null;
   }
-  return planeFrom({ values, support }, FINE);
+  return planeFrom({ values, support }, FINE, heatOf(settings));
 }
 
-function planeFrom({ values, support }, points) {
+function planeFrom({ values, support }, points, kind) {
   let [low, high] = [Infinity, -Infinity];
-  for (const v of values) [low, high] = [Math.min(low, v), Math.max(high, v)];
+  if (kind === "entropy") values = values.map((v, i) => (support[i] ? v : NaN)); // a row of zeros has none
+  for (const v of values) if (!Number.isNaN(v)) [low, high] = [Math.min(low, v), Math.max(high, v)];
   const sizes = [...new Set(support)];
   return { points, image: picture(values, points, low, high > low ? high : low + 1), support, low, high, sizes, labels: sizes.length > 1 ? depths(support, points) : [] };
 }
@@ -200,17 +212,18 @@ export function drawPlane(canvas, plane, state, place, p) {
   pen.textAlign = "center";
   pen.font = `600 12px ${ink("sans")}`;
   const tag = (text, x, y) => {
-    const wide = pen.measureText(text).width + 12;
+    const half = pen.measureText(text).width / 2 + 6, at = Math.max(half + 3, Math.min(width - half - 3, x)), line = Math.max(13, Math.min(width - 13, y));
     pen.fillStyle = "#ffffffd9";
     pen.beginPath();
-    pen.roundRect(x - wide / 2, y - 10, wide, 20, 6);
+    pen.roundRect(at - half, line - 10, 2 * half, 20, 6);
     pen.fill();
     pen.fillStyle = "#1d1b18";
-    pen.fillText(text, x, y + 4);
+    pen.fillText(text, at, line + 4);
   };
-  [[0.86, -0.86], [-0.86, -0.86], [0, 0.9]].forEach(([u, v], i) => tag(`class ${i}`, ...px([u * EXTENT, v * EXTENT])));
+  const names = planeNames(state);
+  [[0.86, -0.86], [-0.86, -0.86], [0, 0.9]].forEach(([u, v], i) => tag(nameOf(names, i), ...px([u * EXTENT, v * EXTENT])));
   pen.font = `11.5px ${ink("sans")}`;
-  for (const [size, column, row] of plane.labels) if (size > 1) tag(`${size} of 3`, Math.max(26, Math.min(width - 26, column * scale)), row * scale);
+  for (const [size, column, row] of plane.labels) if (size > 1) tag(`${size} of 3`, column * scale, row * scale);
   const [x, y] = px(place);
   for (const [line, tint] of [[4.5, "#1d1b18"], [2, "#fff"]]) {
     pen.lineWidth = line;
@@ -219,9 +232,9 @@ export function drawPlane(canvas, plane, state, place, p) {
     pen.arc(x, y, 7, 0, 7);
     pen.stroke();
   }
-  canvas.setAttribute("aria-label", `Three classes under ${label(state.focus, state, 3)}, coloured by the ${HEATS[state.heat]}. Arrow keys move the point.`);
+  canvas.setAttribute("aria-label", `Three classes under ${label(state.focus, state, 3)}, coloured by the ${heatWords(heatOf(state), state)}. Arrow keys move the point.`);
   canvas.setAttribute("aria-valuenow", place[0].toFixed(2));
-  canvas.setAttribute("aria-valuetext", `at ${brief(place[0])} and ${brief(place[1])}. ${spoken(p)}`);
+  canvas.setAttribute("aria-valuetext", `at ${brief(place[0])} and ${brief(place[1])}. ${spoken(p, names)}`);
 }
 
 // -- two classes ------------------------------------------------------------------------------------------------------------------------------
@@ -233,9 +246,9 @@ export function pairsOf(K, state) {
   const p = [], losses = [];
   for (const key of state.maps) {
     const wide = K.two(key, state, -4, 4, STEPS);
-    p.push({ name: label(key, state, 2), values: wide.p, tint: colour(key), dash: dashes(key) });
+    p.push({ name: label(key, state, 2), values: wide.p, tint: colour(key), sign: signOf(key) });
     const near = K.two(key, state, -3, 3, STEPS).losses;
-    if (near) losses.push({ name: `${label(key, state, 2)}${MAPS[key].potential ? "" : ", −log p"}`, values: scaled(near), tint: colour(key), dash: dashes(key), wide: 4, faint: true });
+    if (near) losses.push({ name: `${label(key, state, 2)}${MAPS[key].potential ? "" : ", −log p"}`, values: scaled(near), tint: colour(key), sign: signOf(key), wide: 4, faint: true });
   }
   p.push({ name: "hard sigmoid", values: K.classic("hard sigmoid", -4, 4, STEPS), tint: ink("ink"), dash: [2, 4], wide: 1.6 });
   for (const [name, dash] of Object.entries(CLASSIC)) losses.push({ name, values: scaled(K.classic(name, -3, 3, STEPS)), tint: ink("ink"), dash, wide: 1.3 });
@@ -254,6 +267,8 @@ export function drawPairs(curve, losses, legends, pairs) {
   curves(losses, pairs.losses, { from: -3, to: 3, low: -0.1, high: 4.2, xs: [-3, -2, -1, 0, 1, 2, 3], ys: [0, 1, 2, 3, 4], xName: "t = score of the target − score of the other" });
   curve.setAttribute("aria-label", `Probability of the first of two classes. At t = 0 and 1: ${pairs.p.map(({ name, values }) => `${name} ${brief(values[HALF])} and ${brief(values[HALF * 1.25])}`).join("; ")}`);
   losses.setAttribute("aria-label", `Loss against the margin, divided by its value at 0. At t = −1 and 1: ${pairs.losses.map(({ name, values }) => `${name} ${brief(values[HALF * 2 / 3])} and ${brief(values[HALF * 4 / 3])}`).join("; ")}`);
-  const entry = ({ name, tint, dash, wide = 2.2, faint }) => `<li><svg aria-hidden="true" viewBox="0 0 26 8"><line x1="0" x2="26" y1="4" y2="4" stroke="${tint}" stroke-width="${wide}" stroke-dasharray="${dash.join(" ")}" opacity="${faint ? FAINT() : 1}"/></svg>${name}</li>`;
   [[legends[0], pairs.p], [legends[1], pairs.losses]].forEach(([list, lines]) => (list.innerHTML = lines.map(entry).join("")));
 }
+
+const entry = ({ name, tint, dash = [], sign, wide = 2.2, faint }) => `<li><svg aria-hidden="true" viewBox="-15 -5 30 10"><line x1="-15" x2="15" stroke="${tint}" stroke-width="${wide}"
+  stroke-dasharray="${dash.join(" ")}" opacity="${faint ? FAINT() : 1}"/>${sign ? `<path d="${sign}" transform="scale(4)" fill="${tint}"/>` : ""}</svg>${name}</li>`;

@@ -10,7 +10,7 @@ export const MAPS = {
     python: () => "anymax.Softmax()",
   },
   entmax: {
-    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [1 + (α − 1)(s − τ)]₊^(1/(α−1))",
+    kind: 2, threshold: true, potential: true, title: "entmax", formula: "p = [(α − 1)(s − τ)]₊^(1/(α−1))",
     words: "Between softmax (α = 1) and sparsemax (α = 2). Above α = 1 a class that lags far enough behind gets exactly 0.",
     uses: ["alpha"], number: (s) => s.alpha, detail: (s) => `α = ${s.alpha}`, python: (s) => `anymax.Entmax(${float(s.alpha)})`,
   },
@@ -81,8 +81,11 @@ export const SLIDERS = {
   order: { label: "Taylor order", symbol: "m", low: 2, high: 12, step: 2, start: 2, words: "even; softmax as it grows" },
   scale: { label: "Size of the noise", symbol: "σ", low: 0.05, high: 5, step: 0.05, log: true, start: 1, words: "0 would be argmax" },
   margin: { label: "Margin", symbol: "m", low: 0, high: 3, step: 0.05, start: 0, words: "taken off the target before the loss" },
-  tilt: { label: "Prior", symbol: "w", low: 0, high: 3, step: 0.05, start: 0, words: "class i is seen 1/(i + 1)ʷ as often" },
+  tilt: { label: "Prior", symbol: "w", low: 0, high: 3, step: 0.05, start: 0, words: "class i is seen $(i + 1)^(−w)$ times as often" },
 };
+
+// Whether what a map gives for n classes are probabilities of one class, which sum to 1.
+export const sharesOne = (key, settings, n) => key !== "budget" || chosen(settings, n) === 1;
 
 export const EVERYWHERE = ["T", "tilt", "margin"]; // sliders that concern every map
 

@@ -1,5 +1,6 @@
 // What is on the screen, as a Python program that gives the same numbers.
 import { MAPS, float, label } from "./maps.mjs";
+import { nameOf } from "./names.mjs";
 
 export const CLOSE = 24; // classes of the Jacobian that are shown
 
@@ -11,15 +12,16 @@ export function toPython(state) {
   const seen = transforms.length > 1 ? `anymax.compose(${transforms.join(", ")})(x)` : transforms.length ? `${transforms[0]}(x)` : "x";
   const maps = state.maps.map((key) => `    "${label(key, state, n)}": ${MAPS[key].python(state, n)},`);
   const budget = state.maps.includes("budget") && MAPS.budget.number(state, n) !== 1;
-  const all = n <= CLOSE, moved = state.margin ? "moved" : "scores";
+  const all = n <= CLOSE, named = state.names.length > 0, moved = state.margin ? "moved" : "scores";
   return [
     "import numpy as np",
     "",
     "import anymax",
     "",
-    ...listed("x", state.x.map(float)),
+    ...listed("x", state.x.map(float), "np.array([", "])"),
+    ...(named ? listed("names", state.x.map((_, i) => JSON.stringify(nameOf(state, i))), "[", "]") : []),
     `scores = ${seen}  # what the maps see`,
-    `target = ${state.target}`,
+    `target = ${state.target}${state.names[state.target] ? `  # ${state.names[state.target]}` : ""}`,
     ...(state.margin ? ["moved = scores.copy()", `moved[target] -= ${float(state.margin)}  # the margin, for the loss`] : []),
     "maps = {",
     ...maps,
@@ -30,10 +32,11 @@ export function toPython(state) {
     "    results[name] = found = {",
     `        "p": p,`,
     `        "support": int(anymax.support(p).sum()),`,
-    `        "shannon": float(anymax.entropy(p)),`,
-    `        "renyi2": float(anymax.entropy(p, "renyi2")),`,
-    `        "tsallis": float(anymax.entropy(p, "tsallis", ${float(state.alpha)})),`,
     "    }",
+    "    if abs(p.sum() - 1) < 1e-9:  # an entropy is one of probabilities",
+    `        found["shannon"] = float(anymax.entropy(p))`,
+    `        found["renyi2"] = float(anymax.entropy(p, "renyi2"))`,
+    `        found["tsallis"] = float(anymax.entropy(p, "tsallis", ${float(state.alpha)}))`,
     `    if hasattr(mapping, "threshold"):`,
     `        found["tau"] = float(anymax.threshold(mapping, scores).tau)`,
     ...(budget ? ["    if isinstance(mapping, anymax.Budget):  # sums to k, a target class to 1", "        continue"] : []),
@@ -49,6 +52,7 @@ export function toPython(state) {
     "",
     "for name, found in results.items():",
     "    print(name)",
+    ...(named ? [`    print("  " + ", ".join(f"{who}: {v:.4g}" for who, v in zip(names, found["p"])))`] : []),
     "    for key, value in found.items():",
     `        print(f"  {key}: {value}")`,
     "print(jacobian)",
@@ -56,10 +60,10 @@ export function toPython(state) {
   ].join("\n");
 }
 
-function listed(name, words) {
-  const whole = `${name} = np.array([${words.join(", ")}])`;
+function listed(name, words, open, end) {
+  const whole = `${name} = ${open}${words.join(", ")}${end}`;
   if (whole.length <= 110) return [whole];
-  const lines = [`${name} = np.array([`];
+  const lines = [`${name} = ${open}`];
   let line = "   ";
   for (const word of words) {
     if (line.length + word.length > 108) {
@@ -68,5 +72,5 @@ function listed(name, words) {
     }
     line += ` ${word},`;
   }
-  return [...lines, line, "])"];
+  return [...lines, line, end];
 }

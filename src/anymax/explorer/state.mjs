@@ -1,13 +1,15 @@
-// The whole state of the page, as plain data: its way into the address and back, and scores read from what people paste.
+// The whole state of the page, as plain data, and its way into the address and back.
 import { MAPS, NOISES, SLIDERS } from "./maps.mjs";
-
-export const MOST = 20000; // classes
+import { clean, fitted } from "./names.mjs";
+import { shortly, parseScores } from "./scores.mjs";
+import { STEPS } from "./story.mjs";
 
 export const HEATS = { top: "largest probability", first: "probability of class 0", entropy: "entropy" };
 
 export function fresh() {
   return {
     x: [2, 1.2, 0.4, -0.3, -1.5],
+    names: [],
     maps: ["softmax", "entmax", "sparsemax"],
     focus: "entmax",
     target: 0,
@@ -19,16 +21,22 @@ export function fresh() {
   };
 }
 
-const SHORT = { x: "x", maps: "maps", focus: "focus", target: "y", T: "T", alpha: "alpha", norm: "norm", k: "k", p: "p", order: "order", noise: "noise",
+const SHORT = { x: "x", names: "names", maps: "maps", focus: "focus", target: "y", T: "T", alpha: "alpha", norm: "norm", k: "k", p: "p", order: "order", noise: "noise",
   scale: "scale", margin: "margin", tilt: "prior", heat: "heat", probe: "at", sorted: "sorted" };
 
 const score = (v) => (v === -Infinity ? "-inf" : String(v));
 
-export function toHash(state) {
-  return "#" + Object.entries(SHORT).map(([key, short]) => {
-    const value = state[key];
-    return `${short}=${key === "x" || key === "probe" ? value.map(score).join(",") : Array.isArray(value) ? value.join(",") : value}`;
-  }).join("&");
+const WRITTEN = {
+  x: (value) => value.map(score).join(","),
+  probe: (value) => value.join(","),
+  maps: (value) => value.join(","),
+  names: (value) => value.map(encodeURIComponent).join(","),
+};
+
+// The address that says a state, and the step of the story that is open above it.
+export function toHash(state, story = 0) {
+  const words = Object.entries(SHORT).map(([key, short]) => `${short}=${WRITTEN[key]?.(state[key]) ?? state[key]}`);
+  return "#" + [...words.filter((word) => word !== "names="), ...(story ? [`story=${story}`] : [])].join("&");
 }
 
 // The state that an address says, and a sentence for each part of it that can't be used; such a part is as in `base`.
@@ -36,21 +44,22 @@ export function fromHash(hash, base = fresh()) {
   const state = { ...base }, complaints = [];
   const given = new Map(hash.replace(/^#/, "").split("&").filter(Boolean).map((word) => {
     const at = word.indexOf("=");
-    return at < 0 ? [word, ""] : [word.slice(0, at), decoded(word.slice(at + 1))];
+    return at < 0 ? [word, ""] : [word.slice(0, at), word.slice(at + 1)];
   }));
-  const take = (key, read) => {
-    const short = SHORT[key];
+  const read = (short, use) => {
     if (!given.has(short)) return;
     try {
-      state[key] = read(given.get(short));
+      use(given.get(short));
     } catch (error) {
-      complaints.push(`The address says ${short}=${brief(given.get(short))}: ${error.message}`);
+      complaints.push(`The address says ${short}=${shortly(decoded(given.get(short)))}: ${error.message}`);
     }
   };
+  const take = (key, value) => read(SHORT[key], (text) => (state[key] = value(decoded(text))));
   take("x", parseScores);
+  read("names", (text) => (state.names = namesOf(text, state.x.length)));
   take("maps", (text) => {
     const keys = [...new Set(text.split(","))], stray = keys.filter((key) => !Object.hasOwn(MAPS, key));
-    if (stray.length) throw new Error(`there is no map ${brief(stray[0]) || "without a name"}; the maps are ${Object.keys(MAPS).join(", ")}.`);
+    if (stray.length) throw new Error(`there is no map ${shortly(stray[0]) || "without a name"}; the maps are ${Object.keys(MAPS).join(", ")}.`);
     return keys;
   });
   take("focus", (text) => oneOf(text, Object.keys(MAPS)));
@@ -67,9 +76,18 @@ export function fromHash(hash, base = fresh()) {
     return place;
   });
   for (const key of Object.keys(SLIDERS)) take(key, (text) => setting(key, text.trim() === "" ? NaN : Number(text)));
-  const known = new Set(Object.values(SHORT));
-  for (const short of given.keys()) if (!known.has(short)) complaints.push(`The address says ${brief(short)}, which this page doesn't know.`);
-  return { state: tidy(state), complaints };
+  let story = 0;
+  read("story", (text) => (story = Number(oneOf(text, STEPS.map((_, i) => String(i + 1))))));
+  const known = new Set([...Object.values(SHORT), "story"]);
+  for (const short of given.keys()) if (!known.has(short)) complaints.push(`The address says ${shortly(short)}, which this page doesn't know.`);
+  return { state: tidy(state), story, complaints };
+}
+
+// Each name is packed for itself, so that a comma in one of them is not the next one's beginning.
+function namesOf(text, count) {
+  const names = text.split(",").map((word) => clean(decoded(word)));
+  if (names.length > count) throw new Error(`these are ${names.length} names for ${count} classes.`);
+  return names;
 }
 
 export const EXTENT = 3; // of the plane of three classes, from its middle
@@ -87,6 +105,7 @@ export function tidy(state) {
   if (!state.maps.length) state.maps = ["softmax"];
   if (!state.maps.includes(state.focus)) state.focus = state.maps[0];
   if (state.target >= state.x.length) state.target = 0;
+  state.names = fitted(state.names, state.x.length);
   return state;
 }
 
@@ -97,36 +116,7 @@ const decoded = (text) => {
     return text;
   }
 };
-const brief = (text) => (text.length > 40 ? `${text.slice(0, 37)}…` : text);
 function oneOf(text, allowed) {
   if (!allowed.includes(text)) throw new Error(`it has to be one of ${allowed.join(", ")}.`);
   return text;
 }
-
-const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
-
-// One row of scores from what a person pastes: numbers between spaces, commas or line ends, or how NumPy, torch, JAX and JSON print them.
-export function parseScores(text) {
-  let body = text.replaceAll("\u2212", "-").trim();
-  const open = body.indexOf("["), close = body.lastIndexOf("]");
-  if (open >= 0 && close > open) {
-    body = body.slice(open, close + 1).replace(/^\[+|\]+$/g, "");
-    const rows = body.split(/\]\s*,?\s*\[/);
-    if (rows.length > 1) throw new Error(`These are ${rows.length} rows; give one row of scores.`);
-  }
-  const words = body.split(/[\s,;|]+/).map((word) => word.replace(/^["']|["']$/g, "")).filter(Boolean);
-  if (!words.length) throw new Error("There are no numbers; give at least two scores, such as 2 1 0.1 -1.");
-  const scores = words.map((word, i) => {
-    if (/^-inf(inity)?$/i.test(word)) return -Infinity;
-    const value = NUMBER.test(word) ? Number(word) : NaN;
-    if (Number.isFinite(value)) return value;
-    if (/^\.\.\.$|^…$/.test(word)) throw new Error(`Entry ${i + 1} is "...": the row was shortened when it was printed; give all of its numbers.`);
-    if (/^[+]?inf(inity)?$|^nan$/i.test(word) || NUMBER.test(word)) throw new Error(`Entry ${i + 1}, ${brief(word)}, is not a score; scores are finite numbers, or -inf for a masked class.`);
-    throw new Error(`Entry ${i + 1}, "${brief(word)}", is not a number; give numbers between spaces or commas, such as 2 1 0.1 -1.`);
-  });
-  if (scores.length < 2) throw new Error("That is one score; give at least two.");
-  if (scores.length > MOST) throw new Error(`These are ${scores.length} scores; the page shows at most ${MOST}.`);
-  if (!scores.some((v) => v > -Infinity)) throw new Error("Every score is -inf; at least one class has to be left.");
-  return scores;
-}
-

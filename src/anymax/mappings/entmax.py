@@ -31,7 +31,7 @@ _SORTED = {1.0 / 3.0: 3, 0.5: 2, 1.0: 1}  # alpha - 1 -> r = 1 / (alpha - 1), wh
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entmax(Separable):
-    """`p_i = (1 + (alpha-1)(x_i - tau'))_+^(1/(alpha-1))`, the map of the Tsallis entropy `(1 - sum p^alpha) / (alpha (alpha-1))`.
+    """`p_i = ((alpha-1)(x_i - tau))_+^(1/(alpha-1))`, the map of the Tsallis entropy `(1 - sum p^alpha) / (alpha (alpha-1))`.
 
     Any alpha > 0: softmax at exactly 1, sparsemax at 2; sparse above 1, heavy-tailed below. alpha may be a number or an array that
     broadcasts over rows (size 1 along the classes), with an exact gradient through the map and through the loss; an

@@ -1,0 +1,74 @@
+// What all parts of the page share: the state, what the kernels made of it, and the one way to change it.
+import { close, newHistory, record } from "./history.mjs";
+import { fresh, tidy } from "./state.mjs";
+
+export const $ = (id) => document.getElementById(id);
+
+export const desk = {
+  K: null, // the kernels
+  state: fresh(),
+  history: newHistory(fresh()),
+  seen: null, // all that was computed from the state
+  range: 4, // of the board, up and down
+  one: 0, // the class that the hand is at
+  drawn: {}, // what the slower pictures were drawn from
+  waiting: 0,
+  paint: () => {}, // draws the page
+  save: () => {}, // writes the address
+  touched: () => {}, // told before a hand changes something
+};
+
+// What a hand changes goes through here; changes of one `kind` are one step back until `letGo`.
+export function change(next, kind) {
+  desk.touched();
+  show(next);
+  record(desk.history, desk.state, kind);
+}
+
+// Without a step back.
+export function show(next) {
+  tidy(Object.assign(desk.state, next));
+  soon();
+}
+
+export const letGo = () => close(desk.history);
+
+// Another state altogether, such as the one before.
+export function turnTo(state) {
+  desk.state = tidy(state);
+  fit();
+  soon();
+}
+
+export function soon() {
+  if (!desk.waiting) desk.waiting = requestAnimationFrame(() => desk.paint());
+}
+
+export function redraw() {
+  desk.drawn = {};
+  soon();
+}
+
+// Whole numbers that hold all scores with some room.
+export function fit() {
+  const most = desk.state.x.reduce((size, v) => (v > -Infinity ? Math.max(size, Math.abs(v)) : size), 0);
+  desk.range = most <= 3.6 ? 4 : most * 1.12 < 10 ? Math.ceil(most * 1.12) : Number((most * 1.12).toPrecision(2));
+}
+
+export function complain(text) {
+  $("notice").hidden = !text;
+  $("notice").querySelector("p").textContent = text;
+}
+
+// Marks a field as wrong and says why; no words: it is right.
+export function valid(input, words) {
+  words ? input.setAttribute("aria-invalid", "true") : input.removeAttribute("aria-invalid");
+  complain(words);
+}
+
+// A value into a field, unless somebody is mending what they typed there.
+export function put(input, value, most) {
+  if (most !== undefined) input.max = most;
+  if (document.activeElement === input && input.getAttribute("aria-invalid") === "true") return;
+  if (input.value !== String(value)) input.value = value;
+}
