@@ -13,6 +13,7 @@ A test that is named on the command line (`file::test`) runs in any case.
 import contextlib
 import ctypes
 import gc
+import importlib.metadata
 import inspect
 import os
 import sys
@@ -36,6 +37,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
+    if not (config.option.whole or config.option.rest):
+        compile_briefly()
+
+
+def compile_briefly():
+    """XLA's short cuts in compiling: a program of a test runs once, and to compile it takes most of the time. The whole battery has XLA as it is."""
+    try:
+        version = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return
+    if (0, 6) <= version <= (0, 10):  # a flag that XLA does not know ends the process
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+        os.environ.setdefault("XLA_FLAGS", flags)
 
 
 def places(items):
