@@ -42,7 +42,7 @@ def pytest_configure(config):
 
 
 def compile_briefly():
-    """XLA's short cuts in compiling: a program of a test runs once, and to compile it takes most of the time. The whole battery has XLA as it is."""
+    """XLA compiles with fewer passes, since a program of a test runs once; the whole battery has all of them."""
     try:
         version = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -88,18 +88,53 @@ def pytest_collection_modifyitems(config, items):
         items[:] = taken
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _memory_of_a_file():
-    """What compilers keep for the tests of a file goes with it, so that a worker of `-n auto` does not grow with all of them."""
-    yield
+# -- memory: a worker of `-n auto` does not grow with all of its tests --------------------------------------------------------------
+
+ROOM = 100 << 20  # how much more than after the last clearing may be held before the next
+
+
+def held():
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def glibc(name, *numbers):
+    """A function of the allocator, where there is one: it keeps what is freed, unless it is asked."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL("libc.so.6"), name)(*numbers)
+
+
+def clear():
+    """What compilers and the allocator keep of tests that are over."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"]._dynamo.reset()
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
     gc.collect()
-    if sys.platform == "linux":  # glibc keeps what is freed, unless it is asked
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    glibc("malloc_trim", 0)
+
+
+def pytest_collection_finish(session):
+    glibc("mallopt", -8, 2)  # M_ARENA_MAX: the threads of a compiler would have a heap each
+    glibc("mallopt", -3, 4 << 20)  # M_MMAP_THRESHOLD: what is larger goes back at once
+    gc.collect()
+    gc.freeze()  # the tests themselves stay to the end: no collection looks through them again
+    session.config.stash[AFTER] = held()
+
+
+AFTER = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    done = yield
+    if nextitem is None or nextitem.path != item.path or held() > item.config.stash[AFTER] + ROOM:
+        clear()
+        item.config.stash[AFTER] = held()
+    return done
 
 
 @pytest.fixture(params=["chosen", "reference"])

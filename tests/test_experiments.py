@@ -108,6 +108,7 @@ def test_names_are_the_scripts_and_the_guide_has_them():
         assert load(name).__name__.endswith(name)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
 def test_saved_results(path):
     """They are full runs, and their verdicts follow from their figures."""

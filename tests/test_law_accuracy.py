@@ -70,6 +70,7 @@ def test_what_defeats_entmax_1_3():
     assert np.abs(am.entmax(x, 10.0) - exact).max() < 2e-15
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
 @pytest.mark.parametrize(
     "id",
@@ -88,6 +89,7 @@ def test_ulps_of_every_kind(id, kind):
 # -- long rows ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_long_oracles():
     """The longdouble solvers agree with the 50 digits."""
     for sigma in SIGMAS:
@@ -132,6 +134,7 @@ def test_one_class_above_a_shelf(alpha, kind):
             assert oracles.total_variation(p, exact) <= 1e-5
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_long_rows_of_the_others(sigma):
     x = laws.scores(131072 if sigma in (1.0, 0.02) else 8191, sigma=sigma, seed=15)
@@ -181,6 +184,7 @@ EXACT = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("code", "said", "dtype", "bound"), HARD, ids=lambda v: v.replace(" ", "_"))
 def test_the_table_of_hard_rows(code, said, dtype, bound):
     if not oracles.EXTENDED and code != "Taylor(20)":

@@ -98,6 +98,7 @@ def test_softmax_is_logistic_regression_with_weights():
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("mapping", OWN_LOSS, ids=str)
 def test_nothing_lowers_the_objective(mapping):
     """Against SciPy on the definition, with numerical derivatives where they are smooth enough: no code in common but the loss."""
@@ -354,6 +355,7 @@ def refuse(self, *args, **options):
     raise AssertionError("densified")
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_csr(dtype, index, monkeypatch):
