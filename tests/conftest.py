@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config, items):
 
 # -- memory: a worker of `-n auto` does not grow with all of its tests --------------------------------------------------------------
 
-ROOM = 100 << 20  # how much more than after the last clearing may be held before the next
+ROOM = 64 << 20  # how much more than after the last clearing may be held before the next
 
 
 def held():

@@ -5,7 +5,7 @@ the short battery runs in a child process, and where that stays green what only 
 includes its file, for one instruction set at -O1. What is found goes to `tools/plant-results.jsonl`, a line a fault.
 
     python -m tools.plant                     # all
-    python -m tools.plant budget attention    # those with one of these words in their names or areas
+    python -m tools.plant budget attention    # those with one of these words in their names, areas or files
     python -m tools.plant --new               # those of which the record says nothing
     python -m tools.plant --check             # does every piece stand where it is said to, or elsewhere, once?
     python -m tools.plant --table             # the record by area
@@ -115,12 +115,19 @@ def copied(folder: Path) -> None:
     (folder / "src" / "_editable_skbc_anymax.py").write_text("")
 
 
-def library() -> str:
-    out = subprocess.run(
-        [sys.executable, "-c", "from anymax.kernels import _locate; print(_locate.library_path() or '')"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return out.stdout.strip()
+_ENGINE = re.compile(r"(lib)?anymax\.(so|dylib|dll)|_engine\..*(so|pyd)")
+
+
+def built(folders: Iterable[Path]) -> Path | None:
+    """The compiled engine in one of these folders."""
+    return next((path for folder in folders for path in folder.rglob("*") if _ENGINE.fullmatch(path.name)), None)
+
+
+def installed() -> str:
+    """The engine of this environment."""
+    code = "import anymax; print(*anymax.__path__, sep='\\n')"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return str(built(map(Path, out.splitlines())) or "")
 
 
 class Library:
@@ -152,7 +159,9 @@ class Library:
 
     @property
     def file(self) -> Path:
-        return next(path for path in self.build.iterdir() if re.fullmatch(r"(lib)?anymax\.(so|dylib|dll)", path.name))
+        found = built([self.build])
+        assert found, "nothing was built"
+        return found
 
 
 def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, str, float]:
@@ -217,7 +226,7 @@ def seen(folder: Path, fault: Fault, engine: Library | None, wide: bool) -> dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="only faults in whose name or area one of these is")
+    parser.add_argument("words", nargs="*", help="only faults in whose name, area or file one of these is")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th fault from the i-th on")
     parser.add_argument("--new", action="store_true", help="only faults of which the record says nothing")
     parser.add_argument("--missed", action="store_true", help="only those that the short battery did not see")
@@ -238,7 +247,7 @@ def main() -> int:
     if asked.check:
         return bool(gone)
     known, (first, step) = record(), map(int, asked.part.split("/"))
-    chosen = [f for f in every() if not asked.words or any(w in f.name + " " + area_of(f) for w in asked.words)]
+    chosen = [f for f in every() if not asked.words or any(w in f"{f.name} {area_of(f)} {f.file}" for w in asked.words)]
     chosen = [f for f in chosen if not (asked.new and f.name in known) and not any(f.name in said for said in gone)]
     chosen = [f for f in chosen if not asked.missed or known.get(f.name, {}).get("seen") in ("whole", "neither")][
         first::step
@@ -247,7 +256,7 @@ def main() -> int:
         folder = Path(temporary) / "checkout"
         copied(folder)
         os.environ |= {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
-        os.environ.setdefault("ANYMAX_LIBRARY", library())
+        os.environ.setdefault("ANYMAX_LIBRARY", installed())
         engine = Library(folder) if any(f.file.startswith("csrc/") for f in chosen) else None
         import jax  # noqa: F401  (loaded once, for all children)
         import mpmath  # noqa: F401

@@ -11,7 +11,6 @@ import sys
 from typing import Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace
 
 Array = Any  # an array of any kind: NumPy, torch, JAX, or of the array-API standard
 Namespace = Any
@@ -57,6 +56,8 @@ def namespace(x: Array) -> Namespace:
         import array_api_compat.numpy as xp  # late: not at `import anymax`
 
         return xp
+    from array_api_compat import array_namespace  # late: as above
+
     return array_namespace(x)
 
 
