@@ -14,7 +14,9 @@ includes its file, for one instruction set at -O1. What is found goes to `tools/
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
+import importlib
 import json
 import os
 import re
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +35,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tools" / "plant-results.jsonl"
 SOURCES = {"src": "*.py", "csrc": "*.[ch]*"}
 SEEN = ("short", "whole", "neither")
+PRELOADED = (
+    "jax",
+    "torch",
+    "scipy.special",
+    "mpmath",
+    "hypothesis",
+    "optax",
+    "entmax",
+    "triton",
+)  # once, for all children
+NOT_FOR_ONE_SET = "tests/test_native.py::test_an_instruction_set_by_the_environment"
 
 
 # -- where a piece stands ---------------------------------------------------------------------------------------------------
@@ -151,7 +165,7 @@ class Library:
     def make(self) -> None:
         done = subprocess.run(["cmake", "--build", str(self.build)], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"a fault that does not compile is none:\n{done.stdout[-2000:]}")
+            raise ValueError(f"it does not compile, so that it is no fault:\n{done.stdout[-2000:]}")
 
     def restore(self) -> None:
         """What was built before the fault, with the times that it was built at."""
@@ -176,8 +190,12 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
             os.dup2(out, 1)
             os.dup2(out, 2)
             os.chdir(folder)
+            more = list(options)
             if library:
                 os.environ["ANYMAX_LIBRARY"] = library
+                more.append(f"--deselect={NOT_FOR_ONE_SET}")
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            sys.dont_write_bytecode = False  # the tests are compiled once, for all children
             # an editable install finds its own files first
             sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__.lower()]
             for name in [m for m in sys.modules if m.split(".")[0] == "tools"]:
@@ -186,15 +204,21 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
             import pytest
 
             names = [f"tests/test_{name}.py" for name in files.split()]
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *names, *options]))
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *names, *more]))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     after = os.times()
     said = log.read_text(errors="replace")
+    if (code := os.waitstatus_to_exitcode(status)) not in (0, 1, 2, 5):
+        raise RuntimeError(f"pytest did not run (its code is {code}):\n{said[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
     seconds = sum(after[2:4]) - sum(before[2:4])
-    return os.waitstatus_to_exitcode(status), failed[1] if failed else said[-300:], round(seconds, 1)
+    return code, failed[1] if failed else said[-300:], round(seconds, 1)
 
 
 def seen(folder: Path, fault: Fault, engine: Library | None, wide: bool) -> dict:
@@ -258,11 +282,9 @@ def main() -> int:
         os.environ |= {"PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
         os.environ.setdefault("ANYMAX_LIBRARY", installed())
         engine = Library(folder) if any(f.file.startswith("csrc/") for f in chosen) else None
-        import jax  # noqa: F401  (loaded once, for all children)
-        import mpmath  # noqa: F401
-        import numpy as np  # noqa: F401
-        import scipy.special  # noqa: F401
-        import torch  # noqa: F401
+        for module in PRELOADED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
 
         for compiled in () if asked.unchecked else (False, True):
             own = {n for f in chosen if f.file.startswith("csrc/") is compiled for n in f.tests.split()}
@@ -272,7 +294,11 @@ def main() -> int:
                     raise SystemExit(f"without a fault: test_{name}.py fails: {failed}")
         counts = dict.fromkeys(SEEN, 0)
         for fault in chosen:
-            found = seen(folder, fault, engine if fault.file.startswith("csrc/") else None, asked.wide)
+            try:
+                found = seen(folder, fault, engine if fault.file.startswith("csrc/") else None, asked.wide)
+            except ValueError as error:
+                print(f"{fault.name}: {error}", flush=True)
+                continue
             counts[found["seen"]] += 1
             print(f"{found['seen']:8s} {found['s']:6.1f} s  {fault.name}  {found['by'][:120]!r}", flush=True)
             keep(found)
