@@ -40,11 +40,7 @@ PRELOADED = (
     "torch",
     "scipy.special",
     "mpmath",
-    "hypothesis",
-    "optax",
-    "entmax",
-    "triton",
-)  # once, for all children
+)  # once, for all children; nothing that brings a plugin of pytest
 NOT_FOR_ONE_SET = "tests/test_native.py::test_an_instruction_set_by_the_environment"
 
 
