@@ -254,6 +254,7 @@ def test_seeds_and_options(tmp_path, capsys):
     assert "positive whole number" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     module = load("multilabel")
     for package in module.EXPERIMENT.needs:

@@ -45,7 +45,7 @@ def test_quadrature(case):
             assert worst <= most, (worst, dtype, x.size, np.ptp(x))
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_two_classes(alpha):
     """Scores in [-1, 1] against 0: entmax 1.3 is off by 0.139 at alpha = 10, and by the steepness of the edge above 2."""
@@ -155,7 +155,7 @@ def _hold(apply, oracle, x, fp64=True):
         assert tv <= (2e-7 if dtype is np.float32 else 1e-15), f"total variation {tv:.2g} in {dtype.__name__}"
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @each([c for c in CASES if c.tv is None and c.mass == 1])
 def test_total_variation_of_short_rows(case):
     for row in rows(case, sizes=(63,), offsets=(0.0, 1e4)):

@@ -329,6 +329,7 @@ with A.use("reference"):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+@pytest.mark.whole
 def test_an_interrupt_of_the_first_call_of_torch_spoils_nothing():
     """Ctrl-C before or after any one of the registrations of the leaves, one after another; then the call is made again."""
     pytest.importorskip("torch")

@@ -56,6 +56,7 @@ def objective(w, x, intercept, loss, l2):
 # -- scikit-learn's own checks -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
 @pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
 def test_check_estimator(kind, mapping):
@@ -142,6 +143,7 @@ def test_what_all_classes_have_in_common_is_0(mapping, intercept):
         assert abs(model.coef_).max() > 1
 
 
+@pytest.mark.whole
 def test_sparsemax_by_another_way():
     """A convex quadratic in a lifted form: the loss is max over p of <p, z> - |p|^2 / 2, so the dual is one over p alone."""
     x, y = blobs(40, 3, 3, seed=5)
@@ -259,6 +261,7 @@ class Bowl:
         return False
 
 
+@pytest.mark.whole
 def test_lbfgs_finds_what_scipy_finds():
     rng = np.random.default_rng(0)
     a = rng.normal(size=(60, 30)) * np.logspace(-2, 1, 30)

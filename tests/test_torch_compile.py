@@ -110,7 +110,7 @@ def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @few
 def test_dynamic_shapes(name):
     f = of(name)
@@ -199,7 +199,7 @@ class Model(torch.nn.Module):
         return self.head(self.layer(x))
 
 
-@pytest.mark.thin(8)
+@pytest.mark.thin(20)
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -221,7 +221,7 @@ def test_strict_export(name):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
 )
