@@ -102,12 +102,15 @@ def keep(found: dict) -> None:
 
 
 def table() -> str:
-    """The record by area, as the Markdown of CONTRIBUTING.md."""
+    """The record by area, and the names of what the short battery misses, as the Markdown of CONTRIBUTING.md."""
     known = record()
     lines = ["| faults in | planted | the short battery sees | only the whole one | neither |", "|---|---|---|---|---|"]
     for area, faults in [*FAULTS.items(), ("all", tuple(every()))]:
         counts = [sum(known.get(f.name, {}).get("seen") == seen for f in faults) for seen in SEEN]
         lines.append(f"| {area} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    for seen, said in (("whole", "Only the whole battery sees"), ("neither", "Neither sees")):
+        names = [f.name for f in every() if known.get(f.name, {}).get("seen") == seen]
+        lines += ["", f"{said}: {'; '.join(names)}."] if names else []
     return "\n".join(lines)
 
 
