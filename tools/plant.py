@@ -6,7 +6,8 @@ includes its file, for one instruction set at -O1. What is found goes to `tools/
 
     python -m tools.plant                     # all
     python -m tools.plant budget attention    # those with one of these words in their names, areas or files
-    python -m tools.plant --new               # those of which the record says nothing
+    python -m tools.plant --new --short       # those of which the record says nothing, by the short battery alone
+    python -m tools.plant --missed            # then what it did not see
     python -m tools.plant --check             # does every piece stand where it is said to, or elsewhere, once?
     python -m tools.plant --table             # the record by area
 """
@@ -34,7 +35,7 @@ from tools.faults import FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tools" / "plant-results.jsonl"
 SOURCES = {"src": "*.py", "csrc": "*.[ch]*"}
-SEEN = ("short", "whole", "neither")
+SEEN = ("short", "whole", "neither", "open")  # open: the short battery does not see it, and the whole one was not asked
 PRELOADED = (
     "jax",
     "torch",
@@ -104,11 +105,18 @@ def keep(found: dict) -> None:
 def table() -> str:
     """The record by area, and the names of what the short battery misses, as the Markdown of CONTRIBUTING.md."""
     known = record()
-    lines = ["| faults in | planted | the short battery sees | only the whole one | neither |", "|---|---|---|---|---|"]
+    lines = [
+        "| faults in | planted | the short battery sees | only the whole one | neither | not yet asked of the whole one |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
     for area, faults in [*FAULTS.items(), ("all", tuple(every()))]:
         counts = [sum(known.get(f.name, {}).get("seen") == seen for f in faults) for seen in SEEN]
         lines.append(f"| {area} | {sum(counts)} | {' | '.join(map(str, counts))} |")
-    for seen, said in (("whole", "Only the whole battery sees"), ("neither", "Neither sees")):
+    for seen, said in (
+        ("whole", "Only the whole battery sees"),
+        ("neither", "Neither sees"),
+        ("open", "Not yet asked of the whole battery"),
+    ):
         names = [f.name for f in every() if known.get(f.name, {}).get("seen") == seen]
         lines += ["", f"{said}: {'; '.join(names)}."] if names else []
     return "\n".join(lines)
@@ -220,7 +228,7 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
     return code, failed[1] if failed else said[-300:], round(seconds, 1)
 
 
-def seen(folder: Path, fault: Fault, engine: Library | None, wide: bool) -> dict:
+def seen(folder: Path, fault: Fault, engine: Library | None, short: bool, wide: bool) -> dict:
     """Which battery sees a fault, and by which test."""
     path = folder / place(fault).relative_to(ROOT)
     sound, stamp = path.read_text(encoding="utf-8"), path.stat()
@@ -229,7 +237,9 @@ def seen(folder: Path, fault: Fault, engine: Library | None, wide: bool) -> dict
     rounds = [("short", fault.tests, ()), ("whole", fault.tests, ("--rest",))]
     if wide:
         rounds.insert(1, ("short", "", ("--ignore=tests/test_plant.py",)))
-    found, spent = {"name": fault.name, "seen": "neither", "by": ""}, 0.0
+    if short:
+        rounds = rounds[:1]
+    found, spent = {"name": fault.name, "seen": "open" if short else "neither", "by": ""}, 0.0
     try:
         if engine:
             engine.make()
@@ -253,6 +263,7 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th fault from the i-th on")
     parser.add_argument("--new", action="store_true", help="only faults of which the record says nothing")
     parser.add_argument("--missed", action="store_true", help="only those that the short battery did not see")
+    parser.add_argument("--short", action="store_true", help="only the short battery: what it does not see stays open")
     parser.add_argument(
         "--wide", action="store_true", help="what its own files do not see goes to all of the short battery"
     )
@@ -272,9 +283,7 @@ def main() -> int:
     known, (first, step) = record(), map(int, asked.part.split("/"))
     chosen = [f for f in every() if not asked.words or any(w in f"{f.name} {area_of(f)} {f.file}" for w in asked.words)]
     chosen = [f for f in chosen if not (asked.new and f.name in known) and not any(f.name in said for said in gone)]
-    chosen = [f for f in chosen if not asked.missed or known.get(f.name, {}).get("seen") in ("whole", "neither")][
-        first::step
-    ]
+    chosen = [f for f in chosen if not asked.missed or known.get(f.name, {}).get("seen") in SEEN[1:]][first::step]
     with tempfile.TemporaryDirectory(prefix="plant-") as temporary:
         folder = Path(temporary) / "checkout"
         copied(folder)
@@ -294,14 +303,16 @@ def main() -> int:
         counts = dict.fromkeys(SEEN, 0)
         for fault in chosen:
             try:
-                found = seen(folder, fault, engine if fault.file.startswith("csrc/") else None, asked.wide)
+                found = seen(folder, fault, engine if fault.file.startswith("csrc/") else None, asked.short, asked.wide)
             except ValueError as error:
                 print(f"{fault.name}: {error}", flush=True)
                 continue
             counts[found["seen"]] += 1
             print(f"{found['seen']:8s} {found['s']:6.1f} s  {fault.name}  {found['by'][:120]!r}", flush=True)
             keep(found)
-    told = "{short} seen by the short battery, {whole} by the whole one alone, {neither} by neither".format(**counts)
+    told = "{short} seen by the short battery, {whole} by the whole one alone, {neither} by neither, {open} left open".format(
+        **counts
+    )
     print(f"{len(chosen)} faults: {told}")
     return bool(gone)
 
