@@ -125,6 +125,10 @@ def pytest_collection_finish(session):
     session.config.stash[AFTER] = held()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # else some libraries speak of leaks at the end of the process
+
+
 AFTER = pytest.StashKey[int]()
 
 
