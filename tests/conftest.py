@@ -13,6 +13,7 @@ A test that is named on the command line (`file::test`) runs in any case.
 import contextlib
 import ctypes
 import gc
+import importlib.metadata
 import inspect
 import os
 import sys
@@ -36,6 +37,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
+    if not (config.option.whole or config.option.rest):
+        compile_briefly()
+
+
+def compile_briefly():
+    """XLA compiles with fewer passes, since a program of a test runs once; the whole battery has all of them."""
+    try:
+        version = tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2]))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return
+    if (0, 6) <= version <= (0, 10):  # a flag that XLA does not know ends the process
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+        os.environ.setdefault("XLA_FLAGS", flags)
 
 
 def places(items):
@@ -74,18 +88,57 @@ def pytest_collection_modifyitems(config, items):
         items[:] = taken
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _memory_of_a_file():
-    """What compilers keep for the tests of a file goes with it, so that a worker of `-n auto` does not grow with all of them."""
-    yield
+# -- memory: a worker of `-n auto` does not grow with all of its tests --------------------------------------------------------------
+
+ROOM = 64 << 20  # how much more than after the last clearing may be held before the next
+
+
+def held():
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def glibc(name, *numbers):
+    """A function of the allocator, where there is one: it keeps what is freed, unless it is asked."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            getattr(ctypes.CDLL("libc.so.6"), name)(*numbers)
+
+
+def clear():
+    """What compilers and the allocator keep of tests that are over."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"]._dynamo.reset()
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
     gc.collect()
-    if sys.platform == "linux":  # glibc keeps what is freed, unless it is asked
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    glibc("malloc_trim", 0)
+
+
+def pytest_collection_finish(session):
+    glibc("mallopt", -8, 2)  # M_ARENA_MAX: the threads of a compiler would have a heap each
+    glibc("mallopt", -3, 4 << 20)  # M_MMAP_THRESHOLD: what is larger goes back at once
+    gc.collect()
+    gc.freeze()  # the tests themselves stay to the end: no collection looks through them again
+    session.config.stash[AFTER] = held()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # else some libraries speak of leaks at the end of the process
+
+
+AFTER = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    done = yield
+    if nextitem is None or nextitem.path != item.path or held() > item.config.stash[AFTER] + ROOM:
+        clear()
+        item.config.stash[AFTER] = held()
+    return done
 
 
 @pytest.fixture(params=["chosen", "reference"])

@@ -307,6 +307,7 @@ def test_second_derivatives_of_blocks(blocks):
     assert torch.autograd.gradgradcheck(f, leaves)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("implementation", ["sdpa", "linear", "blockwise", "reference"])
 @pytest.mark.parametrize("vmap", [False, True])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.vmap, for linear attention

@@ -195,6 +195,7 @@ def test_explain_offers_no_choice_of_maps(call):
 # -- plot ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(3)
 @needs_plot
 @pytest.mark.parametrize("name", ["curves", "bars", "losses", "jacobian", "simplex", "sparsemax", "entmax:alpha=1.3"])
 def test_plot_writes_a_picture(call, tmp_path, name):

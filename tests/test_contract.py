@@ -161,6 +161,7 @@ def test_every_broken_law_is_named_at_once():
 # -- a link with an upper bound ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(2)
 @every_kind
 @pytest.mark.parametrize("u", [0.4, 0.15, 1.0, BOUNDS], ids=["0.4", "0.15", "1", "array"])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 30.0, 1e4])

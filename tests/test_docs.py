@@ -164,6 +164,7 @@ def called(code, scope, arguments):
     return out[0] if isinstance(out, tuple) else out
 
 
+@pytest.mark.thin(3)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=[row["old"][:60] for _, row in ROWS])
 def test_a_row_of_the_migration_tables(table, row):
@@ -224,6 +225,7 @@ def page_of(generated, name):
     return (generated / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.whole
 def test_every_map_has_a_page_with_its_facts(generated):
     found = maps.pages()
     assert [page.kind for page in found] == list(CATALOGUE)
@@ -238,6 +240,7 @@ def test_every_map_has_a_page_with_its_facts(generated):
         assert f"[{page.kind.__name__}]({page.kind.name}.md)" in page_of(generated, "maps/index.md")
 
 
+@pytest.mark.whole
 def test_examples_print_what_the_library_computes(generated):
     loss = anymax.sparsemax_loss(
         np.array([[2.0, 1.0, 0.1, -1.0], [0.5, 0.4, 0.3, -np.inf]]), np.array([0, 1]), reduction="none"
@@ -271,6 +274,7 @@ def test_every_transform_and_margin_is_on_a_page():
     assert not missing, f"describe {', '.join(missing)} in docs/scores/"
 
 
+@pytest.mark.whole
 def test_the_api_reference_has_every_public_name(generated):
     listed = {name for found in api.names().values() for name in found}
     for name in anymax.__all__:
@@ -402,6 +406,7 @@ def test_docstrings_are_plain_english(given, meant):
 # -- the built site ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_no_page_names_another_server(generated):
     """In the sources: no asset of a foreign host; links to papers are links."""
     sources = [*DOCS.rglob("*.md"), *generated.rglob("*.md"), *(DOCS / "_static").iterdir(), DOCS / "conf.py"]

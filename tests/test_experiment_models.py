@@ -237,6 +237,7 @@ def test_zeros_are_counted():
     assert (dense.output, dense.symbols, dense.attention) == (0.0, 4.0, 0.0)
 
 
+@pytest.mark.whole
 def test_training_learns_to_copy():
     rng = np.random.default_rng(0)
     words = [tuple(rng.choice(list("abcd"), size=rng.integers(1, 4))) for _ in range(150)]

@@ -108,6 +108,7 @@ def test_names_are_the_scripts_and_the_guide_has_them():
         assert load(name).__name__.endswith(name)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
 def test_saved_results(path):
     """They are full runs, and their verdicts follow from their figures."""
@@ -253,6 +254,7 @@ def test_seeds_and_options(tmp_path, capsys):
     assert "positive whole number" in capsys.readouterr().err
 
 
+@pytest.mark.whole
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     module = load("multilabel")
     for package in module.EXPERIMENT.needs:

@@ -16,6 +16,7 @@ if not GALLERY.is_dir():
 EXAMPLES = sorted(GALLERY.glob("plot_*.py"))
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_draws(path):
     if "sklearn" in path.read_text(encoding="utf-8"):

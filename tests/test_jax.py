@@ -308,7 +308,7 @@ def test_shard_map_over_two_devices():
     assert done.stdout == "right\n", done.stderr
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @pytest.mark.parametrize("alpha", [3.0, np.float32(2.5)])
 def test_export_of_any_number_of_classes(alpha):
     (n,) = jax.export.symbolic_shape("n")

@@ -45,7 +45,7 @@ def test_quadrature(case):
             assert worst <= most, (worst, dtype, x.size, np.ptp(x))
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_two_classes(alpha):
     """Scores in [-1, 1] against 0: entmax 1.3 is off by 0.139 at alpha = 10, and by the steepness of the edge above 2."""
@@ -70,6 +70,7 @@ def test_what_defeats_entmax_1_3():
     assert np.abs(am.entmax(x, 10.0) - exact).max() < 2e-15
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
 @pytest.mark.parametrize(
     "id",
@@ -88,6 +89,7 @@ def test_ulps_of_every_kind(id, kind):
 # -- long rows ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_long_oracles():
     """The longdouble solvers agree with the 50 digits."""
     for sigma in SIGMAS:
@@ -132,6 +134,7 @@ def test_one_class_above_a_shelf(alpha, kind):
             assert oracles.total_variation(p, exact) <= 1e-5
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_long_rows_of_the_others(sigma):
     x = laws.scores(131072 if sigma in (1.0, 0.02) else 8191, sigma=sigma, seed=15)
@@ -152,7 +155,7 @@ def _hold(apply, oracle, x, fp64=True):
         assert tv <= (2e-7 if dtype is np.float32 else 1e-15), f"total variation {tv:.2g} in {dtype.__name__}"
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @each([c for c in CASES if c.tv is None and c.mass == 1])
 def test_total_variation_of_short_rows(case):
     for row in rows(case, sizes=(63,), offsets=(0.0, 1e4)):
@@ -181,6 +184,7 @@ EXACT = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("code", "said", "dtype", "bound"), HARD, ids=lambda v: v.replace(" ", "_"))
 def test_the_table_of_hard_rows(code, said, dtype, bound):
     if not oracles.EXTENDED and code != "Taylor(20)":

@@ -411,6 +411,7 @@ def test_never_negative_by_rounding(name, dtype):
         assert (A.fenchel_young(mapping, x, p / p.sum(-1, keepdim=True), reduction="none") >= 0).all()
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "normmax", "sparse_softmax_k"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fifty_thousand_classes(name, dtype):

@@ -20,6 +20,7 @@ STATEMENTS = re.findall(r"^\(([a-z0-9-]+)\)=\n\*\*(\d+)\.(\d+) [^*]+\*\*", PAGE,
 NUMBER = {name: f"{section}.{item}" for name, section, item in STATEMENTS}
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", NUMBER)
 def test_statement(name):
     assert name in mathematics.CHECKS, f"statement {NUMBER[name]} ({name}) has no check in tests/mathematics"

@@ -329,6 +329,7 @@ with A.use("reference"):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+@pytest.mark.whole
 def test_an_interrupt_of_the_first_call_of_torch_spoils_nothing():
     """Ctrl-C before or after any one of the registrations of the leaves, one after another; then the call is made again."""
     pytest.importorskip("torch")
@@ -372,6 +373,7 @@ assert torch.func.vmap(torch.func.grad(lambda s: A.entmax(s, 1.3)[0]))(x).isfini
     subprocess.run([sys.executable, "-c", code, *found], check=True)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory")
 @pytest.mark.parametrize("shape", [(33, 1 << 20), (3, 11 << 20), (1 << 21, 16)])
 def test_the_size_of_supports_is_counted_in_pieces(shape):

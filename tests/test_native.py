@@ -1311,7 +1311,7 @@ def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dt
     assert torch.autograd.grad(first.square().sum(), free)[0].isfinite().all()
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("mapping", SINGLE, ids=repr)
 @pytest.mark.parametrize("n", [33, 128, 129, 513, 2048, 2049])
 @pytest.mark.parametrize("save", [True, False])

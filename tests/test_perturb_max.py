@@ -195,6 +195,7 @@ def test_derivatives_torch(noise):
         assert torch.autograd.gradgradcheck(f, (x, scale), atol=1e-6)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 def test_derivatives_jax(noise):
     jax = pytest.importorskip("jax")
@@ -437,6 +438,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", HEAVY)
 def test_tails_of_any_weight(name):
     """Student t of 5 degrees was .471 for .540, Cauchy .250 for .419 with any number of nodes."""

@@ -60,6 +60,7 @@ def test_heads_give_an_array_of_axes():
     axes.flat[0].figure.canvas.draw()
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("cls", CATALOGUE)
 def test_every_map_has_a_portrait(cls):
     pytest.importorskip("rich")

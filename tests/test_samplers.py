@@ -123,6 +123,7 @@ def test_sample_masks_axes_and_one_sample(kind):
         assert (back(verb(c(np.zeros((3, 1))), generator=generator(kind))) == 0).all()
 
 
+@pytest.mark.thin(2)
 @every_kind
 @pytest.mark.parametrize("verb", ["gumbel_max", "sample"])
 def test_nothing_to_draw_is_minus_one(kind, verb):
@@ -292,6 +293,7 @@ def test_integer_scores_and_lists():
     assert sample(Softmax(), np.array([0, 100]), generator=0) == 1
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("verb", VERBS)
 def test_jit_and_vmap(verb):
     jax = pytest.importorskip("jax")

@@ -56,6 +56,7 @@ def objective(w, x, intercept, loss, l2):
 # -- scikit-learn's own checks -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
 @pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
 def test_check_estimator(kind, mapping):
@@ -98,6 +99,7 @@ def test_softmax_is_logistic_regression_with_weights():
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("mapping", OWN_LOSS, ids=str)
 def test_nothing_lowers_the_objective(mapping):
     """Against SciPy on the definition, with numerical derivatives where they are smooth enough: no code in common but the loss."""
@@ -141,6 +143,7 @@ def test_what_all_classes_have_in_common_is_0(mapping, intercept):
         assert abs(model.coef_).max() > 1
 
 
+@pytest.mark.whole
 def test_sparsemax_by_another_way():
     """A convex quadratic in a lifted form: the loss is max over p of <p, z> - |p|^2 / 2, so the dual is one over p alone."""
     x, y = blobs(40, 3, 3, seed=5)
@@ -258,6 +261,7 @@ class Bowl:
         return False
 
 
+@pytest.mark.whole
 def test_lbfgs_finds_what_scipy_finds():
     rng = np.random.default_rng(0)
     a = rng.normal(size=(60, 30)) * np.logspace(-2, 1, 30)
@@ -354,6 +358,7 @@ def refuse(self, *args, **options):
     raise AssertionError("densified")
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_csr(dtype, index, monkeypatch):

@@ -400,6 +400,7 @@ def test_a_steep_edge_in_fp32(alpha):
         torch.testing.assert_close(got, want, rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "case",
     [

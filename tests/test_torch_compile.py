@@ -85,6 +85,7 @@ def same(f, g, x, tolerance=2e-6):
 # -- compile ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(3)
 @every_map
 def test_forward_and_backward_in_one_graph(name):
     f = of(name)
@@ -97,18 +98,19 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
 
 
+@pytest.mark.thin(2)
 @few
 def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @few
 def test_dynamic_shapes(name):
     f = of(name)
@@ -150,6 +152,7 @@ def test_a_learnable_alpha(alpha):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_an_alpha_learned_inside_bounds():
     module = nn.Loss(Entmax(1.5), learn="alpha")
     run = compiled(module)
@@ -196,7 +199,7 @@ class Model(torch.nn.Module):
         return self.head(self.layer(x))
 
 
-@pytest.mark.thin(6)
+@pytest.mark.thin(20)
 @every_map
 def test_export(name):
     model = Model(MAPS[name]).eval()
@@ -218,7 +221,7 @@ def test_strict_export(name):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     "name", ["softmax", "sparsemax", "entmax1.5", "entmax1.25", "sparse_softmax_k", "taylor", "budget"]
 )

@@ -614,6 +614,7 @@ def test_parameters_are_differentiable():
     assert torch.autograd.gradcheck(lambda t: mix(x.softmax(-1), [0.2, 0.3, 0.5], t / 4), t)
 
 
+@pytest.mark.thin(4)
 @everyone
 def test_torch_compile_and_vmap(name):
     torch = pytest.importorskip("torch")

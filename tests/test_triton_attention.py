@@ -112,7 +112,7 @@ SPLIT_FORMS = {
 }
 
 
-@pytest.mark.whole(lambda name, target: (name, target) != ("entmax-1.5 bf16", "sm_80"))
+@pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
 from ._array import Array, is_jax, is_torch, namespace
 
@@ -57,7 +56,11 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
     xp = namespace(like)
     draw = generator.random if what == "uniform" else generator.standard_normal
     out = draw(shape, dtype=np.float32 if like.dtype == xp.float32 else np.float64)
-    return out if isinstance(like, np.ndarray) else xp.asarray(out, device=device(like))
+    if isinstance(like, np.ndarray):
+        return out
+    from array_api_compat import device  # late: not at `import anymax`
+
+    return xp.asarray(out, device=device(like))
 
 
 def _is_seed(generator: Any) -> bool:
