@@ -298,11 +298,12 @@ FLOORS = (
     ("_mapping", "_scores", "_operands", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
+    ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection", "_config"),
     ("contract",),
     ("nn", "plot", "hf", "_linear", "sklearn"),
     ("__init__",),
     ("cli",),
+    ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 

@@ -26,7 +26,7 @@ PUBLIC = """
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
-    choose explain explain_attention use warm_up __version__
+    choose explain explain_attention use warm_up show_config __version__
 """.split()
 TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
 
