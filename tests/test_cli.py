@@ -43,7 +43,7 @@ def call(capsys, monkeypatch):
 def program(*args, cwd, **environment):
     """The program in a process of its own, without a terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "anymax.cli", *args],
+        [sys.executable, "-m", "anymax", *args],
         cwd=cwd,
         env={**os.environ, "PYTHONUTF8": "1", **environment},
         stdin=subprocess.DEVNULL,
@@ -340,6 +340,24 @@ def test_unknown_engine_in_the_environment_is_one_line(call, monkeypatch):
 # -- the program itself -------------------------------------------------------------------------------------------------
 
 
+def test_show_config_says_what_runs_here(call, capsys, monkeypatch):
+    monkeypatch.setenv("ANYMAX_KEPT_MB", "12")
+    found = anymax.show_config("dicts")
+    assert found["packages"]["numpy"] == np.__version__
+    assert found["variables"]["ANYMAX_KEPT_MB"] == "12"
+    with anymax.use("reference"):
+        assert anymax.show_config("dicts")["engines"]["asked for"] == "reference"
+    anymax.show_config()
+    printed = capsys.readouterr().out
+    assert f"  numpy: {np.__version__}\n" in printed
+    code, said, _ = call("show-config")
+    assert (code, said) == (0, printed)
+    code, said, _ = call("show-config", "--json")
+    assert json.loads(said) == found
+    with pytest.raises(ValueError, match="'stdout' or 'dicts', got 'json'"):
+        anymax.show_config("json")
+
+
 def test_version_and_help(call):
     assert call("--version")[:2] == (0, f"anymax {anymax.__version__}\n")
     for words in ([], ["--help"], ["-h"]):
@@ -445,7 +463,7 @@ def test_tour_says_at_once_that_a_folder_cannot_be_written(tmp_path, monkeypatch
 def test_a_full_disk_is_one_line_and_1(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "anymax.cli", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "anymax", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["anymax: can't write: No space left on device"]

@@ -364,6 +364,20 @@ def test_errors_are_those_of_the_results_and_within_the_bounds_of_the_tests():
             assert row["fp64"]["tv"] <= case.tv[1]
 
 
+def test_the_decision_page_repeats_what_was_found():
+    """Each experiment that it names, with each verdict in the same sentence, is one of the saved results."""
+    page = (DOCS / "choose.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"\*Evidence:\*(.*?)\n\n", page, flags=re.S)
+    assert len(sentences) >= 6
+    for sentence in sentences:
+        names = re.findall(r"generated/evidence/(\w+)>", sentence)
+        said = set(re.findall(r"\b(confirmed|contradicted|undecided)\b", sentence))
+        assert names
+        assert said, sentence
+        found = [json.loads((DOCS.parent / f"experiments/results/{name}.json").read_text()) for name in names]
+        assert said <= {claim["verdict"] for result in found for claim in result["claims"]}, sentence
+
+
 def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
     assert evidence.verdicts() == "No experiment has been saved yet."

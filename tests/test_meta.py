@@ -293,11 +293,12 @@ FLOORS = (
     ("_mapping", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "samplers", "inspection"),
+    ("functional", "margins", "losses", "attention", "samplers", "inspection", "_config"),
     ("contract",),
     ("nn", "plot", "hf", "sklearn"),
     ("__init__",),
     ("cli",),
+    ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 

@@ -41,7 +41,7 @@ PAGES = {
 # module of the top level -> page
 OF = {
     "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
-    "attention": "attention", "inspection": "inspection", "kernels": "inspection",
+    "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
 RESULTS = {  # types that public functions return or raise

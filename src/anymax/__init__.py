@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import mappings, margins, transforms
+from ._config import show_config
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
 from .attention import LinearState, attention, explain_attention, linear_attention
@@ -69,7 +70,7 @@ __all__ = [
     "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap",
     "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize",
     "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable",
-    "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
+    "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
     "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk",
     "topnsigma", "topp", "transforms", "use", "warm_up",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from .. import kernels, transforms
+from .. import _config, kernels, transforms
 from .._version import __version__
 from ..functional import apply
 from ..plot import label
@@ -226,6 +226,17 @@ def inventory(as_json: bool) -> None:
 def definition(mapping: Any) -> str:
     """The first paragraph of a map's documentation."""
     return " ".join((type(mapping).__doc__ or "").split("\n\n")[0].split())
+
+
+@program.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def show_config(as_json: bool) -> None:
+    """Versions, engines, instruction set and threads: what a bug report should say."""
+    found = _config.config()
+    if as_json:
+        dump(found)
+    else:
+        click.echo(_config.text(found), nl=False)
 
 
 @program.command()

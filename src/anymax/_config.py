@@ -1,0 +1,82 @@
+"""What anymax runs on here: versions, engines, instruction set, threads. For a bug report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from . import kernels
+from ._version import __version__
+from .kernels import native, triton
+from .mappings import Softmax
+
+PACKAGES = ("numpy", "array-api-compat", "torch", "jax", "triton", "scikit-learn", "transformers", "matplotlib")
+VARIABLES = (
+    "ANYMAX_ENGINE", "ANYMAX_ISA", "ANYMAX_KEPT_MB", "ANYMAX_LIBRARY", "ANYMAX_NUM_THREADS", "OMP_NUM_THREADS", "TRITON_INTERPRET",
+)  # fmt: skip
+
+
+def config() -> dict[str, Any]:
+    """The same as data."""
+    import platform  # late, as the metadata of packages: `import anymax` has no time for them
+
+    refused = native.refuse("forward", Softmax(), np.zeros((1, 2), np.float32))
+    gpu = triton.load()
+    return {
+        "anymax": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "engines": {
+            "native": refused or f"{native.isa()}, {native.get_num_threads()} threads of its own",
+            "triton": gpu if isinstance(gpu, str) else "for tensors on a GPU",
+            "asked for": kernels.asked(),
+        },
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata  # late
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+def show_config(mode: str = "stdout") -> dict[str, Any] | None:
+    """Prints the versions of anymax and of what it works with, its engines, their instruction set and threads.
+
+    mode: "stdout" prints, "dicts" returns the same as a dictionary, as in `numpy.show_config`.
+    No framework is imported for it, but Triton where it is installed.
+
+    >>> import anymax
+    >>> anymax.show_config("dicts")["packages"]["numpy"].count(".")
+    2
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f"show_config: mode must be 'stdout' or 'dicts', got {mode!r}")
+    found = config()
+    if mode == "dicts":
+        return found
+    sys.stdout.write(text(found))
+    return None
+
+
+def text(found: dict[str, Any], indent: str = "") -> str:
+    """Data of `config` as lines to read."""
+    lines = []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            lines.append(f"{indent}{key}:\n{text(value, indent + '  ')}" if value else "")
+        else:
+            lines.append(f"{indent}{key}: {value}\n" if value is not None else "")
+    return "".join(lines)
