@@ -40,7 +40,7 @@ FAULTS = {
           "1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.ones_like(p))", _LAWS),
     Fault("the curvature of entmax", "src/anymax/mappings/entmax.py",
           "return q ** (self._c(q, xp) - 1.0)",
-          "return q ** self._c(q, xp)", "law_kkt law_symmetry law_simplex law_jacobian law_accuracy torch"),
+          "return q ** self._c(q, xp)", "contract mathematics"),
     Fault("the slope of entmax", "src/anymax/mappings/entmax.py",
           "** (1.0 - c), xp.zeros_like(p))\n\n    def omega_terms",
           "** (1.0 + c), xp.zeros_like(p))\n\n    def omega_terms", _LAWS),
