@@ -37,6 +37,7 @@ enum Way {
     BATCH,           // as many rows, each read along itself; their candidates transposed and solved one row a lane
     BATCH_LOSS,      // the same for losses and their gradients
     DENSE_BACKWARD,  // J^T g from all of p, as many rows in turn as a vector has lanes
+    SAVED_BACKWARD,  // J^T g from saved supports, row after row in one loop
     SWEEP,           // one row: each step over all of it
     SWEEP_CROWDED,   // one row: the same where most of it is a candidate, else its candidates
     COUNT,           // one row: the k largest by counting over all of it
@@ -47,7 +48,7 @@ enum Way {
 };
 
 constexpr const char *WAY_NAMES[WAYS] = {
-    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "row: sweep",
+    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "saved backward", "row: sweep",
     "row: sweep where most of it is a candidate, else candidates", "row: counting", "row: weighing", "row: candidates", "row",
 };
 
@@ -75,6 +76,7 @@ inline bool plain_mild(const anymax_call &c) { return plain_untold(c) && mild_no
 inline bool plain_few_largest(const anymax_call &c) { return plain_untold(c) && few_largest(c); }
 inline bool plain_gradient(const anymax_call &c) { return plain_scores(c) && unsaved(c) && c.out.cls == 1; }
 inline bool dense_backward(const anymax_call &c) { return unsaved(c) && c.p.cls == 1 && c.g.cls == 1 && c.out.cls == 1; }
+inline bool saved_backward(const anymax_call &c) { return c.support.count && c.g.cls == 1 && c.out.cls == 1; }
 inline bool dense_norm(const anymax_call &c) { return dense_backward(c) && c.param >= 1.5 && c.param <= 2.0; }  // below, 1 / (alpha - 1) times what floats leave out
 
 constexpr uint32_t bit(int i) { return 1u << i; }
@@ -116,6 +118,7 @@ static constexpr Rule RULES[] = {
     {TILE_LOSS, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, nullptr},
     {DENSE_BACKWARD, VJPS, WEIGHED, F32, 1, DENSE_MOST, dense_backward},
     {DENSE_BACKWARD, VJPS, bit(NORM), F32, 1, DENSE_MOST, dense_norm},
+    {SAVED_BACKWARD, VJPS, WEIGHED, F32, 1, ANY, saved_backward},
     // one row at a time, where each may have a parameter of its own
     {SWEEP, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, nullptr},
     {SWEEP, FORWARDS, bit(POWER3, POWER4), F64, 1, SWEEP_MOST, nullptr},
@@ -139,13 +142,13 @@ inline Way first_of(int from, const anymax_call &call, Link link) {
 struct Plan {
     Way way;
     Link link;  // of all rows; NO_LINK where each has a parameter of its own
-    bool outer; // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
+    bool outer;  // the inner rows of each outer one are served as the outer rows of a call of their own: alike, wherever they lie
 };
 
 inline Plan plan(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
     const Way way = first_of(TILE, call, link);
-    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD)};
+    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD)};
 }
 
 // The way of a single row, which may have a parameter of its own.

@@ -4,7 +4,6 @@
 
 #include "core/unit.h"
 #include "core/rows.hpp"
-#include "plan.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -12,12 +11,14 @@ namespace ANYMAX_UNIT {
 template <class C>
 void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
 
+struct Plan;  // plan.hpp
+
 // The rows of a call whose plan says so; each leaves single rows to by_rows where it cannot serve them.
 template <class C>
 void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
 void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
 void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
-void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, Scratch &scratch);
+void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
 
 // Of perturb max; what they are is said in perturb.hpp.
 int64_t perturb_work(int64_t n, int64_t nodes);

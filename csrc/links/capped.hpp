@@ -11,7 +11,7 @@ namespace ANYMAX_UNIT {
 struct Filled {
     double level, lost;
 };
-static Filled budget_level(const double *y, int64_t count, double k) {
+inline Filled budget_level(const double *y, int64_t count, double k) {
     double low = 0.0, high = 1.0, level = 0.5, excess = 0.0;
     int64_t inside = 0;
     for (int turn = 0; turn < 200; turn++) {

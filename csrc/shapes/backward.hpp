@@ -64,6 +64,17 @@ ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const in
     for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
     return v;
 }
+ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count) {
+    constexpr int64_t W = width<float>;
+#if defined(__AVX512F__)
+    const __mmask16 m = (__mmask16)(count >= W ? 65535 : (1 << count) - 1);
+    return (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, _mm512_maskz_loadu_epi32(m, index), row, 4);
+#else
+    vf v{};
+    for (int64_t j = 0; j < W; j++) v[j] = j < count ? row[index[j]] : 0.0f;
+    return v;
+#endif
+}
 ANYMAX_INLINE vd widened(const float *p, int64_t count) {
     if (count >= width<double>) return load_wide(p);
     vd v{};
@@ -123,6 +134,66 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
             vjp_support(weigh, s.steep, q, h, w, count);
     });
     spread(out, index, h, count, team);
+}
+
+// Zeros for the rows from r on whose supports are saved, as many as are cleared in one go; and the row after them.
+inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const Team &team) {
+    constexpr int64_t GROUP_BYTES = 16384;
+    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= GROUP_BYTES ? r + GROUP_BYTES / bytes : r + 1;
+    float *out = (float *)call.out.data + r * call.out.outer;
+    int64_t after = r + 1;
+    while (after < end && after < last && call.support.count[after] >= 0) after++;
+    if (after > r + 1)
+        zero_bytes((char *)out, (after - r) * bytes, false);
+    else
+        zeros(Sink<float>{out, 1, ANYMAX_F32, out, false, n, nullptr}, team);
+    return after;
+}
+
+// J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
+template <class F, class G>
+inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch, const Team &team, G other) {
+    constexpr int64_t W = width<float>;
+    const anymax_support &s = call.support;
+    const int64_t n = call.n;
+    const bool clear = call.fresh == 2;
+    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
+    if (scratch.failed) return;
+    for (int64_t r = begin, cleared = begin; r < end; r++) {
+        saved_ahead<float>(call, r, end);
+        const int64_t count = s.count[r];
+        float *out = (float *)call.out.data + r * call.out.outer;
+        if (count < 0 && call.p.cls == 1 && n <= 16 * s.capacity) {  // more than a sixteenth of it: all of it
+            const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
+            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, bypass, n, nullptr}, scratch, team);
+            continue;
+        }
+        if (count < 0) {
+            other(r);
+            continue;
+        }
+        if (!bypass && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
+        const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
+        const int32_t *index = s.index + r * s.capacity;
+        vd rate{}, dot{};
+        for (int64_t i = 0; i < count; i += W) {
+            const vf w = weigh(load_or(p, i, count, 0.0f)), v = gathered(g, index + i, count - i);
+            store(weight + i, w);
+            store(h + i, v);
+            if (!F::own) rate = widen_add(rate, w);
+            dot = widen_add(dot, w == vf{} ? vf{} : w * v);
+        }
+        const double total = F::own ? 0.0 : sum(rate);
+        const vf mean = splat((float)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
+        for (int64_t i = 0; i < count; i += W) {
+            const vf w = load(weight + i);
+            store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
+        }
+        if (bypass && !clear)
+            spread_bypass(out, n, index, h, count, team);
+        else
+            for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
+    }
 }
 
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.

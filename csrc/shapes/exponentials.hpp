@@ -86,9 +86,7 @@ inline Sums<C> running(const C *x, int64_t begin, int64_t end) {
     Sums<C> s{-infinity<C>, 0.0, true, false};
     for (int64_t i = begin; i < end; i += CHUNK) {
         int64_t e = i + CHUNK < end ? i + CHUNK : end;
-        C high;
-        bool sound;
-        scan_top(x + i, e - i, high, sound);
+        const auto [high, sound] = scan_top(x + i, e - i);
         if (!sound) return Sums<C>{high, 0.0, false, true};
         if (high == -infinity<C>) continue;
         if (high > s.top) {
@@ -132,9 +130,7 @@ template <class C>
 inline void softmax_row(const C *x, int64_t n, const Sink<C> &out, bool logarithm, Scratch &scratch, const Team &team) {
     constexpr int64_t KEPT = 262144 / sizeof(C);  // rows whose exponentials are kept rather than computed twice
     if (!logarithm && n <= KEPT && n <= PIECE) {
-        C high;
-        bool sound;
-        scan_top(x, n, high, sound);
+        const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return zeros(out, team);
         bool inplace = out.direct && !out.bypass && out.direct != x;

@@ -114,9 +114,7 @@ struct NucleusRow {
 // False where scores are no finite numbers, or all of the mass is asked for: its candidates serve it.
 template <class C>
 inline bool nucleus_row(const C *x, int64_t n, double mass, NucleusRow<C> &row, Scratch &scratch) {
-    C high;
-    bool sound;
-    scan_top(x, n, high, sound);
+    const auto [high, sound] = scan_top(x, n);
     if (!(mass < 1.0) || !sound || high == -infinity<C>) return false;
     C *e = scratch.take<C>(RESULT, n + width<C>);
     if (!e) return true;

@@ -71,9 +71,7 @@ static void forward_row(const anymax_call &call, int64_t row, Way way, Link link
         if (!found.sound) return fill(out, not_a_number<C>);
         return spread(out, found.index, found.p, found.count, team);
     }
-    C high;
-    bool sound;
-    scan_top(x, n, high, sound);
+    const auto [high, sound] = scan_top(x, n);
     if (!sound) return fill(out, not_a_number<C>);
     if (high == -infinity<C>) return zeros(out, team);
     if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
@@ -88,9 +86,7 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
     const int64_t n = call.n;
     if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
     if (link == SIGMOID) {
-        C high;
-        bool sound;
-        scan_top(x, n, high, sound);
+        const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return fill(out, -infinity<C>);
         const SigmoidWeight<C> u(high);
@@ -139,9 +135,7 @@ template <class C>
 static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
     if (link == EXPONENTIAL) return lse_row(x, call.n, nullptr, scratch, team);
     if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
-    C high;
-    bool sound;
-    scan_top(x, call.n, high, sound);
+    const auto [high, sound] = scan_top(x, call.n);
     if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
     C *p = scratch.take<C>(RESULT, call.n);
     double tau = 0.0;
@@ -161,9 +155,7 @@ static double loss_row(const anymax_call &call, int64_t row, Way way, Link link,
         if (call.tau) ((C *)call.tau)[row] = (C)tau;
         if (tau != tau) return tau;
         if (aim == -inf64) return inf64;
-        C high;
-        bool sound;
-        scan_top(x, n, high, sound);
+        const auto [high, sound] = scan_top(x, n);
         return ((double)high - aim) + rest;
     }
     NucleusRow<C> nucleus;
@@ -196,9 +188,7 @@ static double loss_row(const anymax_call &call, int64_t row, Way way, Link link,
         value -= omega.rest();
         return value > 0.0 ? value : 0.0;
     }
-    C high;
-    bool sound;
-    scan_top(x, n, high, sound);
+    const auto [high, sound] = scan_top(x, n);
     if (!sound) return not_a_number<double>;
     if (aim == -inf64) return inf64;
     double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
@@ -223,9 +213,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Lin
                               const Team &team) {
     const int64_t n = call.n;
     if (link == EXPONENTIAL) {
-        C high;
-        bool sound;
-        scan_top(x, n, high, sound);
+        const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) {
             zeros(out, team);
@@ -263,9 +251,7 @@ static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Lin
         if (!found.sound) return fill(out, not_a_number<C>);
         return put_gradient(out, found.index, found.p, found.count, t, scale, scratch, team);
     }
-    C high;
-    bool sound;
-    scan_top(x, n, high, sound);
+    const auto [high, sound] = scan_top(x, n);
     C *p = scratch.take<C>(EXTRA, n);
     if (!p) return;
     if (!sound) return fill(out, not_a_number<C>);
@@ -283,9 +269,7 @@ static void vjp_any(const anymax_call &call, int64_t row, Link link, double para
                     const Team &team) {
     const int64_t n = call.n;
     if (MAPS[call.map].scores) {
-        C high;
-        bool sound;
-        scan_top(x, n, high, sound);
+        const auto [high, sound] = scan_top(x, n);
         if (!sound) return fill(out, not_a_number<C>);
         if (high == -infinity<C>) return zeros(out, team);
         const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);

@@ -100,7 +100,12 @@ inline Scan<C> scan(const C *x, int64_t n, Scratch &scratch, const Team &team) {
 
 // The maximum alone.
 template <class C>
-inline void scan_top(const C *x, int64_t n, C &high, bool &sound) {
+struct Top {
+    C high;
+    bool sound;  // no NaN and no +inf
+};
+template <class C>
+inline Top<C> scan_top(const C *x, int64_t n) {
     constexpr int64_t W = width<C>;
     const vec<C> inf = splat(infinity<C>);
     vec<C> a = splat(-infinity<C>), b = a, c = a, d = a;
@@ -116,8 +121,7 @@ inline void scan_top(const C *x, int64_t n, C &high, bool &sound) {
         a = larger(a, v);
         ok &= v < inf;
     }
-    high = top(larger(larger(a, b), larger(c, d)));
-    sound = every<C>(ok);
+    return Top<C>{top(larger(larger(a, b), larger(c, d))), every<C>(ok)};
 }
 
 // Maxima of a few disjoint sets of entries, in up to four vectors: how many.

@@ -174,9 +174,7 @@ template <class C>
 inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, Scratch &scratch) {
     constexpr int64_t W = width<C>;
     if (n > 128 * W || k * 8 < n || k >= n) return false;
-    C high;
-    bool sound;
-    scan_top(x, n, high, sound);
+    const auto [high, sound] = scan_top(x, n);
     if (!sound || high == -infinity<C>) return false;
     C low = lowest_of(x, n);
     if (low == -infinity<C>) return false;

@@ -5,9 +5,11 @@
 
 namespace ANYMAX_UNIT {
 
-void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, Scratch &scratch) {
+void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
     Sensitivity(plan.link, call.param, true).with([&](auto weigh) {
-        if (plan.link == NORM)
+        if (plan.way == SAVED_BACKWARD)
+            vjp_saved(weigh, call, begin, end, bypass, scratch, team, [&](int64_t r) { by_rows<float>(call, r, r + 1, bypass, team, scratch); });
+        else if (plan.link == NORM)
             vjp_short<true>(weigh, call.param, call, begin, end, bypass, scratch);
         else
             vjp_short<false>(weigh, call.param, call, begin, end, bypass, scratch);
