@@ -68,7 +68,7 @@ PLACES = {
 WITH_A_KERNEL = {
     "src/anymax/explorer/maps.mjs": r"\b{C}\(",
     "benchmarks/cases.py": r"\b({C}|{N})\(",
-    "src/anymax/kernels/native.py": r'"{K}"',
+    "src/anymax/kernels/link.py": r'"{K}"',
 }
 
 

@@ -93,7 +93,7 @@ FAULTS = (
     Fault("kernels/__init__.py", "if reason is not None:\n            raise RuntimeError", "if False:\n            raise RuntimeError", "engines native triton"),
     Fault("kernels/__init__.py", "return next(engine for engine in ENGINES if", "return next(engine for engine in ENGINES[1:] if", "engines native"),
     Fault("kernels/__init__.py", "return _forced.get() or _environment", "return _environment or _forced.get()", "engines"),
-    Fault("kernels/native.py", "    if not tensors:\n        return 0\n", "    if tensors:\n        return 0\n", "native"),
+    Fault("kernels/library.py", "    if not tensors:\n        return 0\n", "    if tensors:\n        return 0\n", "native"),
     Fault("attention.py", "if s.mapping.name != \"softmax\":\n        return f\"torch has", "if s.mapping.name == \"sparsemax\":\n        return f\"torch has", "attention attention_options attention_edges"),
     # -- losses
     Fault("losses.py", "sample = counted if class_weight is None else counted * dot(y, class_weight, xp)", "sample = counted", "losses"),
@@ -159,7 +159,7 @@ def copied(folder: Path) -> None:
 
 def library() -> str:
     out = subprocess.run(
-        [sys.executable, "-c", "from anymax.kernels import _locate; print(_locate.library_path() or '')"],
+        [sys.executable, "-c", "from anymax.kernels import library; print(library.path() or '')"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return out.stdout.strip()

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -164,7 +165,7 @@ class Library:
     """The engine for one instruction set, at -O1; a fault compiles again what includes its file."""
 
     def __init__(self, copy: Path, objects: Path):
-        self.csrc, self.objects, self.file = copy / "csrc", objects, objects / "libanymax.so"
+        self.csrc, self.objects, self.file = copy / "csrc", objects, objects / "_engine.so"
         cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
         self.unit = "avx2" if " avx2 " in cpu and " fma " in cpu else "baseline"
         lists = (copy / "CMakeLists.txt").read_text()
@@ -178,6 +179,7 @@ class Library:
             "-fno-rtti",
             "-fvisibility=hidden",
             f"-I{self.csrc}",
+            f"-I{sysconfig.get_paths()['include']}",
         ]
         self.command = [os.environ.get("CXX", "g++"), *common, f"-DANYMAX_HAVE_{self.unit.upper()}=1"]
         self.of_unit = [*flags[1].split(), f"-DANYMAX_UNIT={self.unit}"]
@@ -186,12 +188,15 @@ class Library:
         self.compile(self.sources())
 
     def sources(self) -> list[Path]:
-        return [*self.csrc.glob("doors/*.cpp"), *self.csrc.glob("units/*.cpp")]
+        return [p for folder in ("doors", "doors/python", "units") for p in self.csrc.glob(f"{folder}/*.cpp")]
+
+    def object_of(self, source: Path) -> Path:
+        return self.objects / f"{source.parent.name}_{source.stem}.o"
 
     def compile(self, sources: list[Path]) -> None:
         running = []
         for source in sources:
-            target = self.objects / f"{source.stem}.o"
+            target = self.object_of(source)
             own = self.of_unit if source.parent.name == "units" else []
             running.append(subprocess.Popen([*self.command, *own, "-c", str(source), "-o", str(target)]))
         codes = [p.wait() for p in running]
@@ -209,12 +214,12 @@ class Library:
             ).stdout
             if f"/{name}" in said:
                 sources.append(source)
-        self.kept = {p: (self.objects / f"{p.stem}.o").read_bytes() for p in sources}
+        self.kept = {p: self.object_of(p).read_bytes() for p in sources}
         self.compile(sources)
 
     def restore(self) -> None:
         for source, content in self.kept.items():
-            (self.objects / f"{source.stem}.o").write_bytes(content)
+            self.object_of(source).write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from ._array import (
 )
 from ._axes import Joined
 from ._mapping import Mapping, row_top
+from ._rows import join, prepare
 from ._shards import refuse as refuse_sharded
 from .autodiff import bridge
-from .functional import _join, log_rows, prepare
+from .functional import log_rows
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .margins import as_margin
 
@@ -301,7 +302,7 @@ def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any
     if not isinstance(axes, (tuple, list)):
         return mapping, scores, target
     _array.pick_axis(options.get("axis"), options.pop("dim", None))
-    joined, mapping, options["mask"] = _join(mapping, scores, axes, options.get("mask"))
+    joined, mapping, options["mask"] = join(mapping, scores, axes, options.get("mask"))
     options["axis"] = -1
     target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
     full, rest = tuple(asarray(scores).shape), tuple(joined.scores.shape[:-1])
@@ -327,24 +328,23 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     reduction = options.get("reduction", "mean")
     _check_reduction(reduction)
-    leaf = bridge(scores)
-    if weight is None and hasattr(leaf, "quick_loss") and _plain(scores, options):
-        value = leaf.quick_loss(mapping, scores, target, reduction)
-        if value is not None:
-            return value
+    mask, ignored = options.get("mask"), options.get("ignore_index", -100)
     axis = _class_axis(scores, options.get("axis"), options.get("dim"))
-    _, rows, mapping, axis = prepare(mapping, scores, axis, options.get("mask"), None)
+    call = ignored, reduction
+    if weight is None and mask is None:
+        value = bridge(scores).reduced_loss(mapping, scores, target, axis, *call)
+        if value is not None:
+            return _cast(value, _result_dtype(scores), namespace(scores))
+    _, rows, mapping, axis = prepare(mapping, scores, axis, mask, None)
     leaf, xp = bridge(rows), namespace(rows)
-    if not hasattr(leaf, "index_loss") or tuple(target.shape) != tuple(rows.shape[:-1]):
+    if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
         return None
-    if is_torch(rows) and target.device != rows.device:
-        return None
-    if weight is None and hasattr(leaf, "device_loss") and type(target) is type(rows):
-        value = leaf.device_loss(mapping, rows, target, options.get("ignore_index", -100), reduction)
+    if weight is None:
+        value = leaf.reduced_loss(mapping, rows, target, -1, *call)
         if value is not None:
             return _cast(value, _result_dtype(rows), xp)
     n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
-    ignored = index == options.get("ignore_index", -100)
+    ignored = index == ignored
     traced = not known(index)  # or on a GPU, which is not waited for
     if not traced and not known_any(ignored, xp):
         ignored = None
@@ -379,18 +379,6 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         else value
     )
     return _cast(out, dtype, xp)
-
-
-def _plain(scores: Array, options: dict[str, Any]) -> bool:
-    """True where the options ask for no more than the defaults do. No class has an index below 0: to leave it out is nothing."""
-    axis, dim = options.get("axis"), options.get("dim")
-    named, default = dim if axis is None else axis, _class_axis(scores, None, None)
-    return (
-        options.get("mask") is None
-        and options.get("ignore_index", -100) < 0
-        and (axis is None or dim is None)
-        and (named is None or (type(named) is int and named in (default, default - scores.ndim)))
-    )
 
 
 @dataclasses.dataclass

@@ -17,6 +17,8 @@ from typing import Any
 from ..._array import Array, is_jax, is_torch
 from ..._mapping import Mapping
 from .. import native
+from ..link import Link
+from ..link import link_of as known_link
 
 name = "triton"
 
@@ -50,9 +52,9 @@ def _interpreted() -> bool:
     return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
 
 
-def link_of(mapping: Mapping) -> native.Link | str:
+def link_of(mapping: Mapping) -> Link | str:
     """The mapping in the kernels' words, or the sentence that says why it has none."""
-    link = native.link_of(mapping)
+    link = known_link(mapping)
     if isinstance(link, str):
         return link
     if link.kind == "perturb_max":
@@ -99,7 +101,7 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     return launch if isinstance(launch, str) else None
 
 
-def _prepared(mapping: Mapping) -> tuple[Any, native.Link]:
+def _prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), link_of(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
@@ -233,10 +235,10 @@ def logsumexp(x: Array) -> Array:
     """The threshold of softmax, but +inf for a row with +inf."""
     launch = load()
     assert not isinstance(launch, str), launch
-    return _number(launch, "logsumexp", native.Link("softmax", 0, 0.0, None, 0, 0), x)
+    return _number(launch, "logsumexp", Link("softmax", 0, 0.0, None, 0, 0), x)
 
 
-def _number(launch: Any, mode: str, link: native.Link, x: Array) -> Array:
+def _number(launch: Any, mode: str, link: Link, x: Array) -> Array:
     torch = sys.modules["torch"]
     out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     if out.numel():
