@@ -275,7 +275,7 @@ _APPLY, _LOG_APPLY = names(apply), names(log_apply)
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256, typed=True)  # 2.0 is no order
 def _kept_map(kind: Any, value: Any) -> Mapping:
     return kind(value)
 
@@ -289,8 +289,11 @@ def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: di
     """`apply` in the name of a function of its own."""
     if options:
         return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
-    p = _quickly(mapping, x, axis, None, out)
-    return apply(mapping, x, axis, out=out) if p is None else p
+    if not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+        p = quick(mapping, x, axis, None, out)
+        if p is not None:
+            return p
+    return apply(mapping, x, axis, out=out)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------

@@ -85,9 +85,8 @@ Kind kind_of(PyObject *a) {
 bool ordinary() {
     static PyObject *const level_name = name_of("_current_level");
     PyObject *level = PyDict_GetItemWithError(bound.forward_ad, level_name);  // borrowed
-    if (!zero(ask(bound.modes)) || !level || PyLong_AsLong(level) >= 0) return false;
-    const Ref traced = ask(bound.tracing), included = ask(bound.included, bound.before);
-    return traced.get() == Py_False && included.get() == Py_False;
+    if (!zero(ask(bound.modes)) || !level || PyLong_AsLong(level) >= 0 || ask(bound.tracing).get() != Py_False) return false;
+    return zero(ask(bound.functions)) || ask(bound.included, bound.before).get() == Py_False;  // a mode before dispatch comes with one of functions
 }
 
 // -- opening ----------------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ inline Ref again(PyObject *borrowed) {
 #define ANYMAX_OF_TORCH(X)                                                                                                                              \
     X(tensor) X(parameter) X(torch_empty_like)                                                                                                         \
     X(modes)    /* () -> how many dispatch modes are on */                                                                                             \
+    X(functions) /* () -> how many modes of functions are on */                                                                                        \
     X(included) /* (key) -> whether dispatch has it */                                                                                                 \
     X(before)   /* the key of modes before dispatch */                                                                                                 \
     X(tracing)  /* () -> whether torch.jit traces */                                                                                                   \

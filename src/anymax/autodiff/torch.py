@@ -11,115 +11,20 @@ Four ways through, chosen at each call:
 
 from __future__ import annotations
 
-import ast
 from typing import Any, cast
 
 import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import floating, from_last, modes, to_last, upcast
+from .._array import from_last, modes, to_last
 from .._mapping import Mapping
 from ..kernels import native, reference
-from ..kernels.link import link_of
-from ..mappings import CATALOGUE
-from . import library
+from ..kernels.link import WITHOUT_LOSS, link_of
 from .saving import As, hooked, restored, save, saved
+from .torch_operations import spec_of
 
 Tensor = torch.Tensor
-
-_KINDS = {kind.__name__: kind for kind in CATALOGUE}
-_LIBRARY = library(__name__)
-_LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
-
-
-# -- a mapping as a string and its tensors, for the operations' schemas ---------------------------------------------------
-
-
-def _spec(mapping: Mapping) -> str | None:
-    """The mapping without its tensors, in words that `_restore` understands; None for a kind with functions of the user's."""
-    if _KINDS.get(type(mapping).__name__) is not type(mapping):
-        return None
-    words = [type(mapping).__name__]
-    for key, value in mapping.constants().items():
-        if not (value is None or isinstance(value, (bool, int, float, str))):
-            return None
-        if isinstance(value, float):  # a symbol under torch.compile(dynamic=True): the ratio makes it a number again
-            over, under = value.as_integer_ratio()
-            value = over / under
-        words.append(f"{key}={value!r}")
-    for key in mapping.params():
-        words.append(key)
-    return ";".join(words)
-
-
-def _restore(spec: str, params: list[Tensor]) -> Mapping:
-    kind, *words = spec.split(";")
-    values = iter(params)
-    return _KINDS[kind](
-        **{k: ast.literal_eval(v) if sep else next(values) for k, sep, v in (w.partition("=") for w in words)}
-    )
-
-
-def _own(out: Tensor, *inputs: Tensor) -> Tensor:
-    """As an operation must return it: contiguous, and none of its inputs."""
-    return out.clone() if any(out is a for a in inputs) else out.contiguous()
-
-
-def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
-    return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
-
-
-def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
-    x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
-    return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
-
-
-def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return _restore(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
-
-
-def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _vjp_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(p, memory_format=torch.contiguous_format)
-
-
-def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    return x.new_empty((*x.shape[:-1], 2), dtype=dtype)
-
-
-for _name, _impl, _fake in (
-    ("forward", _forward_op, _forward_fake),
-    ("vjp", _vjp_op, _vjp_fake),
-    ("hold", _hold_op, _hold_fake),
-):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
-
-
-def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: str) -> tuple[Tensor, int]:
-    """All batches in one call: the batch becomes the first axis of the scores, and of the parameters that have it."""
-    x_dim, param_dims, _ = in_dims
-    x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
-    moved = []
-    for value, dim in zip(params, param_dims, strict=True):
-        if dim is not None:
-            value = value.movedim(dim, 0)
-            value = value.reshape(value.shape[0], *([1] * (x.ndim - value.ndim)), *value.shape[1:])
-        moved.append(value)
-    return torch.ops.anymax.hold(x, moved, spec), 0
-
-
-torch.library.register_vmap("anymax::hold", _hold_vmap, lib=_LIBRARY)
-
 
 # -- the autograd functions -------------------------------------------------------------------------------------------------
 
@@ -212,7 +117,7 @@ class _IndexLoss(torch.autograd.Function):
             if out is not None:
                 return out, None, None
         axis = axis % len(ctx.scores[1])
-        x = restored(x, As(*ctx.scores, g.device))
+        x = restored(x, As(ctx.scores[0], ctx.scores[1], g.device))
         batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
         index = restored(index, As(ctx.index, batch, g.device))
         memory = None if memory is None else restored(memory, ctx.was)
@@ -298,7 +203,7 @@ def _traced(mapping: Mapping) -> bool:
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
-    spec = _spec(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
+    spec = spec_of(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
     if spec is None:
         return reference.differentiable(mapping, x)
     frozen = [value.detach() for value in mapping.params().values()]
@@ -313,7 +218,7 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
     if torch.compiler.is_exporting():
         return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
     if torch.compiler.is_compiling() or modes():  # a mode may trace, or have no numbers: opaque operations serve it too
-        spec = _spec(mapping) if mapping.iterative else None
+        spec = spec_of(mapping) if mapping.iterative else None
         if spec is None:
             return reference.differentiable(mapping, x)
         params = list(mapping.params().values())
@@ -380,13 +285,22 @@ def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored:
     wants = _grad() and x.requires_grad
     if x.is_cpu and index.is_cpu:
         link = link_of(mapping)
-        if _engine is None or isinstance(link, str) or (wants and _transformed()):
+        if (
+            native.load() is not _engine
+            or isinstance(link, str)
+            or link.kind in WITHOUT_LOSS
+            or (wants and _functorch())
+        ):
             return None
-        if link.params is not None and (axis != -1 or _learns(mapping)):
-            return None
-        if native.load() is not _engine or native.refuse_array(x) is not None:
-            return None
-        made = native.index_loss(mapping, x, index, wants and not hooked(), axis, ignored, reduction)
+        save = wants and not hooked()
+        if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
+            value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
+            made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
+            made = made and (value, made[1], made[0])
+        elif axis == -1 and not _traced(mapping) and native.refuse_array(x) is None:
+            made = native.index_loss(mapping, x, index, save, axis, ignored, reduction)
+        else:
+            made = None
         return _recorded(wants, x, index, made, mapping, native, axis, ignored, reduction)
     if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton or index.device != x.device:
         return None
@@ -415,7 +329,14 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
 compiling = torch.compiler.is_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
+_WIDE = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
 _engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
+_forward = _engine and _engine.forward
 
 
 def ready() -> Any:
@@ -438,10 +359,10 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
             made = made[0], None
         return _Apply.apply(x, made, mapping, -1 if axis is None else axis)
     if out is None:
-        return _engine.forward(mapping, x, axis, mask, None)
+        return _forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
-    return wrote(_engine.forward(mapping, x, axis, mask, out))
+    return wrote(_forward(mapping, x, axis, mask, out))
 
 
 def wrote(out: Tensor | None) -> Tensor | None:

@@ -82,8 +82,9 @@ def tell_of_torch(engine: Any) -> None:
         "boolean": "bool",
     }
     engine.bind({
-        "parameter": torch.nn.Parameter, "torch_empty_like": torch.empty_like, "modes": stack, "included": included, "before": before,
-        "tracing": torch._C._is_tracing, "forward_ad": vars(torch.autograd.forward_ad), "is_neg": torch.Tensor.is_neg,
+        "parameter": torch.nn.Parameter, "torch_empty_like": torch.empty_like, "is_neg": torch.Tensor.is_neg,
+        "modes": stack, "functions": torch._C._len_torch_function_stack, "included": included, "before": before,
+        "tracing": torch._C._is_tracing, "forward_ad": vars(torch.autograd.forward_ad),
         "strided": torch.strided, **{code: getattr(torch, kind) for code, kind in kinds.items()},
         "exchange": getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # since torch 2.10
         "tensor": torch.Tensor,
@@ -390,7 +391,7 @@ def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
     return _done(getattr(engine_for(p), op)(link, scores, p, g, -1, saved and saved.memory), op, scores, p, g)
 
 
-_REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 _BELOW = -(2**63)
 
 
@@ -407,7 +408,7 @@ def index_loss(
     index = world_of(x).cast(index, "int64", x) if dtype_of(index) != "int64" else index
     batch = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
     value = room_in(world_of(x), batch if reduction == "none" else (), _wide(x))
-    made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, _REDUCTIONS[reduction], save)
+    made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
     return None if made is None else (value, made[1], made[0])
 
 
