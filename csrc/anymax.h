@@ -33,7 +33,8 @@ enum anymax_map {
     ANYMAX_TAYLOR = 7,     /* param: order */
     ANYMAX_SIGSOFTMAX = 8,
     ANYMAX_PERTURB = 9,    /* param: scale; noise: which; nodes: how many */
-    ANYMAX_MAPS = 10
+    ANYMAX_RELU = 10,      /* p = max(x, 0) / sum max(x, 0) */
+    ANYMAX_MAPS = 11
 };
 
 enum anymax_noise { ANYMAX_NORMAL = 0, ANYMAX_LOGISTIC = 1, ANYMAX_UNIFORM = 2, ANYMAX_LAPLACE = 3, ANYMAX_GUMBEL = 4 };
@@ -82,8 +83,8 @@ typedef struct {
     void *tau;            /* [rows]: thresholds, float; double for ANYMAX_F64 */
     int64_t *positions;   /* [rows, k]: indices of ANYMAX_LARGEST; `out` has k classes */
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
-    int32_t fresh;        /* 1: out was never written to: the system clears its pages as we go, and what it leaves in the caches is best written over
-                             there; 2: so it holds zeros, which are not written again */
+    int32_t fresh;        /* 1: out is newly allocated: the system clears its pages as they are first written, which leaves them in the caches, so
+                             the stores do not bypass these; 2: and it holds zeros, which are not written again */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are
@@ -139,6 +140,14 @@ ANYMAX_API void anymax_set_num_threads(int count);
 typedef void (*anymax_task)(int64_t begin, int64_t end, void *context);
 typedef int (*anymax_parallel)(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
 ANYMAX_API void anymax_set_parallel(anymax_parallel parallel);
+
+/* The name of the way that the rows of a call take, and the instruction set that runs it: "tile avx512", "row: sweep avx2". NULL where its op, map,
+   dtype, shape or parameter is out of range. Of operands it is only asked whether they are there. The text is the thread's, until it asks again. */
+ANYMAX_API const char *anymax_plan(const anymax_call *call);
+
+/* How many non-zeros of each row are worth saving for the gradient (support.capacity), 0: none. op ANYMAX_FORWARD: for its ANYMAX_VJP; ANYMAX_LOSS:
+   for its ANYMAX_LOSS_GRAD, where the 1 of softmax is its threshold (tau). rows: outer * inner. -1: no such operation or map. */
+ANYMAX_API int64_t anymax_saves(int32_t op, int32_t map, double param, int64_t rows, int64_t n);
 
 ANYMAX_API int anymax_abi(void);
 

@@ -295,7 +295,7 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_array"),
     ("_axes", "_options", "_solve", "_lbfgs", "_random", "_noises", "_truncate", "transforms"),
-    ("_mapping", "_scores", "_operands", "_shards"),
+    ("_mapping", "_rows", "_targets", "_scores", "_operands", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "linear_attention", "samplers", "inspection"),
@@ -405,7 +405,7 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
@@ -434,7 +434,7 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "autodiff.jax",
-        "kernels.native", "kernels.triton", "kernels.xla", "hf",
+        "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "plot", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}

@@ -178,13 +178,28 @@ def test_the_codes_of_python_are_those_of_the_header():
 
     def codes(kind):
         body = re.search(rf"enum anymax_{kind} \{{(.*?)\}};", header, flags=re.S)[1]
-        return [name.lower() for name in re.findall(r"ANYMAX_(\w+) = \d+", re.sub(r"/\*.*?\*/", "", body, flags=re.S))]
+        return [
+            name.lower()
+            for name in re.findall(r"ANYMAX_(?!MAPS|OPS)(\w+) = \d+", re.sub(r"/\*.*?\*/", "", body, flags=re.S))
+        ]
 
-    assert [name.replace("perturb_max", "perturb") for name in link.MAPS] == codes("map")[:-1]
+    assert [name.replace("perturb_max", "perturb") for name in link.MAPS] == codes("map")
     assert list(link.MAPS.values()) == list(range(len(link.MAPS)))
     assert list(link.NOISES) == codes("noise")
-    assert len(link.OPS) == len(codes("op")) - 1
+    assert len(link.OPS) == len(codes("op"))
     assert list(link.OPS.values()) == list(range(len(link.OPS)))
+    rows = re.findall(r"^    \{ANYMAX_\w+, (.*)\},", read("csrc/maps.hpp"), flags=re.M)
+    assert len(rows) == len(link.MAPS)
+    for name, row in zip(link.MAPS, rows, strict=True):
+        _, low, high, *facts = row.split(", ")
+        _, _, scores, log, loss, sparse = (fact == "true" for fact in facts)
+        assert scores == (name in link.NEED_SCORES), name
+        assert log == (name not in link.WITHOUT_LOG), name
+        assert loss == (name not in link.WITHOUT_LOSS), name
+        assert sparse == (name in link.SPARSE), name
+        if name in link.RANGES:
+            assert float(low) <= max(link.RANGES[name][0], 1.0000000000000002 * (name == "normmax")), name
+            assert float(high) >= link.RANGES[name][1], name
 
 
 def test_the_wheel_is_for_any_python():

@@ -30,6 +30,7 @@
 
 #include "doors/pool.h"
 #include "core/unit.h"
+#include "maps.hpp"
 #include "doors/xla_ffi_abi.h"
 
 #if defined(__SSE2__)
@@ -73,7 +74,6 @@ std::vector<std::string> isas() {
 }
 
 const char *const OP[] = {"forward", "log", "vjp", "log_vjp", "loss", "loss_grad", "threshold", "largest"};
-const char *const MAP[] = {"softmax", "sparsemax", "entmax", "budget", "normmax", "topk", "topp", "taylor", "sigsoftmax", "perturb"};
 const char *const DTYPE[] = {"f32", "f64", "bf16", "f16"};
 
 constexpr double INF = __builtin_huge_val();
@@ -532,12 +532,11 @@ double a_param(Random &random, int32_t map, int64_t n, bool &wild) {
     }
 }
 
-bool takes_params(int32_t map) { return map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET || map == ANYMAX_NORMMAX || map == ANYMAX_TOPP; }
-bool sparse(int32_t map) { return map >= ANYMAX_SPARSEMAX && map <= ANYMAX_TOPP; }
+bool takes_params(int32_t map) { return MAPS[map].per_row; }
+bool sparse(int32_t map) { return MAPS[map].sparse; }
 bool has(int32_t op, int32_t map) {
-    if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP)
-        return map == ANYMAX_SOFTMAX || map == ANYMAX_TOPK || map == ANYMAX_TOPP || map == ANYMAX_SIGSOFTMAX || map == ANYMAX_ENTMAX;
-    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return map == ANYMAX_SOFTMAX || sparse(map) || map == ANYMAX_PERTURB;
+    if (op == ANYMAX_LOG || op == ANYMAX_LOG_VJP) return MAPS[map].log || map == ANYMAX_ENTMAX;
+    if (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) return MAPS[map].loss;
     return true;
 }
 
@@ -557,7 +556,7 @@ int64_t a_length(Random &random, int32_t map) {
 }
 
 void describe(uint64_t seed, const Case &c, const std::vector<const char *> &said, const std::string &isa) {
-    int at = snprintf(words, sizeof words, "seed %llu: %s of %s, %s, by %s; outer %ld, inner %ld, n %ld; ", (unsigned long long)seed, OP[c.op], MAP[c.map],
+    int at = snprintf(words, sizeof words, "seed %llu: %s of %s, %s, by %s; outer %ld, inner %ld, n %ld; ", (unsigned long long)seed, OP[c.op], MAPS[c.map].name,
                       DTYPE[c.dtype], isa.c_str(), (long)c.shape.outer, (long)c.shape.inner, (long)c.shape.n);
     const auto add = [&](const char *form, auto... values) {
         if (at < (int)sizeof words) at += snprintf(words + at, sizeof words - (size_t)at, form, values...);
@@ -687,14 +686,11 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
         const bool holes = random.chance(0.3) && !c.g.shared() && !c.junk && !c.reads_support;
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < n; i++) {
-                const bool out = c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB ? c.score(r, i) == -INF
-                                 : c.op == ANYMAX_LOG_VJP                                                      ? c.p.get(r, i) == -INF
-                                                                                                                : c.p.get(r, i) == 0.0;
+                const bool out = MAPS[c.map].scores ? c.score(r, i) == -INF : c.op == ANYMAX_LOG_VJP ? c.p.get(r, i) == -INF : c.p.get(r, i) == 0.0;
                 const double v = random.normal() * sigma;
                 c.g.set(r, i, holes && out ? random.pick({NaN, INF, -INF}) : v);
             }
-        const bool needs = c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB;
-        if (!needs && random.chance(0.8)) c.x.block = Block();
+        if (!MAPS[c.map].scores && random.chance(0.8)) c.x.block = Block();
     }
     if (c.op == ANYMAX_LOSS || c.op == ANYMAX_LOSS_GRAD) {
         c.index.make(rows * 8, 0);
@@ -776,7 +772,7 @@ void check_forward(const Case &c, const Result &got) {
         int64_t inside = 0;
         for (int64_t i = 0; i < n; i++) exact += p(i), inside += p(i) > 0.0;
         const double sum = (double)exact;
-        const double goal = c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : 1.0;
+        const double goal = c.map == ANYMAX_BUDGET ? std::min(param, (double)row.count) : c.map == ANYMAX_RELU && row.top <= 0.0 ? 0.0 : 1.0;
         const double more = c.map == ANYMAX_PERTURB ? 1e-6 : 0.0;
         if (!(fabs(sum - goal) <= (slack(c, n) + more) * goal)) fail("row %ld adds up to %.17g, not %.17g", r, sum, goal);
         if (c.map == ANYMAX_TOPK && (double)inside > param) fail("row %ld has %ld classes of at most %g", r, inside, param);
@@ -851,6 +847,7 @@ void check_vjp(const Case &c, const Result &got) {
             sum += v, size += fabs(v) + (c.op == ANYMAX_LOG_VJP && p > 0.0 ? fabs(g) : 0.0);
         }
         if (bad) continue;
+        if (c.map == ANYMAX_RELU) steepest = 1.0 / look(c, r).top;
         if (c.map == ANYMAX_NORMMAX) steepest *= std::max(1.0, pow(n, 2.0)) / (alpha - 1.0);
         if (steepest * most_g > largest_of(c.dtype) * 1e-3) continue;
         for (int64_t i = 0; i < n; i++) {
@@ -858,7 +855,7 @@ void check_vjp(const Case &c, const Result &got) {
             if (!(fabs(v) < INF)) fail("row %ld, class %ld: a derivative of %g", r, i, v);
             if (c.op == ANYMAX_VJP && c.map < ANYMAX_TAYLOR && !c.reads_support && c.p.get(r, i) == 0.0 && v != 0.0) fail("row %ld, class %ld: %g outside the support", r, i, v);
         }
-        if (c.map == ANYMAX_TAYLOR || c.map == ANYMAX_SIGSOFTMAX || c.map == ANYMAX_PERTURB) continue;
+        if (MAPS[c.map].scores) continue;
         double bound = (slack(c, n) + (c.map == ANYMAX_BUDGET ? 0.0 : fabs(mass - 1.0))) * (size + most_g * std::max(sense, 1.0));
         if (c.map == ANYMAX_NORMMAX) bound *= std::max(1.0, 1.0 / (alpha - 1.0)) * 4.0;
         if (c.dtype == ANYMAX_F16) bound += (double)n * 3e-8;  // its numbers end at 6e-8
@@ -1301,7 +1298,7 @@ void refused() {
                 good.positions = (int64_t *)positions.data();
                 good.pool = -1;
                 const auto refuse = [&](const anymax_call &bad, const char *what) {
-                    snprintf(words, sizeof words, "%s of %s, %s, with %s", OP[op], MAP[map], DTYPE[dtype], what);
+                    snprintf(words, sizeof words, "%s of %s, %s, with %s", OP[op], MAPS[map].name, DTYPE[dtype], what);
                     count++;
                     const int code = anymax_run(&bad);
                     if (code == 0) fail("the call was served");
@@ -1335,7 +1332,7 @@ void refused() {
                 with("too many rows", [](anymax_call &c) { c.outer = INT64_MAX; });
                 with("too many rows, in two", [](anymax_call &c) { c.outer = c.inner = (int64_t)1 << 33; });
                 if (op != ANYMAX_VJP && op != ANYMAX_LOG_VJP) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
-                if (op == ANYMAX_VJP && map >= ANYMAX_TAYLOR) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
+                if (op == ANYMAX_VJP && MAPS[map].scores) with("no x", [](anymax_call &c) { c.x.data = nullptr; });
                 if (op == ANYMAX_VJP || op == ANYMAX_LOG_VJP) {
                     with("no p", [](anymax_call &c) { c.p.data = nullptr; });
                     with("no g", [](anymax_call &c) { c.g.data = nullptr; });
@@ -1495,7 +1492,7 @@ void threads(double seconds, uint64_t seed) {
             const Result got = perform(known.c, How{random.chance(0.2) ? 1 : random.chance(0.1) ? -1 : 0, 1 + (int)random.below(4), 0, -1});
             const std::string where = difference(known.want, got, -1);
             if (!where.empty())
-                fail("%s of %s, %s, n %ld, beside other threads: %s", OP[known.c.op], MAP[known.c.map], DTYPE[known.c.dtype], (long)known.c.shape.n, where.c_str());
+                fail("%s of %s, %s, n %ld, beside other threads: %s", OP[known.c.op], MAPS[known.c.map].name, DTYPE[known.c.dtype], (long)known.c.shape.n, where.c_str());
         }
     };
     std::vector<std::thread> team;
@@ -1556,7 +1553,7 @@ void forks(int times, uint64_t seed) {
 
 void say_counts() {
     printf("%-11s", "");
-    for (const char *m : MAP) printf("%11s", m);
+    for (const MapRow &m : MAPS) printf("%11s", m.name);
     for (int op = 0; op < ANYMAX_OPS; op++) {
         printf("\n%-11s", OP[op]);
         for (int map = 0; map < ANYMAX_MAPS; map++) printf("%11ld", (long)made[op][map]);

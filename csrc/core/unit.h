@@ -8,7 +8,9 @@ enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP 
 
 typedef struct {
     /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */
-    int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team);
+    int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team);
+    const char *(*plan)(const anymax_call *call);
+    int64_t (*saves)(int32_t op, int32_t map, double param, int64_t rows, int64_t n);
     int (*linear)(const anymax_linear_call *call, anymax_parallel team);
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
 } anymax_unit;

@@ -6,6 +6,7 @@
 
 #include "doors/pool.h"
 #include "core/unit.h"
+#include "maps.hpp"
 
 #if defined(ANYMAX_HAVE_AVX2) || defined(ANYMAX_HAVE_AVX512)
 #include "doors/cpu.hpp"
@@ -104,7 +105,7 @@ int64_t cache_size() {
 struct Work {
     const anymax_call *call;
     const anymax_unit *unit;
-    int past;
+    int bypass;
     std::atomic<int> code;
 };
 
@@ -122,18 +123,18 @@ bool in_order(const anymax_call *call, int64_t begin, int64_t end) {
     return true;
 }
 
-int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int64_t end, int past, anymax_parallel team) {
-    return in_order(call, begin, end) ? unit->rows(call, begin, end, past, team) : ANYMAX_BAD_SUPPORT;
+int rows_of(const anymax_unit *unit, const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team) {
+    return in_order(call, begin, end) ? unit->rows(call, begin, end, bypass, team) : ANYMAX_BAD_SUPPORT;
 }
 
 void some_rows(int64_t begin, int64_t end, void *context) {
     Work *w = (Work *)context;
-    int code = rows_of(w->unit, w->call, begin, end, w->past, nullptr);
+    int code = rows_of(w->unit, w->call, begin, end, w->bypass, nullptr);
     if (code) w->code.store(code);
 }
 
-constexpr int64_t SMALL = 32768;     // elements that are not worth a second thread
-constexpr int64_t LONG = 4 * 65536;  // a row that is worth more than one thread
+constexpr int64_t ALONE_MOST = 32768;        // elements that are not worth a second thread
+constexpr int64_t SHARED_ROW = 4 * 65536;  // a row that is worth more than one thread
 
 bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
 
@@ -141,21 +142,22 @@ int execute(const anymax_call *call, anymax_parallel run) {
     const Entry *e = entry();
     const int64_t rows = call->outer * call->inner, n = call->n, size = call->dtype == ANYMAX_F64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2;
     const int64_t elements = rows * n;
-    const int past = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= 256;
-    if (!run || elements < SMALL) return rows_of(e->unit, call, 0, rows, past, nullptr);
-    if (rows < 8 && n >= LONG) {  // few long rows: the threads share each of them
-        return rows_of(e->unit, call, 0, rows, past, run);
+    // around the caches; not of short gradients, where to write the target's own once more would cost more than is saved
+    const int64_t least = call->op == ANYMAX_LOSS_GRAD ? 16384 : 256;
+    const int bypass = !call->fresh && writes_rows(call->op) && elements * size >= cache_size() / 4 * 3 && n * size >= least;
+    if (!run || elements < ALONE_MOST) return rows_of(e->unit, call, 0, rows, bypass, nullptr);
+    if (rows < 8 && n >= SHARED_ROW) {  // few long rows: the threads share each of them
+        return rows_of(e->unit, call, 0, rows, bypass, run);
     }
-    Work w{call, e->unit, past, {0}};
-    int64_t grain = SMALL / 2 / n + 1;
-    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // turned, or solved, so many at once
+    Work w{call, e->unit, bypass, {0}};
+    int64_t grain = ALONE_MOST / 2 / n + 1;
+    if (call->inner > 1 || grain > 8) grain = grain < 24 ? 16 : (grain + 8) / 16 * 16;  // transposed, or solved, so many at once
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }
 
-bool in_range(double v, double low, double high) { return v >= low && v <= high; }
-
-int check(const anymax_call *c) {
+// Of all but the operands.
+int check_map(const anymax_call *c) {
     if (!entry()) return ANYMAX_BAD_CALL;
     if (c->op < 0 || c->op >= ANYMAX_OPS) return ANYMAX_BAD_CALL;
     if (c->map < 0 || c->map >= ANYMAX_MAPS) return ANYMAX_BAD_MAP;
@@ -163,46 +165,36 @@ int check(const anymax_call *c) {
     if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > INT32_MAX - 1024) return ANYMAX_BAD_SHAPE;
     if (c->outer && c->inner && c->outer > INT64_MAX / 16 / c->inner / c->n) return ANYMAX_BAD_SHAPE;
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
-    const int32_t map = c->map, op = c->op;
-    const bool sparse = map >= ANYMAX_SPARSEMAX && map <= ANYMAX_TOPP, perturb = map == ANYMAX_PERTURB;
-    if (!c->params) {
-        if ((map == ANYMAX_ENTMAX || map == ANYMAX_BUDGET) && !in_range(c->param, 1e-300, 1e300)) return ANYMAX_BAD_PARAM;
-        if (map == ANYMAX_NORMMAX && !(c->param > 1.0 && c->param < 1e300)) return ANYMAX_BAD_PARAM;
-        if ((map == ANYMAX_TOPK || op == ANYMAX_LARGEST) && !in_range(c->param, 1.0, 9e15)) return ANYMAX_BAD_PARAM;
-        if (map == ANYMAX_TOPP && !in_range(c->param, 1e-300, 1.0)) return ANYMAX_BAD_PARAM;
-        if (map == ANYMAX_TAYLOR && !(in_range(c->param, 2.0, 64.0) && (int)c->param % 2 == 0)) return ANYMAX_BAD_PARAM;
-        if (perturb && !in_range(c->param, 1e-300, 1e300)) return ANYMAX_BAD_PARAM;
-    } else if (map != ANYMAX_ENTMAX && map != ANYMAX_BUDGET && map != ANYMAX_NORMMAX && map != ANYMAX_TOPP) {
-        return ANYMAX_BAD_PARAM;
+    const MapRow &map = MAPS[c->map];
+    if (c->params ? !map.per_row : !in_range(map, c->param)) return ANYMAX_BAD_PARAM;
+    if (c->map == ANYMAX_PERTURB && (c->nodes < 1 || c->nodes > 4096 || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+    switch (c->op) {
+        case ANYMAX_LOG:
+        case ANYMAX_LOG_VJP: return map.log || (!c->params && link_of(c->map, c->param) == EXPONENTIAL) ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_LOSS:
+        case ANYMAX_LOSS_GRAD:
+        case ANYMAX_THRESHOLD: return map.loss ? ANYMAX_OK : ANYMAX_BAD_MAP;
+        case ANYMAX_LARGEST: return c->param >= 1.0 && c->param <= (double)c->n ? ANYMAX_OK : ANYMAX_BAD_PARAM;
+        default: return ANYMAX_OK;
     }
-    if (perturb && (c->nodes < 1 || c->nodes > 4096 || c->noise < 0 || c->noise > ANYMAX_GUMBEL)) return ANYMAX_BAD_PARAM;
+}
+
+int check(const anymax_call *c) {
+    const int code = check_map(c);
+    if (code || c->outer == 0 || c->inner == 0) return code;
     if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
     if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
-    const bool has_x = c->x.data, has_out = c->out.data;
-    switch (op) {
-        case ANYMAX_FORWARD: return has_x && has_out ? ANYMAX_OK : ANYMAX_BAD_POINTER;
-        case ANYMAX_LOG:
-        case ANYMAX_LOG_VJP:
-            if (op == ANYMAX_LOG_VJP && (!c->p.data || !c->g.data || !has_out || (map == ANYMAX_SIGSOFTMAX && !has_x))) return ANYMAX_BAD_POINTER;
-            if (map != ANYMAX_SOFTMAX && map != ANYMAX_TOPK && map != ANYMAX_TOPP && map != ANYMAX_SIGSOFTMAX && !(map == ANYMAX_ENTMAX && !c->params && c->param == 1.0))
-                return ANYMAX_BAD_MAP;
-            return (has_x || op == ANYMAX_LOG_VJP) && has_out ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+    const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !MAPS[c->map].scores);
+    bool there = x && out;
+    switch (c->op) {
         case ANYMAX_VJP:
-            if (!c->p.data || !c->g.data || !has_out) return ANYMAX_BAD_POINTER;
-            return !has_x && (map == ANYMAX_TAYLOR || map == ANYMAX_SIGSOFTMAX || perturb) ? ANYMAX_BAD_POINTER : ANYMAX_OK;
-        case ANYMAX_LOSS:
-            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
-            return has_x && c->index && c->value ? ANYMAX_OK : ANYMAX_BAD_POINTER;
-        case ANYMAX_LOSS_GRAD:
-            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
-            return has_x && has_out && c->index && c->scale ? ANYMAX_OK : ANYMAX_BAD_POINTER;
-        case ANYMAX_THRESHOLD:
-            if (!(map == ANYMAX_SOFTMAX || sparse || perturb)) return ANYMAX_BAD_MAP;
-            return has_x && c->tau ? ANYMAX_OK : ANYMAX_BAD_POINTER;
-        default:
-            if (!(c->param >= 1.0 && c->param <= (double)c->n)) return ANYMAX_BAD_PARAM;
-            return has_x && has_out && c->positions ? ANYMAX_OK : ANYMAX_BAD_POINTER;
+        case ANYMAX_LOG_VJP: there = given; break;
+        case ANYMAX_LOSS: there = x && c->index && c->value; break;
+        case ANYMAX_LOSS_GRAD: there = x && out && c->index && c->scale; break;
+        case ANYMAX_THRESHOLD: there = x && c->tau; break;
+        case ANYMAX_LARGEST: there = x && out && c->positions; break;
     }
+    return there ? ANYMAX_OK : ANYMAX_BAD_POINTER;
 }
 
 }  // namespace
@@ -314,6 +306,17 @@ extern "C" int anymax_set_isa(const char *name) {
     if (!e) return -1;
     chosen.store(e);
     return 0;
+}
+
+extern "C" const char *anymax_plan(const anymax_call *call) {
+    static thread_local char text[96];
+    if (!call || check_map(call)) return nullptr;
+    return strcat(strcat(strcpy(text, entry()->unit->plan(call)), " "), entry()->name);
+}
+
+extern "C" int64_t anymax_saves(int32_t op, int32_t map, double param, int64_t rows, int64_t n) {
+    if (!entry() || op < 0 || op >= ANYMAX_OPS || map < 0 || map >= ANYMAX_MAPS) return -1;
+    return entry()->unit->saves(op, map, param, rows, n);
 }
 
 extern "C" void anymax_set_parallel(anymax_parallel parallel) { lent.store(parallel); }

@@ -1,86 +1,11 @@
-// Backward passes: J^T g from p (or from its saved support), and the gradients of the fused losses.
+// J^T g from p or from its saved support.
 #pragma once
 
-#include "shapes/sparse.hpp"
-#include "shapes/tile.hpp"
+#include "links/weights.hpp"
+#include "plan.hpp"
+#include "shapes/support.hpp"
 
 namespace ANYMAX_UNIT {
-
-// The weight of a class, s = 1 / omega''(p) = dp/dt of a separable map: p^exponent for p > 0. NaN stays NaN.
-enum Weighing { PLAIN, BELOW, OWN, ROOT, ROOTS, THIRDS, ROUGH, POWER };  // 1; 1 where p < 1; p; p^1/2; p^3/4; p^2/3; any power for results in floats; any power
-
-template <int F>
-struct Weigh {
-    static constexpr bool own = F == OWN, dear = F >= ROOTS;  // dear to compute twice
-    double exponent;
-
-    template <int K, class V>
-    ANYMAX_INLINE void operator()(const V *p, V *w) const {
-        typedef scalar<V> C;
-        if (F == PLAIN || F == BELOW)
-            for (int j = 0; j < K; j++) w[j] = all<V>(C(1)) + p[j] * C(0);
-        if (F == OWN)
-            for (int j = 0; j < K; j++) w[j] = p[j];
-        if (F == ROOT)
-            for (int j = 0; j < K; j++) w[j] = root2(p[j]);
-        if (F == ROOTS)
-            for (int j = 0; j < K; j++) {
-                const V half = quick_root2(p[j]);
-                w[j] = half * quick_root2(half);
-            }
-        if (F == THIRDS || F == ROUGH) {
-            for (int j = 0; j < K; j++) w[j] = larger(p[j], all<V>(C(1.2e-38)));
-            if (F == THIRDS && sizeof(C) == 4)
-                for (int j = 0; j < K; j++) w[j] = (V)quick_two_thirds((vf)w[j]);
-            else
-                power_inside<K>(w, exponent);
-            for (int j = 0; j < K; j++) w[j] = p[j] != p[j] ? p[j] : w[j];
-        }
-        if (F == POWER)
-            for (int j = 0; j < K; j++) {
-                w[j] = exp(log(p[j]) * C(exponent));
-                if (sizeof(C) == 8) w[j] = w[j] < C(1e230) ? w[j] : all<V>(C(1e230));
-                w[j] = p[j] != p[j] ? p[j] : w[j];
-            }
-        for (int j = 0; j < K; j++) w[j] = p[j] <= V{} || (F == BELOW && p[j] >= C(1)) ? V{} : w[j];
-    }
-    template <class V>
-    ANYMAX_INLINE V operator()(V p) const {
-        V w;
-        (*this).template operator()<1>(&p, &w);
-        return w;
-    }
-};
-
-struct Sensitivity {
-    int32_t map;
-    double alpha, exponent;
-    Weighing form;
-    bool steep;
-
-    // single: for results in floats
-    Sensitivity(int32_t m, double param, bool single) : map(m), alpha(param), exponent(1.0) {
-        if (m == ANYMAX_SPARSEMAX || m == ANYMAX_BUDGET) exponent = 0.0;
-        if (m == ANYMAX_ENTMAX || m == ANYMAX_NORMMAX) exponent = 2.0 - param;
-        steep = exponent < 0.0;
-        form = m == ANYMAX_BUDGET ? BELOW : exponent == 0.0 ? PLAIN : exponent == 1.0 ? OWN : exponent == 0.5 ? ROOT : POWER;
-        if (form == POWER && single && !steep && exponent < 1.0) form = exponent == 0.75 ? ROOTS : ::fabs(exponent * 3.0 - 2.0) < 1e-7 ? THIRDS : ROUGH;
-    }
-    // f(the form of the weights).
-    template <class F>
-    ANYMAX_INLINE auto with(F f) const {
-        switch (form) {
-            case PLAIN: return f(Weigh<PLAIN>{exponent});
-            case BELOW: return f(Weigh<BELOW>{exponent});
-            case OWN: return f(Weigh<OWN>{exponent});
-            case ROOT: return f(Weigh<ROOT>{exponent});
-            case ROOTS: return f(Weigh<ROOTS>{exponent});
-            case THIRDS: return f(Weigh<THIRDS>{exponent});
-            case ROUGH: return f(Weigh<ROUGH>{exponent});
-            default: return f(Weigh<POWER>{exponent});
-        }
-    }
-};
 
 // J^T g of normmax over a support of `count` entries, in place of g: diag(w) - w p^T - p w^T + <w, 1> p p^T.
 template <class F>
@@ -139,17 +64,6 @@ ANYMAX_INLINE vd gathered(const void *row, int64_t step, int32_t dtype, const in
     for (int64_t j = 0; j < W; j++) v[j] = j < count ? (double)read<C>(row, step, dtype, index[j]) : 0.0;
     return v;
 }
-ANYMAX_INLINE vf gathered(const float *row, const int32_t *index, int64_t count) {
-    constexpr int64_t W = width<float>;
-#if defined(__AVX512F__)
-    const __mmask16 m = (__mmask16)(count >= W ? 65535 : (1 << count) - 1);
-    return (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, _mm512_maskz_loadu_epi32(m, index), row, 4);
-#else
-    vf v{};
-    for (int64_t j = 0; j < W; j++) v[j] = j < count ? row[index[j]] : 0.0f;
-    return v;
-#endif
-}
 ANYMAX_INLINE vd widened(const float *p, int64_t count) {
     if (count >= width<double>) return load_wide(p);
     vd v{};
@@ -162,7 +76,7 @@ ANYMAX_INLINE vd widened(const double *p, int64_t count) { return load_or(p, 0, 
 template <class C, class F>
 inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
     constexpr int64_t W = width<C>;
-    C *weight = F::dear ? scratch.take<C>(EXTRA, n + W) : nullptr;
+    C *weight = F::expensive ? scratch.take<C>(EXTRA, n + W) : nullptr;
     if (scratch.failed) return;
     vd rate{}, dot{};
     int64_t i = 0;
@@ -171,7 +85,7 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
         for (int j = 0; j < 4; j++) q[j] = load(p + i + j * W);
         weigh.template operator()<4>(q, w);
         for (int j = 0; j < 4; j++) {
-            if (F::dear) store(weight + i + j * W, w[j]);
+            if (F::expensive) store(weight + i + j * W, w[j]);
             if (!F::own) a += w[j];
             b += w[j] == vec<C>{} ? vec<C>{} : w[j] * load(g + i + j * W);
         }
@@ -180,13 +94,13 @@ inline void vjp_dense(const F &weigh, const C *p, const C *g, int64_t n, const S
     }
     for (; i < n; i += W) {
         const vec<C> w = weigh(load_or(p, i, n, C(0)));
-        if (F::dear) store(weight + i, w);
+        if (F::expensive) store(weight + i, w);
         rate = widen_add(rate, w), dot = widen_add(dot, w == vec<C>{} ? vec<C>{} : w * load_or(g, i, n, C(0)));
     }
     const double total = sum(rate);
     const vec<C> mean = splat((C)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
     emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
-        const vec<C> w = F::dear ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
+        const vec<C> w = F::expensive ? load(weight + i) : weigh(load_or(p, i, n, C(0)));
         return w == vec<C>{} ? vec<C>{} : w * (load_or(g, i, n, C(0)) - mean);
     });
 }
@@ -203,7 +117,7 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
         store(q + i, widened(value + i, count - i));
     }
     s.with([&](auto weigh) {
-        if (s.map == ANYMAX_NORMMAX)
+        if (s.link == NORM)
             vjp_norm(weigh, s.alpha, q, h, count);
         else
             vjp_support(weigh, s.steep, q, h, w, count);
@@ -211,115 +125,29 @@ inline void vjp_found(const Sensitivity &s, const int32_t *index, const C *value
     spread(out, index, h, count, team);
 }
 
-// Zeros for the rows from r on whose supports are saved, as many as are cleared in one go; and the row after them.
-inline int64_t clear_rows(const anymax_call &call, int64_t r, int64_t end, const Team &team) {
-    constexpr int64_t GROUP_BYTES = 16384;
-    const int64_t n = call.n, bytes = n * (int64_t)sizeof(float), last = call.out.outer == n && 2 * bytes <= GROUP_BYTES ? r + GROUP_BYTES / bytes : r + 1;
-    float *out = (float *)call.out.data + r * call.out.outer;
-    int64_t after = r + 1;
-    while (after < end && after < last && call.support.count[after] >= 0) after++;
-    if (after > r + 1)
-        zero_bytes((char *)out, (after - r) * bytes, false);
-    else
-        zeros(Sink<float>{out, 1, ANYMAX_F32, out, false, n, nullptr}, team);
-    return after;
-}
-
-// J^T g of rows of floats side by side, from their saved supports; `other` serves a row whose support was too large to be saved.
-template <class F, class G>
-inline void vjp_saved(const F &weigh, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
-    constexpr int64_t W = width<float>;
-    const anymax_support &s = call.support;
-    const int64_t n = call.n;
-    const bool clear = call.fresh == 2;
-    float *weight = scratch.take<float>(BATCH_IN, s.capacity + W), *h = scratch.take<float>(BATCH_OUT, s.capacity + W);  // pieces that `other` has no use for
-    if (scratch.failed) return;
-    for (int64_t r = begin, cleared = begin; r < end; r++) {
-        saved_ahead<float>(call, r, end);
-        const int64_t count = s.count[r];
-        float *out = (float *)call.out.data + r * call.out.outer;
-        if (count < 0 && call.p.cls == 1 && n <= 16 * s.capacity) {  // more than a sixteenth of it: all of it
-            const float *q = (const float *)call.p.data + r * call.p.outer, *h = (const float *)call.g.data + r * call.g.outer;
-            vjp_dense(weigh, q, h, n, Sink<float>{out, 1, ANYMAX_F32, out, past, n, nullptr}, scratch, team);
-            continue;
-        }
-        if (count < 0) {
-            other(r);
-            continue;
-        }
-        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
-        const float *g = (const float *)call.g.data + r * call.g.outer, *p = (const float *)s.value + r * s.capacity;
-        const int32_t *index = s.index + r * s.capacity;
-        vd rate{}, dot{};
-        for (int64_t i = 0; i < count; i += W) {
-            const vf w = weigh(load_or(p, i, count, 0.0f)), v = gathered(g, index + i, count - i);
-            store(weight + i, w);
-            store(h + i, v);
-            if (!F::own) rate = widen_add(rate, w);
-            dot = widen_add(dot, w == vf{} ? vf{} : w * v);
-        }
-        const double total = F::own ? 0.0 : sum(rate);
-        const vf mean = splat((float)(F::own ? sum(dot) : total > 0.0 ? sum(dot) / total : total));
-        for (int64_t i = 0; i < count; i += W) {
-            const vf w = load(weight + i);
-            store(h + i, w == vf{} ? vf{} : w * (load(h + i) - mean));
-        }
-        if (past && !clear)
-            spread_past(out, n, index, h, count, team);
-        else
-            for (int64_t i = 0; i < count; i++) out[index[i]] = h[i];
-    }
-}
-
-// scale (p - y) of such rows, for class indices.
-template <class G>
-inline void gradient_saved(const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch, const Team &team, G other) {
-    const anymax_support &s = call.support;
-    const bool clear = call.fresh == 2;
-    float *h = scratch.take<float>(BATCH_OUT, s.capacity + width<float>);
-    if (scratch.failed) return;
-    for (int64_t r = begin, cleared = begin; r < end; r++) {
-        const int64_t count = s.count[r], t = call.index[r];
-        if (count < 0 || t < 0 || t >= call.n) {
-            other(r);
-            continue;
-        }
-        if (!past && !clear && r >= cleared) cleared = clear_rows(call, r, end, team);
-        float *out = (float *)call.out.data + r * call.out.outer;
-        const float *p = (const float *)s.value + r * s.capacity, scale = ((const float *)call.scale)[r];
-        const int32_t *index = s.index + r * s.capacity;
-        if (past && !clear) {
-            for (int64_t i = 0; i < count; i++) h[i] = p[i] * scale;
-            spread_past(out, call.n, index, h, count, team);
-        } else {
-            for (int64_t i = 0; i < count; i++) out[index[i]] = p[i] * scale;
-        }
-        out[t] = (float)((value_at(index, p, count, t) - 1.0) * (double)scale);
-    }
-}
-
 // The dense form of short rows of floats, as many in turn as a vector has lanes, so that no row waits for its own sums across lanes.
-constexpr int64_t BRIEF = 256;  // beyond, the zeros of a sparse map are worth looking for
 template <bool NORM, class F>
-inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool past, Scratch &scratch) {
+inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int64_t begin, int64_t end, bool bypass, Scratch &scratch) {
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
-    float *const weight = F::dear ? scratch.take<float>(EXTRA, W * step) : nullptr;
+    float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
     auto row = [&](const anymax_view &v, int64_t r) { return (float *)v.data + r * v.outer; };
-    for (int64_t first = begin; first < end; first += W) {
-        const int64_t count = end - first < W ? end - first : W;
-        const bool ahead = end - first >= 2 * W && call.p.outer == n && call.g.outer == n;
+    const int64_t block = n > 128 && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
+    for (int64_t first = begin; first < end; first += block) {
+        const int64_t count = end - first < block ? end - first : block;
+        const bool ahead = bypass && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
         vf rate[W], dot[W], power[W], centre[W];  // sums of w, w g; and for normmax of p^alpha, p g
         float mean[W], norm[W], total[W];
         for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};
         for (int64_t r = 0; r < count; r++) {
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
+            vf of_w{}, of_wg{}, of_power{}, of_pg{};  // in registers
             auto weighed = [&](int64_t i, vf q, vf w, vf v) ANYMAX_EACH {
-                if (F::dear) store(weight + r * step + i, w);
-                if (NORM) power[r] += w == vf{} ? vf{} : q * q / w, centre[r] += w == vf{} ? vf{} : q * v;
-                if (!F::own) rate[r] += w;
-                dot[r] += w == vf{} ? vf{} : w * v;
+                if (F::expensive) store(weight + r * step + i, w);
+                if (NORM) of_power += w == vf{} ? vf{} : q * q / w, of_pg += w == vf{} ? vf{} : q * v;
+                if (!F::own) of_w += w;
+                of_wg += w == vf{} ? vf{} : w * v;
             };
             int64_t i = 0;
             for (; i + 4 * W <= n; i += 4 * W) {
@@ -332,7 +160,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 const vf q = load_or(p, i, n, 0.0f);
                 weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
             }
-            for (i = 0; ahead && !past && i < n; i += 16) __builtin_prefetch(row(call.out, first + r) + i, 1);
+            rate[r] = of_w, dot[r] = of_wg, power[r] = of_power, centre[r] = of_pg;
         }
         const vf weighted = sums(dot);
         if (NORM) {
@@ -348,11 +176,11 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             const vf m = splat(mean[r]);
             for (int64_t i = 0; ahead && i < n; i += 16) {
-                __builtin_prefetch(p + W * n + i);
-                __builtin_prefetch(g + W * n + i);
+                __builtin_prefetch(p + block * n + i);
+                __builtin_prefetch(g + block * n + i);
             }
-            write(row(call.out, first + r), 0, n, past, [&](int64_t i) ANYMAX_EACH {
-                const vf w = F::dear ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
+            write(row(call.out, first + r), 0, n, bypass, [&](int64_t i) ANYMAX_EACH {
+                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
                 return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, n, 0.0f) * total[r] : v;
             });
         }
@@ -363,8 +191,8 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
 template <class C>
 inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,
                     const Team &team) {
-    const bool may = !s.steep && s.map != ANYMAX_NORMMAX;
-    bool dense = may && (s.map == ANYMAX_SOFTMAX || n <= 16);
+    const bool may = !s.steep && s.link != NORM;
+    bool dense = may && (s.link == EXPONENTIAL || n <= 16);
     Candidates<C> c{nullptr, nullptr, 0};
     if (!dense) {
         const int64_t many = n / 32 + 8;  // more: all of it
@@ -375,26 +203,6 @@ inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_s
     if (!dense) return vjp_found(s, c.index, c.value, c.count, g, g_step, dtype, out, scratch, team);
     const C *h = stage<C>(g, g_step, dtype, nullptr, 0, n, scratch, STAGED_G);
     if (h) s.with([&](auto weigh) { vjp_dense(weigh, p, h, n, out, scratch, team); });
-}
-
-// u'/Z (g - <p, g>).
-template <class C, class U>
-inline void ratio_vjp_row(const U &u, const C *x, const C *p, const C *g, int64_t n, const Sink<C> &out, Scratch &scratch, const Team &team) {
-    C *e = scratch.take<C>(EXTRA, n);
-    if (!e) return;
-    const double z = weight_sum(x, n, u, e);
-    constexpr int64_t W = width<C>;
-    vd dot{};
-    for (int64_t i = 0; i < n; i += W) {
-        vec<C> v = load_or(p, i, n, C(0)), h = load_or(g, i, n, C(0));
-        dot = widen_add(dot, v == vec<C>{} ? vec<C>{} : v * h);
-    }
-    const vec<C> mean = splat((C)sum(dot)), scale = splat((C)(z > 0.0 ? 1.0 / z : 0.0));
-    emit(out, scratch, team, [=, &u](int64_t i) ANYMAX_EACH {
-        vec<C> d = u.slope(load_or(x, i, n, -infinity<C>)) * scale;
-        d = load_or(p, i, n, C(0)) == vec<C>{} ? vec<C>{} : d;
-        return d == vec<C>{} ? vec<C>{} : d * (load_or(g, i, n, C(0)) - mean);
-    });
 }
 
 }  // namespace ANYMAX_UNIT

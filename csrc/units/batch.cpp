@@ -1,26 +1,46 @@
 // Rows of middling length for one instruction set, as many at once as a vector has lanes.
 #include "core/families.hpp"
-
-#include "shapes/batch.hpp"
-#include "shapes/sparse.hpp"
+#include "shapes/batch_curve.hpp"
+#include "shapes/batch_power.hpp"
 
 namespace ANYMAX_UNIT {
 
+template <bool SAVE>
+inline uint32_t batch_map(Batch &b, Link link, double param, int64_t rows, int64_t n, bool bypass) {
+    switch (link) {
+        case POWER1: return batch_power<1, SAVE>(b, rows, n, bypass);
+        case POWER2: return batch_power<2, SAVE>(b, rows, n, bypass);
+        case CAPPED: return batch_budget<SAVE>(b, rows, n, param, bypass);
+        case LARGEST:
+            return counted(param, n) ? batch_counted(b, rows, n, (int64_t)param, bypass) : batch_largest<SAVE>(b, rows, n, (int64_t)param, bypass);
+        default: return batch_curve<SAVE>(b, rows, n, curve_of(link, param), finish_of(link), bypass);
+    }
+}
+
+// The losses of rows, and of sparsemax and entmax 3/2 the thresholds. One bit a row, as above.
+inline uint32_t batch_loss_of(Batch &b, Link link, double param, int64_t rows, int64_t n, uint32_t left, const float *aim, double *value, double *tau) {
+    switch (link) {
+        case POWER1: return batch_loss<1>(b, rows, n, left, aim, value, tau);
+        case POWER2: return batch_loss<2>(b, rows, n, left, aim, value, tau);
+        case LARGEST: return batch_largest_loss(b, rows, n, left, (int64_t)param, aim, value);
+        default: return batch_curve_loss(b, rows, n, left, curve_of(link, param), param, finish_of(link), aim, value);
+    }
+}
+
 // One a thread, kept: too large for the stack of some, and for taking anew at each call.
 static Batch *batch_memory(Scratch &scratch) {
-    static thread_local Room room;
-    Batch *const memory = (Batch *)room.take<char>(sizeof(Batch));
-    scratch.failed |= !memory;
-    return memory;
+    static thread_local Room memory;
+    Batch *const batch = (Batch *)memory.take<char>(sizeof(Batch));
+    scratch.failed |= !batch;
+    return batch;
 }
 
 // What a row becomes depends on the row alone, and so does whether the batch leaves it.
-void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
     const bool direct_x = call.dtype == ANYMAX_F32 && call.x.cls == 1 && !call.mask.data, direct_out = call.dtype == ANYMAX_F32 && call.out.cls == 1;
-    const bool far = call.outer * n >= 4 << 20;  // more scores than the nearer caches hold: longer rows are asked for ahead as well
     float *staged = direct_x ? nullptr : scratch.take<float>(BATCH_IN, W * n);
     float *results = direct_out ? nullptr : scratch.take<float>(BATCH_OUT, W * n);
     if (scratch.failed) return;
@@ -29,40 +49,40 @@ void run_batches(const anymax_call &call, int64_t begin, int64_t end, bool past,
     Batch &b = *memory;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
-        const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are turned in one go
-        const bool turn_x = together && sideways(call.x, n) && !call.mask.data, turn_result = together && sideways(call.out, n);
+        const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are transposed in one go
+        const bool transpose_x = together && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = together && adjacent_rows(call.out, n);
         char *out[W];
-        if (turn_x) turn_in(at(call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
+        if (transpose_x) transpose_in(at(call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
             const char *row = at(call.x, size, o, i);
             out[j] = (char *)at(call.out, size, o, i);
-            if (!direct_x && !turn_x)
+            if (!direct_x && !transpose_x)
                 stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr, call.mask.cls, n);
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
-        b.ahead = direct_x && inner == 1 && call.x.outer == n && (n <= 24 * W || far) && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
-        b.through = b.ahead && direct_out && !past;
+        b.ahead = direct_x && inner == 1 && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
+        b.cached = b.ahead && direct_out && !bypass;
         const anymax_support &to = call.support;
-        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, call.map, call.param, count, n, past && direct_out);
+        const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, plan.link, call.param, count, n, bypass && direct_out);
         for (int64_t j = 0; to.count && j < count; j++)
             if (done >> j & 1)
                 to.count[r + j] = (int32_t)batch_support(b.hit[j], b.out[j], n, (float)vanishing(call.dtype), to.index + (r + j) * to.capacity,
                                                          (float *)to.value + (r + j) * to.capacity, to.capacity);
-        if (turn_result && done == (uint32_t)((1ull << count) - 1)) {
-            turn_out(results, count, n, out[0], call.out.cls, call.dtype);
+        if (transpose_result && done == (uint32_t)((1ull << count) - 1)) {
+            transpose_out(results, count, n, out[0], call.out.cls, call.dtype);
             continue;
         }
         for (int64_t j = 0; !direct_out && j < count; j++)
             if (done >> j & 1) deliver(sink_at<float>(call, out[j], n, false), results + j * n);
         for (int64_t j = 0; j < count; j++)
-            if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
+            if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, bypass, team, scratch);
     }
 }
 
 // ANYMAX_LOSS and ANYMAX_LOSS_GRAD in such batches.
-void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
+void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
     if (!PACKS) return;  // nobody calls, and nothing is compiled
     constexpr int64_t W = width<float>;
     const int64_t n = call.n;
@@ -71,8 +91,7 @@ void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool 
     Batch &b = *memory;
     const anymax_support &to = call.support;
     const bool gradient = call.op == ANYMAX_LOSS_GRAD;
-    const int rank = rank_of(call.map, call.param);
-    const auto keep = call.map == ANYMAX_TOPK ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
+    const auto keep = plan.link == LARGEST ? batch_keep<SCORES_FROM> : batch_keep<SCORES>;
     for (int64_t r = begin; r < end && !scratch.failed; r += W) {
         const int64_t count = end - r < W ? end - r : W;
         alignas(64) float aim[W] = {};
@@ -86,12 +105,12 @@ void run_batch_losses(const anymax_call &call, int64_t begin, int64_t end, bool 
             aim[j] = b.x[j][t];
             left |= 1u << j;
         }
-        b.ahead = call.x.outer == n && n <= 24 * W && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.through = false;
-        const uint32_t done = gradient ? (rank == 2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r, past)
-                                       : batch_loss_of(b, call.map, call.param, count, n, left, aim, value, tau);
+        b.ahead = call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.cached = false;
+        const uint32_t done = gradient ? (plan.link == POWER2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r)
+                                       : batch_loss_of(b, plan.link, call.param, count, n, left, aim, value, tau);
         for (int64_t j = 0; j < count; j++) {
             if (!(done >> j & 1)) {
-                by_rows<float>(call, r + j, r + j + 1, past, team, scratch);
+                by_rows<float>(call, r + j, r + j + 1, bypass, team, scratch);
                 continue;
             }
             if (gradient) continue;

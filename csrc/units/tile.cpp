@@ -1,8 +1,6 @@
 // Rows of few classes for one instruction set, one a lane.
 #include "core/families.hpp"
-
-#include "shapes/few.hpp"
-#include "shapes/sparse.hpp"
+#include "shapes/tile_loss.hpp"
 
 namespace ANYMAX_UNIT {
 
@@ -50,27 +48,26 @@ struct Lanes {
 
 // ANYMAX_LOSS, ANYMAX_LOSS_GRAD and ANYMAX_THRESHOLD of few classes.
 template <class C>
-static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
+static void loss_rows(const anymax_call &call, Link link, int64_t begin, int64_t end) {
     const int64_t n = call.n;
-    const int rank = rank_of(call.map, call.param);
     const Lanes<C> lanes(call);
     Tile<C> t;
-    Few<C> f;
+    TileLoss<C> f;
     for (int64_t r = begin; r < end; r += width<C>) {
         const int64_t count = end - r < width<C> ? end - r : width<C>;
         lanes.in(t, r, count);
         for (int64_t j = 0; j < width<C>; j++) {
             const int64_t target = call.index && j < count ? call.index[r + j] : -1;
-            f.target[j] = (typename Few<C>::integer)(target < 0 ? -1 : target > n ? n : target);
+            f.target[j] = (typename TileLoss<C>::integer)(target < 0 ? -1 : target > n ? n : target);
             f.aim[j] = f.target[j] >= 0 && f.target[j] < n ? ((const C *)t.v)[f.target[j] * width<C> + j] : C(0);
             f.scale[j] = call.op == ANYMAX_LOSS_GRAD && j < count ? ((const C *)call.scale)[r + j] : C(0);
         }
         if (call.op == ANYMAX_LOSS_GRAD) {
-            few_gradient(t, call.map, call.param, n, f);
+            tile_loss_gradient(t, link, call.param, n, f);
             lanes.out(t, r, count, 0);
             continue;
         }
-        few_values(t, n, rank, f);
+        tile_losses(t, n, link, f);
         for (int64_t j = 0; j < count; j++) {
             if (call.support.count) call.support.count[r + j] = -1;  // found again
             if (call.value && call.op == ANYMAX_LOSS) ((C *)call.value)[r + j] = (C)f.value[j];
@@ -80,27 +77,20 @@ static void few_rows(const anymax_call &call, int64_t begin, int64_t end) {
 }
 
 template <class C>
-bool run_tiles(const anymax_call &call, int64_t begin, int64_t end, bool past, const Team &team, Scratch &scratch) {
-    const int64_t n = call.n;
-    if (call.params) return false;
-    if (call.op == ANYMAX_FORWARD && !call.support.count && n <= TILE && tile_serves(call.map, call.param, n, sizeof(C) == 8)) {
-        const Lanes<C> lanes(call);
-        Tile<C> t;
-        for (int64_t r = begin; r < end; r += width<C>) {
-            const int64_t count = end - r < width<C> ? end - r : width<C>;
-            lanes.in(t, r, count);
-            const uint32_t others = ~tile_map(t, call.map, call.param, n) & ((1u << count) - 1);
-            lanes.out(t, r, count, others);
-            for (int64_t j = 0; others && j < count; j++)
-                if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, past, team, scratch);
-        }
-        return true;
+void run_tiles(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
+    if (plan.way == TILE_LOSS) return loss_rows<C>(call, plan.link, begin, end);
+    const Lanes<C> lanes(call);
+    Tile<C> t;
+    for (int64_t r = begin; r < end; r += width<C>) {
+        const int64_t count = end - r < width<C> ? end - r : width<C>;
+        lanes.in(t, r, count);
+        const uint32_t others = ~tile_map(t, plan.link, call.param, call.n) & ((1u << count) - 1);
+        lanes.out(t, r, count, others);
+        for (int64_t j = 0; others && j < count; j++)
+            if (others >> j & 1) by_rows<C>(call, r + j, r + j + 1, bypass, team, scratch);
     }
-    if (!few_serves(call.op, call.map, call.param, n)) return false;
-    few_rows<C>(call, begin, end);
-    return true;
 }
-template bool run_tiles<float>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
-template bool run_tiles<double>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
+template void run_tiles<float>(const anymax_call &, const Plan &, int64_t, int64_t, bool, const Team &, Scratch &);
+template void run_tiles<double>(const anymax_call &, const Plan &, int64_t, int64_t, bool, const Team &, Scratch &);
 
 }  // namespace ANYMAX_UNIT

@@ -29,6 +29,7 @@ ANYMAX_CALL(call_loss_grad);
 ANYMAX_CALL(call_threshold);
 ANYMAX_CALL(call_largest);
 ANYMAX_CALL(call_linear);
+ANYMAX_CALL(call_plan);
 
 // Raises what a code of the engine says; `what` and `n` for its sentence.
 PyObject *raise(int code, const char *what, PyObject *kind, int64_t n);

@@ -128,6 +128,20 @@ ANYMAX_CALL(call_threshold) {
     return code < 0 ? nullptr : code ? raise(code, "the threshold", link.kind, r.n) : PyBool_FromLong(1);
 }
 
+// (mapping, x, code of the operation) -> the name of the way that its rows take, and the instruction set: anymax_plan. None: no such call
+ANYMAX_CALL(call_plan) {
+    int64_t op;
+    if (!arguments(count, 3) || !integer(args[2], op)) return nullptr;
+    Rows r(kind_of(args[1]));
+    Link link;
+    Array params;
+    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.lay_out()) return none();
+    r.call.p = r.call.g = r.call.out = r.call.x;
+    r.call.value = (void *)r.call.x.data, r.call.scale = r.call.value, r.call.index = (const int64_t *)r.call.value;  // asked whether they are there
+    const char *plan = anymax_plan(&r.call);
+    return plan ? PyUnicode_FromString(plan) : none();
+}
+
 // (x, k, value, positions) -> True: the k largest scores [..., k] of each row, and their places; all in C order
 ANYMAX_CALL(call_largest) {
     if (!arguments(count, 4)) return nullptr;

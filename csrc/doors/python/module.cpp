@@ -89,6 +89,7 @@ PyMethodDef methods[] = {
     FAST(threshold),
     FAST(largest),
     FAST(linear),
+    FAST(plan),
     {"bind", bind, METH_O, nullptr},
     {"borrow_pool", borrow_pool, METH_O, nullptr},
     {"xla_handler", xla_handler, METH_NOARGS, nullptr},

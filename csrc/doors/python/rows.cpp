@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "core/unit.h"
-#include "doors/python/saves.hpp"
 
 bool Rows::lead(PyObject *a, PyObject *asked_axis, anymax_view *view) {
     Operand &o = operands[0];
@@ -125,7 +124,7 @@ bool Rows::link(const Link &l, int op, Array &params) {
     call.op = op, call.map = l.map, call.noise = l.noise, call.param = l.param, call.nodes = l.nodes;
     if (l.map == ANYMAX_PERTURB && !l.nodes) call.nodes = dtype == ANYMAX_F64 ? 64 : 32;
     if (l.params == Py_None) return !(l.map == ANYMAX_BUDGET && !(l.param <= (double)n));  // the caller's mistake, which `Mapping.check` words
-    if (!l.chosen && kind == TORCH) return false;  // a parameter may want a gradient
+    if (!l.chosen) return false;  // Python is to cast it, and a gradient may be asked for
     if (!params.read(kind, l.params) || params.dtype != ANYMAX_F64 || params.ndim != ndim || axis != ndim - 1 || !params.dense()) return false;
     for (int i = 0; i < ndim; i++)
         if (params.shape[i] != (i == axis ? 1 : shape[i])) return false;

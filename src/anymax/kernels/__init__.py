@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -107,11 +108,12 @@ class Explanation:
 
     mapping: Mapping
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
+    plans: tuple[str | None, ...] = ()  # of each row: how the engine goes about it, where it says so
 
     def __str__(self) -> str:
         lines = [repr(self.mapping)]
-        for op, engine, refusals in self.rows:
-            lines.append(f"  {op:11s} {engine}")
+        for (op, engine, refusals), plan in itertools.zip_longest(self.rows, self.plans):
+            lines.append(f"  {op:11s} {engine}" + (f" ({plan})" if plan else ""))
             lines.extend(f"              ({name} refuses: {reason})" for name, reason in refusals)
         return "\n".join(lines)
 
@@ -123,9 +125,10 @@ def explain(mapping: Mapping, x: Any) -> Explanation:
     if not isinstance(mapping, Mapping):
         raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
     x = asarray(x)
-    rows = []
+    rows, plans = [], []
     for op in OPS:
         engine = choose(op, mapping, x)
+        plans.append(native.plan(op, mapping, x) if engine is native else None)
         refusals = []
         for other in ENGINES:
             if other is engine:
@@ -133,7 +136,7 @@ def explain(mapping: Mapping, x: Any) -> Explanation:
             reason = other.refuse(op, mapping, x)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
-    return Explanation(mapping, tuple(rows))
+    return Explanation(mapping, tuple(rows), tuple(plans))
 
 
 def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: Any = "cuda") -> None:

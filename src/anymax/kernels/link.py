@@ -7,18 +7,19 @@ from typing import Any, NamedTuple
 from .._array import Array, is_array
 from .._mapping import Mapping
 
-# as csrc/anymax.h has them
+# as csrc/anymax.h and csrc/maps.hpp have them, which is tested; they are here for engines that serve where nothing was compiled
 OPS = {
     "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
 }  # fmt: skip
 MAPS = {
     "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
-    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9,
+    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9, "relu": 10,
 }  # fmt: skip
 NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
-NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max")
-WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max")
-WITHOUT_LOSS = ("taylor", "sigsoftmax")
+NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max", "relu")
+SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
+WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
+WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
 # what the library takes of each parameter (csrc/doors/abi.cpp checks it too); beyond, the reference serves
 RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse

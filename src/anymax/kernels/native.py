@@ -22,7 +22,7 @@ from ._memory import LARGE, SMALLEST, kept
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import NEED_SCORES, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import MAPS, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
 
 name = "native"
 
@@ -31,6 +31,7 @@ DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 _MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
 _NUMBERS = (*DTYPES, "int32")  # by the codes of csrc/doors/python/arrays.hpp
+_SPARSE = frozenset(MAPS[kind] for kind in SPARSE)
 _AXES = 32  # of an array, as many as it takes
 
 
@@ -263,7 +264,7 @@ def _result(like: Array, code: int, zeros: bool) -> tuple[Array, int]:
     """
     world, dtype, shape = world_of(like), dtype_of(like), tuple(like.shape)
     fresh = math.prod(shape) * _SIZES[dtype] > LARGE
-    if fresh and zeros and 1 <= code <= 6 and world.plain(like) and shape[-1] > 2048:
+    if fresh and zeros and code in _SPARSE and world.plain(like) and shape[-1] > 2048:
         return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), 2
     return empty_like(like), int(fresh)
 
@@ -430,6 +431,11 @@ def logsumexp(x: Array) -> Array:
 
 
 _SOFTMAX = Link("softmax", 0, 0.0, None, 0, 0)
+
+
+def plan(op: str, mapping: Mapping, x: Array) -> str | None:
+    """How the engine goes about an operation on rows like x, and with which instructions: "tile avx512", say (csrc/plan.hpp)."""
+    return engine_for(x).plan(_link(mapping, x), x, OPS[op]) if math.prod(x.shape) else None
 
 
 def threshold(mapping: Mapping, x: Array) -> Array:

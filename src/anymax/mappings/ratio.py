@@ -33,6 +33,8 @@ class Ratio(RatioMap):
         for field, f in (("u", self.u), ("du", self.du)):
             if not callable(f) and not (field == "du" and f is None):
                 raise TypeError(f"Ratio({field}={f!r}): expected a function of an array of scores")
+        if self.u is _relu and self.du is _drelu:
+            object.__setattr__(self, "kernel", "relu")
 
     @property
     def facts(self) -> Facts:

@@ -17,7 +17,7 @@ from typing import Any
 from ..._array import Array, is_jax, is_torch
 from ..._mapping import Mapping
 from .. import native
-from ..link import Link
+from ..link import SPARSE, Link
 from ..link import link_of as known_link
 
 name = "triton"
@@ -26,7 +26,6 @@ _OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
-_SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
 _WITH_LOG = ("softmax", "topk", "topp", "sigsoftmax")
 _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
 
@@ -57,6 +56,8 @@ def link_of(mapping: Mapping) -> Link | str:
     link = known_link(mapping)
     if isinstance(link, str):
         return link
+    if link.kind == "relu":
+        return f"it has no kernel for {mapping.name}"
     if link.kind == "perturb_max":
         noise = str(getattr(mapping, "noise", ""))
         if noise == "gumbel" and link.param == 1.0:
@@ -143,7 +144,7 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
 def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Any]:
     """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
     launch, link = _prepared(mapping)
-    if not x.numel() or link.kind not in _SPARSE:
+    if not x.numel() or link.kind not in SPARSE:
         return forward(mapping, x, mask), None
     p = sys.modules["torch"].empty_like(x)
     return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)

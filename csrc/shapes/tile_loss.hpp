@@ -1,4 +1,4 @@
-// Losses of few classes, one row a lane: as many rows as a vector has lanes are turned, and none waits for a sum across lanes. Nothing is saved
+// Losses of few classes, one row a lane: as many rows as a vector has lanes are transposed, and none waits for a sum across lanes. Nothing is saved
 // for the backward, which is as quick to do again.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace ANYMAX_UNIT {
 
 // What the loss of each row needs beside its scores, and what it is.
 template <class C>
-struct Few {
+struct TileLoss {
     enum { W = width<C>, PARTS = sizeof(C) == 4 ? 2 : 1 };
     typedef typename lanes_of<C>::integer integer;
     alignas(64) integer target[W];  // of each row; below 0: left out, n: a mistake
@@ -18,41 +18,31 @@ struct Few {
 };
 
 template <class C>
-inline void few_softmax(Tile<C> &t, int64_t n, Few<C> &f) {
+inline void loss_softmax(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     constexpr int64_t W = width<double>;
     prepare(t, n);
-    vd rest[2]{};
-    vec<C> tied{};
-    for (int64_t i = 0; i < n; i += 4) {
-        vec<C> y[4], e[4], sum{};
-        for (int64_t j = 0; j < 4; j++) y[j] = e[j] = i + j < n ? t.v[i + j] : splat(-infinity<C>);
-        exp_below<4>(e);
-        for (int64_t j = 0; j < 4; j++) {
-            tied += y[j] == vec<C>{} ? splat(C(1)) : vec<C>{};
-            sum += y[j] == vec<C>{} ? vec<C>{} : e[j];
-        }
-        for (int h = 0; h < Few<C>::PARTS; h++) rest[h] += part(sum, h);
-    }
+    vd l[2];
+    lanes_log_sum<C>(n, [&](int64_t i) ANYMAX_EACH { return i < n ? t.v[i] : splat(-infinity<C>); }, l);
     const vec<C> aim = load(f.aim), any = t.any ? splat(C(1)) : vec<C>{};
-    for (int h = 0; h < Few<C>::PARTS; h++) {
+    for (int h = 0; h < TileLoss<C>::PARTS; h++) {
         const vl none = part(any, h) == vd{};
-        const vd l = log1p(rest[h] + (part(tied, h) - 1.0)), top_ = part(t.high, h);
-        store(f.value + h * W, none ? all<vd>(inf64) : (top_ - part(aim, h)) + l);
-        store(f.tau + h * W, none ? all<vd>(-inf64) : top_ + l);
+        const vd top_ = part(t.high, h);
+        store(f.value + h * W, none ? all<vd>(inf64) : (top_ - part(aim, h)) + l[h]);
+        store(f.tau + h * W, none ? all<vd>(-inf64) : top_ + l[h]);
     }
 }
 
 // Sparsemax (R = 1) and entmax 3/2 (R = 2).
 template <class C, int R>
-inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
+inline void loss_power(Tile<C> &t, int64_t n, TileLoss<C> &f) {
     constexpr int64_t W = width<double>;
-    vec<C> x[TILE];
+    vec<C> x[TILE_MOST];
     memcpy(x, t.v, (size_t)n * sizeof(vec<C>));
     prepare(t, n);
     vec<C> level = first_level<C, R>(t, n), unused;
     tile_root<C, R>(t.v, n, level, unused);
-    vd u[TILE];
-    for (int h = 0; h < Few<C>::PARTS; h++) {
+    vd u[TILE_MOST];
+    for (int h = 0; h < TileLoss<C>::PARTS; h++) {
         power_loss<C, R>(x, n, t.high, level, load(f.aim), h, u, f.value, f.tau, nullptr);
         const vl none = part(t.any ? splat(C(1)) : vec<C>{}, h) == vd{};
         store(f.value + h * W, none ? all<vd>(inf64) : load(f.value + h * W));
@@ -60,19 +50,15 @@ inline void few_power(Tile<C> &t, int64_t n, Few<C> &f) {
     }
 }
 
-inline bool few_serves(int32_t op, int32_t map, double param, int64_t n) {
-    return (op == ANYMAX_LOSS || op == ANYMAX_LOSS_GRAD || op == ANYMAX_THRESHOLD) && n <= TILE && rank_of(map, param) >= 0;
-}
-
 // The values and thresholds of rows, or their thresholds alone (targets of none).
 template <class C>
-inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
-    if (rank == 0)
-        few_softmax(t, n, f);
-    else if (rank == 1)
-        few_power<C, 1>(t, n, f);
+inline void tile_losses(Tile<C> &t, int64_t n, Link link, TileLoss<C> &f) {
+    if (link == EXPONENTIAL)
+        loss_softmax(t, n, f);
+    else if (link == POWER1)
+        loss_power<C, 1>(t, n, f);
     else
-        few_power<C, 2>(t, n, f);
+        loss_power<C, 2>(t, n, f);
     const uint32_t sound = bits(t.sound);
     for (int64_t j = 0; j < width<C>; j++) {
         if (!(sound >> j & 1)) f.value[j] = f.tau[j] = not_a_number<double>;
@@ -83,22 +69,22 @@ inline void few_values(Tile<C> &t, int64_t n, int rank, Few<C> &f) {
 
 // scale (p - y) in place of the scores. A target's own is the sum of the others, which keeps the digits of a small one.
 template <class C>
-inline void few_gradient(Tile<C> &t, int32_t map, double param, int64_t n, const Few<C> &f) {
-    tile_map(t, map, param, n);
+inline void tile_loss_gradient(Tile<C> &t, Link link, double param, int64_t n, const TileLoss<C> &f) {
+    tile_map(t, link, param, n);
     ints<C> target;
     memcpy(&target, f.target, sizeof target);
     const vec<C> scale = load(f.scale);
     vec<C> others{};
     for (int64_t i = 0; i < n; i += 8) {
         vec<C> sum{};
-        for (int64_t j = i; j < i + 8 && j < n; j++) sum += target == (typename Few<C>::integer)j ? vec<C>{} : t.v[j];
+        for (int64_t j = i; j < i + 8 && j < n; j++) sum += target == (typename TileLoss<C>::integer)j ? vec<C>{} : t.v[j];
         others += sum;
     }
     const vec<C> own = t.sound ? (t.any ? others : splat(C(1))) * -scale : splat(not_a_number<C>);
-    const ints<C> left = target < 0, stray = target >= (typename Few<C>::integer)n;
+    const ints<C> left = target < 0, stray = target >= (typename TileLoss<C>::integer)n;
     for (int64_t i = 0; i < n; i++) {
         vec<C> d = t.v[i] == vec<C>{} ? vec<C>{} : t.v[i] * scale;
-        d = target == (typename Few<C>::integer)i ? own : d;
+        d = target == (typename TileLoss<C>::integer)i ? own : d;
         d = stray ? splat(not_a_number<C>) : d;
         t.v[i] = left ? vec<C>{} : d;
     }

@@ -1,0 +1,191 @@
+// Lanes of vectors: marked ones side by side, rows transposed, one row a lane.
+#pragma once
+
+#include "core/vec.hpp"
+
+namespace ANYMAX_UNIT {
+
+template <class C>
+ANYMAX_INLINE vec<C> load_or(const C *x, int64_t i, int64_t n, C fill) {
+    return i + width<C> <= n ? load(x + i) : load_part(x + i, n - i > 0 ? n - i : 0, fill);
+}
+
+template <class C>
+ANYMAX_INLINE bool every(ints<C> m) {
+    return bits(m) == (uint32_t)((1ull << width<C>) - 1);
+}
+
+// The same for x >= bound, and not -inf.
+ANYMAX_INLINE float lanes_max(float) { return 3.402823466e38f; }
+ANYMAX_INLINE double lanes_max(double) { return 1.7976931348623157e308; }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Packing {
+    uint8_t lane[256][8];
+    constexpr Packing() : lane() {
+        for (int m = 0; m < 256; m++) {
+            int k = 0;
+            for (int i = 0; i < 8; i++)
+                if (m >> i & 1) lane[m][k++] = (uint8_t)i;
+            for (; k < 8; k++) lane[m][k] = 0;
+        }
+    }
+};
+static constexpr Packing packing;
+#endif
+
+// Appends the lanes of v that m marks, and their indices, to values[at] and indices[at]; may write a whole vector there.
+ANYMAX_INLINE int64_t append(vf v, vi m, int32_t first, float *values, int32_t *indices, int64_t at) {
+    uint32_t b = bits(m);
+#if defined(__AVX512F__)
+    __mmask16 k = (__mmask16)b;
+    __m512i iota = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
+    _mm512_storeu_ps(values + at, _mm512_maskz_compress_ps(k, (__m512)v));
+    _mm512_storeu_si512(indices + at, _mm512_maskz_compress_epi32(k, iota));
+#elif defined(__AVX2__)
+    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    _mm256_storeu_ps(values + at, _mm256_permutevar8x32_ps((__m256)v, lane));
+    _mm256_storeu_si256((__m256i *)(indices + at), _mm256_add_epi32(lane, _mm256_set1_epi32(first)));
+#else
+    int64_t k = at;
+    for (uint32_t r = b; r; r &= r - 1) {
+        int i = __builtin_ctz(r);
+        values[k] = v[i];
+        indices[k++] = first + i;
+    }
+#endif
+    return at + __builtin_popcount(b);
+}
+ANYMAX_INLINE int64_t append(vd v, vl m, int32_t first, double *values, int32_t *indices, int64_t at) {
+    for (uint32_t b = bits(m); b; b &= b - 1) {
+        int i = __builtin_ctz(b);
+        values[at] = v[i];
+        indices[at++] = first + i;
+    }
+    return at;
+}
+
+// The marked lanes of the vector that begins at i, with their indices, behind `at` others; -1 where there are more than `capacity`.
+ANYMAX_INLINE int64_t append_within(vf v, vi mark, int64_t i, int32_t *index, float *value, int64_t at, int64_t capacity) {
+    if (at + width<float> <= capacity) return append(v, mark, (int32_t)i, value, index, at);
+    for (uint32_t some = bits(mark); some; some &= some - 1) {
+        const int64_t j = __builtin_ctz(some);
+        if (at == capacity) return -1;
+        index[at] = (int32_t)(i + j), value[at++] = v[j];
+    }
+    return at;
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct Spreading {
+    uint8_t lane[256][8];
+    constexpr Spreading() : lane() {
+        for (int m = 0; m < 256; m++) {
+            int k = 0;
+            for (int i = 0; i < 8; i++) {
+                lane[m][i] = (uint8_t)k;
+                if (m >> i & 1) k++;
+            }
+        }
+    }
+};
+static constexpr Spreading spreading;
+#endif
+
+// The lanes of v that b marks, side by side, to `to`, which takes a whole vector. How many they are.
+ANYMAX_INLINE int64_t pack(vf v, uint32_t b, float *to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps((__mmask16)b, (__m512)v));
+#elif defined(__AVX2__)
+    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)packing.lane[b]));
+    _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)v, lane));
+#else
+    int64_t k = 0;
+    for (uint32_t r = b; r; r &= r - 1) to[k++] = v[__builtin_ctz(r)];
+#endif
+    return __builtin_popcount(b);
+}
+// The way back: the lanes that m marks take one after another what lies at `from`; the others are 0.
+ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
+#if defined(__AVX512F__)
+    (void)m;
+    return (vf)_mm512_maskz_expand_ps((__mmask16)b, _mm512_loadu_ps(from));
+#elif defined(__AVX2__)
+    __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)spreading.lane[b]));
+    return m ? (vf)_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), lane) : vf{};
+#else
+    vf v{};
+    for (uint32_t r = b; r; r &= r - 1) v[__builtin_ctz(r)] = *from++;
+    (void)m;
+    return v;
+#endif
+}
+
+// -- transposition
+
+// Rows one a lane, and back. Eight by eight floats are transposed in registers where the compiler has the means; elsewhere one by one.
+template <class C, class T>
+ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<C>;
+    for (int64_t i = 0; rows < W && i < n; i++) store(to + i * W, vec<C>{});
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
+}
+template <class C, class T>
+ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<C>;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) out[r * stride + i] = (T)from[i * W + r];
+}
+
+#if defined(__AVX2__)
+ANYMAX_INLINE void transpose8(float *to, int64_t to_step, const float *from, int64_t from_step) {
+    __m256 r[8];
+    for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + j * from_step);
+    __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
+    __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
+    __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+    __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+    r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
+    r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+    for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + j * to_step, r[j]);
+}
+ANYMAX_INLINE void gather_lanes(float *to, const float *x, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<float>;
+    if (rows < W) return gather_lanes<float, float>(to, x, rows, n, stride);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t half = 0; half < W; half += 8) transpose8(to + i * W + half, W, x + half * stride + i, stride);
+    for (; i < n; i++)
+        for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
+}
+ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, int64_t n, int64_t stride) {
+    constexpr int64_t W = width<float>;
+    if (rows < W) return scatter_lanes<float, float>(from, out, rows, n, stride);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t half = 0; half < W; half += 8) transpose8(out + half * stride + i, stride, from + i * W + half, W);
+    for (; i < n; i++)
+        for (int64_t r = 0; r < W; r++) out[r * stride + i] = from[i * W + r];
+}
+#endif
+
+// Of as many vectors as one has lanes, what `join` makes of the lanes of each, one a lane.
+template <class F>
+ANYMAX_INLINE vf across(const vf *v, F join) {
+    constexpr int64_t W = width<float>;
+    alignas(64) vf transposed[W];
+    gather_lanes((float *)transposed, (const float *)v, W, W, W);
+    for (int64_t half = W / 2; half; half /= 2)
+        for (int64_t j = 0; j < half; j++) transposed[j] = join(transposed[j], transposed[j + half]);
+    return transposed[0];
+}
+ANYMAX_INLINE vf sums(const vf *v) {
+    return across(v, [](vf a, vf b) { return a + b; });
+}
+
+// The lanes of a vector as vectors of doubles.
+ANYMAX_INLINE vd part(vf v, int h) { return h ? high(v) : low(v); }
+ANYMAX_INLINE vd part(vd v, int) { return v; }
+
+}  // namespace ANYMAX_UNIT

@@ -1,0 +1,197 @@
+// Entmax of any alpha below 2 and normmax, in the words of power.hpp.
+#pragma once
+
+#include "links/power.hpp"
+#include "maps.hpp"
+
+namespace ANYMAX_UNIT {
+
+// sum (slope y + level)^r = 1 with level in (0, 1], y = x - max(x).
+struct Curve {
+    static constexpr double start = 1.0;
+    double slope, r;
+    int32_t quarters;  // 4 (r - 1) where that is a whole number: products and roots alone
+
+    // r = 1 / c of an alpha such as 1.2 is a few roundings off a whole number.
+    Curve(double c, double exponent) : slope(c), r(exponent), quarters(-1) {
+        const double q = ::floor((exponent - 1.0) * 4.0 + 0.5);
+        if (q >= 0.0 && q <= 256.0 && fabs((exponent - 1.0) * 4.0 - q) <= 1e-13 * exponent) quarters = (int32_t)q;
+    }
+    bool swept() const { return slope < 0.4 && (quarters == 8 || quarters == 12); }  // entmax 4/3 and 5/4: `sweep_root` has them
+
+    // u^(r-1) of K vectors in [0, 1], in their place.
+    template <int K, class V>
+    ANYMAX_INLINE void rates(V *u) const {
+        typedef scalar<V> S;
+        if (quarters >= 0) {
+            V w[K];
+            for (int j = 0; j < K; j++) w[j] = all<V>(S(1));
+            if (quarters & 2)
+                for (int j = 0; j < K; j++) w[j] = root2(u[j]);
+            if (quarters & 1)
+                for (int j = 0; j < K; j++) w[j] = w[j] * root2(root2(u[j]));
+            for (int32_t k = quarters >> 2; k; k >>= 1) {
+                if (k & 1)
+                    for (int j = 0; j < K; j++) w[j] = w[j] * u[j];
+                for (int j = 0; j < K; j++) u[j] = u[j] * u[j];
+            }
+            for (int j = 0; j < K; j++) u[j] = w[j];
+            return;
+        }
+        const S least = sizeof(S) == 4 ? S(1.2e-38) : S(1e-300);
+        V v[K];
+        for (int j = 0; j < K; j++) v[j] = larger(u[j], all<V>(least));
+        power_inside<K>(v, r - 1.0);
+        for (int j = 0; j < K; j++) u[j] = u[j] > V{} ? v[j] : V{};
+    }
+
+    // u of K vectors, and its rates.
+    template <int K, class V>
+    ANYMAX_INLINE void terms(const V *y, V level, V *u, V *rate) const {
+        for (int j = 0; j < K; j++) rate[j] = u[j] = larger(y[j] * (scalar<V>)slope + level, V{});
+        rates<K>(rate);
+    }
+
+    template <class C>
+    struct At {
+        const Curve &curve;
+        C level;
+        template <class V>
+        ANYMAX_INLINE void terms(V y, V &value, V &rate) const {
+            V u;
+            curve.terms<1>(&y, all<V>((scalar<V>)level), &u, &rate);
+            value = u * rate;
+        }
+    };
+    template <class C>
+    ANYMAX_INLINE At<C> at(C level) const {
+        return At<C>{*this, level};
+    }
+    ANYMAX_INLINE double step(double s0, double s1) const { return -s0 * ::expm1(-::log(s0) / r) / s1; }
+    template <class V>
+    ANYMAX_INLINE V steps(V s0, V s1) const {  // of many rows
+        const V l = log(s0);
+        const V whole_ = s0 - s0 * exp(l * scalar<V>(-1.0 / r)), part = s0 * l * scalar<V>(1.0 / r);  // near 1 the difference would cancel
+        return (absolute(l) < scalar<V>(sizeof(scalar<V>) == 4 ? 3e-4 : 1e-8) ? part : whole_) / s1;
+    }
+    ANYMAX_INLINE double reach(double level) const { return -level / slope; }
+    ANYMAX_INLINE double tau(double level) const { return -level / slope; }
+    bool near_one() const { return false; }
+};
+
+// How far from 1 a sum of p may be: what it takes to be 1 is made good to first order in the result.
+constexpr double ENOUGH = 2e-6;
+
+// add(value, rate) of `count` vectors y(i), of the first `whole` of them the sums of four.
+template <class F, class G>
+ANYMAX_INLINE void curve_sums(const Curve &curve, int64_t whole, int64_t count, vf level, F y, G add) {
+    int64_t i = 0;
+    for (; i + 4 <= whole; i += 4) {
+        vf v[4], u[4], rate[4], s0{}, s1{};
+        for (int j = 0; j < 4; j++) v[j] = y(i + j);
+        curve.terms<4>(v, level, u, rate);
+        for (int j = 0; j < 4; j++) s0 += u[j] * rate[j], s1 += rate[j];
+        add(s0, s1);
+    }
+    for (; i < count; i++) {
+        vf v = y(i), u, rate;
+        curve.terms<1>(&v, level, &u, &rate);
+        add(u * rate, rate);
+    }
+}
+
+// The sums in doubles, and their terms; beyond `count` y is asked for one vector more where that is odd.
+struct CurveTerms {
+    vd s0, s1;
+};
+template <class F>
+ANYMAX_INLINE CurveTerms curve_terms(const Curve &curve, int64_t count, vd level, F y, vd *value, vd *rate) {
+    CurveTerms s{};
+    for (int64_t i = 0; i < count; i += 2) {
+        const vd v[2] = {y(i), y(i + 1)};
+        vd u[2];
+        curve.terms<2>(v, level, u, rate + i);
+        value[i] = u[0] * rate[i], value[i + 1] = u[1] * rate[i + 1];
+        s.s0 += value[i] + value[i + 1], s.s1 += rate[i] + rate[i + 1];
+    }
+    return s;
+}
+
+// Omega of a row, a probability at a time.
+struct Omega {
+    Link link;
+    double alpha, norm;
+    explicit Omega(Link l, double param) : link(l), alpha(param), norm(0.0) {}
+    ANYMAX_INLINE double of(double p) {
+        const double c = alpha - 1.0;
+        if (link == POWER1 || link == CAPPED) return 0.5 * p * (p - 1.0);
+        if (link != NORM) return p * ::expm1(c * ::log(p)) / (c * alpha);
+        norm += ::exp(alpha * ::log(p));
+        return 0.0;
+    }
+    ANYMAX_INLINE double rest() const { return link == NORM ? ::expm1(::log(norm) / alpha) : 0.0; }
+};
+
+// A link of entmax below alpha = 2, or normmax, of floats.
+inline Curve curve_of(Link link, double param) {
+    return link == NORM ? Curve(1.0, param / (param - 1.0)) : Curve(param - 1.0, 1.0 / (param - 1.0));
+}
+inline Finish finish_of(Link link) { return link == NORM ? NORMMAX_FINISH : ENTMAX_FINISH; }
+
+// Any slope c and exponent r: entmax (r = 1/c) and normmax (c = 1). Near alpha = 1 `level` is that of y itself, u = 1 + c (y + level), lest the
+// digits of u be lost in its distance from 1.
+struct AnyPower {
+    double slope, r;
+    bool near;
+    double start;
+    bool whole;
+
+    AnyPower(double c, double exponent)
+        : slope(c), r(exponent), near(c < 0.3), start(near ? 0.0 : 1.0), whole(c > 0.0) {}
+
+    // Near alpha = 1 as P (1 + c y / base)^r, with P and base those of the maximum: in a flat row over many classes the level is large and y
+    // small, and their sum would round away what tells the classes apart.
+    struct At {
+        double slope, r, level, base, log_p;
+        bool near;
+        ANYMAX_INLINE void terms(vd y, vd &value, vd &rate) const {
+            if (near) {
+                vd w = larger(y * (slope / base), all<vd>(-1.0));
+                vd u = w + 1.0;
+                value = exp(log1p(w) * r + log_p);
+                rate = u > vd{} ? (u < inf64 ? value / (u * base) : vd{}) : vd{};
+                value = u > vd{} ? value : vd{};
+            } else {
+                vd u = larger(y * slope + level, vd{});
+                rate = u > vd{} ? exp(log(u) * (r - 1.0)) : vd{};
+                value = u * rate;
+            }
+        }
+        ANYMAX_INLINE void terms(vf y, vf &value, vf &rate) const {
+            vd v0, v1, k0, k1;
+            terms(low(y), v0, k0);
+            terms(high(y), v1, k1);
+            value = join(v0, v1);
+            rate = join(k0, k1);
+        }
+    };
+    At at(double level) const {
+        return At{slope, r, level, near ? 1.0 + slope * level : 1.0, near ? ::log1p(slope * level) * r : 0.0, near};
+    }
+    bool near_one() const { return near; }
+    double step(double s0, double s1) const {
+        double fall = -s0 * ::expm1(-::log(s0) / r) / s1;
+        return near ? fall / slope : fall;
+    }
+    double reach(double level) const {
+        if (slope <= 0.0) return -inf64;
+        return near ? -1.0 / slope - level : -level / slope;
+    }
+    double tau(double level) const { return near ? -1.0 / slope - level : -level / slope; }
+    double floor(double n) const {
+        double least = ::exp(-::log(n) / r);  // u where every p is 1/n
+        return near ? ::expm1(-::log(n) / r) / slope : least;
+    }
+};
+
+}  // namespace ANYMAX_UNIT

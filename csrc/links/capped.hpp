@@ -1,0 +1,138 @@
+// Budget: p = clip(x - tau, 0, 1), which sums to k.
+#pragma once
+
+#include "core/lanes.hpp"
+
+namespace ANYMAX_UNIT {
+
+// -- one row, in doubles
+
+// Of y in whole vectors the level in [0, 1] where clip(y + level, 0, 1) sums to k, but for `lost` of the terms that lie between.
+struct Filled {
+    double level, lost;
+};
+static Filled budget_level(const double *y, int64_t count, double k) {
+    double low = 0.0, high = 1.0, level = 0.5, excess = 0.0;
+    int64_t inside = 0;
+    for (int turn = 0; turn < 200; turn++) {
+        vd s0{};
+        vl s1{};
+        int64_t full = 0;
+        for (int64_t i = 0; i < count;) {  // sums of blocks: a long row rounds no more than a short one
+            vd block{};
+            for (const int64_t end = i + 64 * width<double> < count ? i + 64 * width<double> : count; i < end; i += width<double>) {
+                vd t = load(y + i) + level;
+                vl in = (t > vd{}) & (t < 1.0), whole = t >= 1.0;
+                block += in ? t : vd{};
+                s1 += in;
+                full += __builtin_popcount(bits(whole));
+            }
+            s0 += block;
+        }
+        inside = 0;
+        for (int64_t j = 0; j < width<double>; j++) inside -= s1[j];
+        excess = (sum(s0) - k) + (double)full;
+        if (excess > 0.0)
+            high = level;
+        else
+            low = level;
+        double next = inside ? level - excess / (double)inside : 0.5 * (low + high);
+        if (excess == 0.0 || next == level) break;
+        if (!(next > low && next < high)) next = 0.5 * (low + high);
+        if (!(next > low && next < high)) break;
+        level = next;
+    }
+    return Filled{level, inside ? excess / (double)inside : 0.0};
+}
+
+// -- rows one a lane
+
+// Sums of clip(x - tau, 0, 1): what lies between, how many that are, and how many are 1.
+template <class V>
+struct ClipSums {
+    V part, inside, full;
+};
+template <class V>
+ANYMAX_INLINE void clip_step(V v, ClipSums<V> &s) {
+    const V one = all<V>(scalar<V>(1));
+    const auto full = v >= one, some = v > V{};
+    s.part += some ? (full ? V{} : v) : V{};
+    s.inside += some ? one : V{};
+    s.full += full ? one : V{};
+}
+#if defined(__AVX512F__)
+ANYMAX_INLINE void clip_step(vf v, ClipSums<vf> &s) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_GT_OQ), full = _mm512_cmp_ps_mask((__m512)v, one, _CMP_GE_OQ);
+    s.part = (vf)_mm512_mask_add_ps((__m512)s.part, _mm512_kandn(full, some), (__m512)s.part, (__m512)v);
+    s.inside = (vf)_mm512_mask_add_ps((__m512)s.inside, some, (__m512)s.inside, one);
+    s.full = (vf)_mm512_mask_add_ps((__m512)s.full, full, (__m512)s.full, one);
+}
+ANYMAX_INLINE void clip_step(vd v, ClipSums<vd> &s) {
+    const __m512d one = _mm512_set1_pd(1.0);
+    const __mmask8 some = _mm512_cmp_pd_mask((__m512d)v, _mm512_setzero_pd(), _CMP_GT_OQ), full = _mm512_cmp_pd_mask((__m512d)v, one, _CMP_GE_OQ);
+    s.part = (vd)_mm512_mask_add_pd((__m512d)s.part, (__mmask8)(some & ~full), (__m512d)s.part, (__m512d)v);
+    s.inside = (vd)_mm512_mask_add_pd((__m512d)s.inside, some, (__m512d)s.inside, one);
+    s.full = (vd)_mm512_mask_add_pd((__m512d)s.full, full, (__m512d)s.full, one);
+}
+#endif
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_sums(int64_t n, V tau, F x) {
+    ClipSums<V> s{};
+    for (int64_t i = 0; i < n; i += 8) {  // sums of eight: the rounding of one long sum would show
+        ClipSums<V> t{}, u{};
+        for (int64_t j = i; j < i + 8; j += 2) clip_step(x(j) - tau, t), clip_step(x(j + 1) - tau, u);
+        s.part += t.part + u.part, s.inside += t.inside + u.inside, s.full += t.full + u.full;
+    }
+    s.inside = s.inside - s.full;
+    return s;
+}
+
+// Newton's steps within a bracket [low, high] of tau, until no lane moves by more than `fine`, or no sum is off by more.
+template <class V, class F>
+ANYMAX_INLINE ClipSums<V> clip_root(int64_t n, V &tau, V low, V high, V k, scalar<V> fine, int turns, F x) {
+    ClipSums<V> s{};
+    for (int turn = 0; turn < turns; turn++) {
+        s = clip_sums<V>(n, tau, x);
+        const V excess = (s.part - k) + s.full;
+        low = excess > V{} ? tau : low;
+        high = excess < V{} ? tau : high;
+        const V half = low + (high - low) * scalar<V>(0.5);
+        V next = s.inside > V{} ? tau + excess / larger(s.inside, all<V>(scalar<V>(1))) : half;
+        next = ((next > low) & (next < high)) ? next : half;
+        const auto go = (absolute(excess) > k * fine) & (next != tau);
+        if (!bits(go)) break;
+        tau = go ? next : tau;
+    }
+    return s;
+}
+
+// The shares of a budget of k among scores one row a lane: of tau in floats, and then in doubles, all relative to an origin near to it. It lies between
+// the edge and the largest score.
+constexpr float FLOAT_RANGE = 1e4f;  // scores further apart are solved row by row, in doubles
+ANYMAX_INLINE vd share(vd t, vd lost) {
+    return ((t > vd{}) & (t < 1.0)) ? smaller(larger(t - lost, vd{}), all<vd>(1.0)) : t > vd{} ? all<vd>(1.0) : vd{};
+}
+ANYMAX_INLINE vd left_over(const ClipSums<vd> &s, double k) { return s.inside > vd{} ? ((s.part - k) + s.full) / larger(s.inside, all<vd>(1.0)) : vd{}; }
+inline void share_out(const vf *v, vf *out, int64_t n, vf origin, vf edge, vf top, double k) {
+    vf tau = splat(-0.5f);
+    clip_root<vf>(n, tau, edge - origin, top - origin, splat((float)k), 1e-5f, 24, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    for (int upper = 0; upper < 2; upper++) {
+        auto half = [&](vf u) { return upper ? high(u) : low(u); };
+        auto x = [&](int64_t i) ANYMAX_EACH { return half(v[i]) - half(origin); };  // exact
+        vd at = half(tau);
+        const vd lost = left_over(clip_root<vd>(n, at, half(edge) - half(origin), half(top) - half(origin), all<vd>(k), 1e-12, 100, x), k);
+        for (int64_t i = 0; i < n; i++) store_narrow((float *)(out + i) + upper * width<float> / 2, share(x(i) - at, lost));
+    }
+}
+inline void share_out(const vd *v, vd *out, int64_t n, vd origin, vd edge, vd top, double k) {
+    vd at = all<vd>(-0.5);
+    clip_root<vd>(n, at, edge - origin, top - origin, all<vd>(k), 1e-12, 100, [&](int64_t i) ANYMAX_EACH { return v[i] - origin; });
+    const vd nearer = origin + at;  // what is rounded of differences from there is less than a share's last digit
+    auto x = [&](int64_t i) ANYMAX_EACH { return v[i] - nearer; };
+    at = at - (nearer - origin);  // nothing, but for an origin whose last digit is more than that
+    const vd lost = left_over(clip_root<vd>(n, at, edge - nearer, top - nearer, all<vd>(k), 1e-15, 20, x), k);
+    for (int64_t i = 0; i < n; i++) out[i] = share(x(i) - at, lost);
+}
+
+}  // namespace ANYMAX_UNIT

@@ -1,0 +1,20 @@
+// Ratio maps: p = u(x) / sum u. Each has a file, whose struct gives `weight`, u(x) up to a factor of the row, and `slope`, u'(x) up to the same one;
+// and a line here.
+#pragma once
+
+#include "links/relu.hpp"
+#include "links/sigsoftmax.hpp"
+#include "links/taylor.hpp"
+#include "maps.hpp"
+
+namespace ANYMAX_UNIT {
+
+// f(the weights of a ratio map on this row, whose largest score is `high`).
+template <class C, class F>
+ANYMAX_INLINE void with_ratio(Link link, double param, const C *x, int64_t n, C high, F f) {
+    if (link == TAYLOR) return f(TaylorWeight<C>(x, n, (int)param));
+    if (link == RELU) return f(ReluWeight<C>(high));
+    return f(SigmoidWeight<C>(high));
+}
+
+}  // namespace ANYMAX_UNIT

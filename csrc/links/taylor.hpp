@@ -1,0 +1,65 @@
+// Taylor softmax: u = 1 + x + ... + x^k / k!, k even.
+#pragma once
+
+#include "core/lanes.hpp"
+
+namespace ANYMAX_UNIT {
+
+constexpr int MAX_ORDER = 64;
+
+// Horner's coefficients of f_k(x) / M^k in v = x / M: M^-(k-j) / j!. M is a power of two, so that v is exact; returns 1 / M.
+template <class C>
+inline C taylor_scale(const C *x, int64_t n, int order, C *coefficient) {
+    constexpr int64_t W = width<C>;
+    vec<C> size{};
+    for (int64_t i = 0; i < n; i += W) {
+        const vec<C> v = load_or(x, i, n, C(0));
+        size = larger(size, v > -infinity<C> ? absolute(v) : vec<C>{});
+    }
+    const C most = top(size);
+    int exponent = 0;
+    if (most > C(4)) ::frexp((double)most * 0.25, &exponent);
+    const C inverse = (C)::ldexp(1.0, -exponent);
+    double s = (double)inverse, scale = 1.0, factorial = 1.0;
+    for (int j = 2; j <= order; j++) factorial *= j;
+    double term[MAX_ORDER + 1], whole = 0.0;
+    for (int j = order; j >= 0; j--) {
+        term[j] = scale / factorial;
+        whole = whole * ((double)most * s) + term[j];
+        scale *= s;
+        if (j > 0) factorial /= j;
+    }
+    for (int j = 0; j <= order; j++) coefficient[j] = (C)(term[j] / whole);  // at most 1 at the largest score: 1/64! is no float
+    return inverse;
+}
+
+template <class C>
+ANYMAX_INLINE vec<C> taylor(vec<C> v, const C *coefficient, int order) {
+    vec<C> y = splat(coefficient[order]);
+    for (int j = order - 1; j >= 0; j--) y = y * v + coefficient[j];
+    return y;
+}
+
+// u(x) up to a factor of the row, and u'(x) up to the same one.
+template <class C>
+struct TaylorWeight {
+    C inverse;
+    int order;
+    C coefficient[MAX_ORDER + 1];
+
+    TaylorWeight(const C *x, int64_t n, int k) : order(k) { inverse = taylor_scale(x, n, k, coefficient); }
+    ANYMAX_INLINE vec<C> weight(vec<C> x) const {
+        vec<C> in = x > -infinity<C> ? x : vec<C>{};
+        vec<C> y = larger(taylor<C>(in * inverse, coefficient, order), vec<C>{});
+        return x > -infinity<C> ? y : vec<C>{};
+    }
+    // f_k' = f_(k-1), whose coefficients in v are those of f_k shifted by one
+    ANYMAX_INLINE vec<C> slope(vec<C> x) const {
+        vec<C> in = (x > -infinity<C> ? x : vec<C>{}) * inverse;
+        vec<C> y = splat(coefficient[order] * (C)order);
+        for (int j = order - 1; j >= 1; j--) y = y * in + coefficient[j] * (C)j;
+        return x > -infinity<C> ? y * inverse : vec<C>{};
+    }
+};
+
+}  // namespace ANYMAX_UNIT

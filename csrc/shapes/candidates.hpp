@@ -1,0 +1,133 @@
+// The support of a row, of every map that has zeros.
+#pragma once
+
+#include "links/capped.hpp"
+#include "links/steep.hpp"
+#include "shapes/nucleus.hpp"
+#include "shapes/select.hpp"
+#include "shapes/threshold.hpp"
+
+namespace ANYMAX_UNIT {
+
+// tau - top of a few cells, which is no larger than the row's, by bisection of its logarithm.
+template <class C>
+inline double steep_bound(double c, const Scan<C> &s) {
+    vec<C> a[CELL_VECTORS];
+    const int used = few_cells(s, a);
+    const vec<C> high = splat(s.top);
+    double near = ::exp(-c * ::log((double)(used * width<C>))) / c, far = 1.0 / c;  // the cells alike, or all but one far below
+    for (int turn = 0; turn < 12; turn++) {
+        const double middle = sqrt(near * far);
+        vec<C> total{};
+        for (int j = 0; j < used; j++) {
+            const vec<C> u = (a[j] - high) * (C)c + (C)(c * middle);
+            total += u > vec<C>{} ? exp(log(u) * (C)(1.0 / c)) : vec<C>{};
+        }
+        (sum(total) >= C(1) ? far : near) = middle;
+    }
+    return -far * (1.0 + 1e-5 * (10.0 + c));
+}
+
+template <class C>
+static Support<C> steep_row(double c, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C>) return poisoned<C>(s.sound, s.top != -infinity<C>);
+    C bound = (C)(-1.0 / c * (1.0 + 1e-6));
+    if (cells_above(s, bound) > 12) bound = larger(bound, (C)steep_bound(c, s));
+    if (!(bound < 0)) bound = C(-1e-37);  // the largest score itself is above any
+    Candidates<C> k = collect(x, n, s, bound, scratch);
+    double *y = widen(k, s.top, scratch);
+    double *above = scratch.take<double>(SORTED, k.count + width<double>);
+    if (scratch.failed) return poisoned<C>(true, false);
+    double tau = steep(c, y, k.count, above);
+    return Support<C>{k.index, y, k.count, (double)s.top + tau, true, true};
+}
+
+// clip(y + level, 0, 1) that sums to k: the anchor is the ceil(k)-th largest score, where the level lies in [0, 1].
+template <class C>
+static Support<C> budget_row(double k, const C *x, int64_t n, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C> || k != k) return poisoned<C>(s.sound && k == k, s.top != -infinity<C>);
+    int64_t rank_ = k < (double)n ? (int64_t)::ceil(k) : n;
+    if (rank_ < 1) rank_ = 1;
+    const C reached = reached_by(s, rank_);
+    C bound = reached;
+    if (reached != -infinity<C>) {
+        const C slack = C(1e-6) * (C(1) + (reached < 0 ? -reached : reached));
+        bound = reached - C(1) - slack;
+        if (s.block == 16 && cells_above(s, bound - s.top) * 2 > s.count * width<C>) {  // of a long row of much alike scores: by all its cells
+            const int64_t cells = s.count * width<C>;
+            double *y = scratch.take<double>(WIDE, cells);
+            if (!y) return poisoned<C>(true, false);
+            for (int64_t i = 0; i < cells; i += width<double>) store(y + i, load_wide(s.cells + i) - (double)reached);
+            bound = larger(bound, reached - (C)(budget_level(y, cells, k).level * (1.0 + 1e-6)) - slack);
+        }
+    }
+    Candidates<C> c = collect_from(x, n, s, bound, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    const int64_t count = c.count;
+    if (count < rank_) rank_ = count;
+    const C edge = select(c.value, count, rank_, 0, lowest_of(c.value, count), count, s.top);
+    C anchor = s.top;
+    for (int64_t i = 0; i < count; i++) anchor = c.value[i] >= edge && c.value[i] < anchor ? c.value[i] : anchor;
+    double *y = widen(c, anchor, scratch);
+    if (scratch.failed) return poisoned<C>(true, false);
+    if (k >= (double)count) {
+        for (int64_t i = 0; i < count; i++) y[i] = 1.0;
+        return Support<C>{c.index, y, count, (double)lowest_of(c.value, count) - 1.0, true, true};
+    }
+    const auto [level, lost] = budget_level(y, count, k);
+    for (int64_t i = 0; i < count; i++) {
+        double t = y[i] + level;
+        if (t > 0.0 && t < 1.0) {
+            t -= lost;
+            t = t < 0.0 ? 0.0 : t > 1.0 ? 1.0 : t;
+        }
+        y[i] = t <= 0.0 ? 0.0 : t >= 1.0 ? 1.0 : t;
+    }
+    return Support<C>{c.index, y, count, (double)anchor - level, true, true};
+}
+
+template <class C>
+static Support<C> truncated(Kept<C> &kept, double &z, Scratch &scratch) {
+    if (scratch.failed || !kept.sound || !kept.any) return poisoned<C>(kept.sound, kept.any);
+    z = exponentials(kept);
+    double *p = scratch.take<double>(WIDE, kept.count + 8);
+    if (!p) return poisoned<C>(true, false);
+    const double scale = 1.0 / z;
+    for (int64_t i = 0; i < kept.count; i++) p[i] = (double)kept.value[i] * scale;
+    return Support<C>{kept.index, p, kept.count, (double)kept.top + ::log(z), true, true};
+}
+
+// The non-zeros of a row of a map that has zeros.
+template <class C>
+static Support<C> support_of(Link link, double param, const C *x, int64_t n, Scratch &scratch, const Team &team, Scan<C> *known = nullptr) {
+    const double c = param - 1.0;
+    double z;
+    switch (link) {
+        case POWER1: return threshold_row(Power<1>(), x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER2: return threshold_row(Power<2>(), x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER3:
+            if (sizeof(C) == 8) return threshold_row(Power<3>(), x, n, ENTMAX_FINISH, known, scratch, team);
+            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case POWER4:
+            if (sizeof(C) == 8) return threshold_row(Power<4>(), x, n, ENTMAX_FINISH, known, scratch, team);
+            return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case CURVE: return curve_row(c, 1.0 / c, x, n, ENTMAX_FINISH, known, scratch, team);
+        case ANY_POWER: return threshold_row(AnyPower(c, 1.0 / c), x, n, ENTMAX_FINISH, known, scratch, team);
+        case STEEP: return steep_row(c, x, n, scratch, team);
+        case NORM: return curve_row(1.0, param / c, x, n, NORMMAX_FINISH, known, scratch, team);
+        case CAPPED: return budget_row(param, x, n, scratch, team);
+        case LARGEST: {
+            Kept<C> kept = largest_row(x, n, (int64_t)param, scratch, team);
+            return truncated(kept, z, scratch);
+        }
+        case NUCLEUS: {
+            Kept<C> kept = nucleus_row(x, n, param, scratch, team);
+            return truncated(kept, z, scratch);
+        }
+        default: return poisoned<C>(false, true);
+    }
+}
+
+}  // namespace ANYMAX_UNIT

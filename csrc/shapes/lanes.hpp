@@ -1,0 +1,216 @@
+// Rows one a lane: counting, softmax, levels of the links.
+#pragma once
+
+#include "core/rows.hpp"
+#include "links/any_power.hpp"
+#include "plan.hpp"
+
+namespace ANYMAX_UNIT {
+
+// -- the k largest
+
+// One more if v >= middle; else the largest below it so far.
+template <class V>
+ANYMAX_INLINE void count_step(V v, V middle, V &count, V &under) {
+    const auto m = v >= middle;
+    count = count + (m ? all<V>(1) : V{});
+    under = larger(under, m ? under : v);
+}
+#if defined(__AVX512F__)
+ANYMAX_INLINE void count_step(vf v, vf middle, vf &count, vf &under) {
+    const __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)middle, _CMP_GE_OQ);
+    count = (vf)_mm512_mask_add_ps((__m512)count, m, (__m512)count, _mm512_set1_ps(1.0f));
+    under = (vf)_mm512_mask_max_ps((__m512)under, (__mmask16)~m, (__m512)under, (__m512)v);
+}
+#endif
+
+// The level t of each lane for which `want` of v (n, in eights) are >= t; where there is none within `turns` turns (ties), `low` is the best that has
+// more. Levels are guessed until at most three entries are missing; those are taken one by one, each as the largest below the last. The guess is where
+// the logarithm of the count would be that of `want` on a straight line (log(a / b) as 2 (a - b) / (a + b)), for counts fall off like that in a tail;
+// an end of the bracket that stays while the other one moves twice counts half.
+template <class C>
+ANYMAX_INLINE ints<C> lanes_count(const vec<C> *v, int64_t n, vec<C> want, vec<C> &low, vec<C> at_low, vec<C> high, int turns) {
+    vec<C> at_high = splat(C(1)), below = high, less_low = splat(C(1)), less_high = less_low;
+    const ints<C> never = ~(low < high);
+    ints<C> found = at_low == want, known{}, raised{};
+    for (int turn = 0; turn < turns && !every<C>(found | never); turn++) {
+        const vec<C> from = at_low + C(0.75), to = at_high - C(0.25);
+        const vec<C> a = (from - want) * (want + to) * less_low, b = (want - to) * (from + want) * less_high;
+        const vec<C> part = turn > 4 && turn % 4 == 3 ? splat(C(0.5)) : a / (a + b);
+        vec<C> middle = larger(low + (high - low) * part, low);
+        middle = (known & (at_high >= want - C(3))) ? below : middle;
+        vec<C> s{}, t{}, under_s = low, under_t = low;
+        for (int64_t i = 0; i < n; i += 8)
+            for (int64_t j = 0; j < 8; j += 2) {
+                count_step(v[i + j], middle, s, under_s);
+                count_step(v[i + j + 1], middle, t, under_t);
+            }
+        const vec<C> count = s + t;
+        const ints<C> go = ~(found | never), up = go & (count >= want), down = go & ~up;
+        less_high = (up & raised) ? less_high * C(0.5) : down ? splat(C(1)) : less_high;
+        less_low = (down & known & ~raised) ? less_low * C(0.5) : up ? splat(C(1)) : less_low;
+        low = up ? middle : low, at_low = up ? count : at_low;
+        high = down ? middle : high, at_high = down ? count : at_high;
+        below = down ? larger(under_s, under_t) : below;
+        known |= down, raised = (raised | up) & ~down;
+        found |= go & (count == want);
+    }
+    return found;
+}
+
+// Softmax over the entries of v (n, in eights) from `low` on, in their place; 0 for the others.
+template <class C>
+ANYMAX_INLINE void lanes_softmax(vec<C> *v, int64_t n, vec<C> low, vec<C> high) {
+    vec<C> z{};
+    for (int64_t i = 0; i < n;) {
+        vec<C> part{};  // sums of sums: one long one would lose what is small beside the largest
+        for (const int64_t end = i + 32 < n ? i + 32 : n; i < end; i += 4) {
+            vec<C> e[4];
+            ints<C> keep[4];
+            for (int j = 0; j < 4; j++) keep[j] = v[i + j] >= low, e[j] = keep[j] ? v[i + j] - high : splat(-infinity<C>);
+            exp_below<4>(e);
+            for (int j = 0; j < 4; j++) v[i + j] = keep[j] ? e[j] : vec<C>{};
+            part += (v[i] + v[i + 1]) + (v[i + 2] + v[i + 3]);
+        }
+        z += part;
+    }
+    const vec<C> scale = C(1) / z;
+    for (int64_t i = 0; i < n; i++) v[i] = v[i] * scale;
+}
+
+// log sum exp(y) of each lane, where y is at most 0 and once 0 or more: log1p of the rest, which keeps the digits of a small one. In doubles.
+template <class C, class F>
+ANYMAX_INLINE void lanes_log_sum(int64_t n, F y_of, vd *out) {
+    constexpr int PARTS = sizeof(C) == 4 ? 2 : 1;
+    vd rest[2]{};
+    vec<C> tied{};
+    for (int64_t i = 0; i < n; i += 4) {
+        vec<C> y[4], e[4], sum{};
+        for (int64_t j = 0; j < 4; j++) y[j] = e[j] = y_of(i + j);
+        exp_below<4>(e);
+        for (int64_t j = 0; j < 4; j++) {
+            tied += y[j] == vec<C>{} ? splat(C(1)) : vec<C>{};
+            sum += y[j] == vec<C>{} ? vec<C>{} : e[j];
+        }
+        for (int h = 0; h < PARTS; h++) rest[h] += part(sum, h);
+    }
+    for (int h = 0; h < PARTS; h++) out[h] = log1p(rest[h] + (part(tied, h) - 1.0));
+}
+
+// -- sparsemax and entmax 3/2
+
+template <class C, int R>
+struct TileSums {
+    vec<C> s0, s1;
+};
+
+template <class C, int R>
+ANYMAX_INLINE TileSums<C, R> tile_sums(const vec<C> *v, int64_t n, vec<C> level) {
+    TileSums<C, R> s{};
+    int64_t i = 0;
+    auto term = [&](vec<C> y, vec<C> &s0, vec<C> &s1) {
+        const vec<C> u = larger(y * C(Power<R>::slope) + level, vec<C>{}), rate = Power<R>::rate(u);
+        s0 += Power<R>::value(u, rate), s1 += rate;
+    };
+    for (; i + 8 <= n; i += 8) {  // sums of eight, then the sum of them: the rounding of one long sum would show
+        vec<C> a0{}, a1{}, b0{}, b1{};
+        for (int64_t j = 0; j < 8; j += 2) {
+            term(v[i + j], a0, a1);
+            term(v[i + j + 1], b0, b1);
+        }
+        s.s0 += a0 + b0, s.s1 += a1 + b1;
+    }
+    for (; i < n; i++) term(v[i], s.s0, s.s1);
+    return s;
+}
+
+template <class C, int R>
+ANYMAX_INLINE vec<C> tile_fall(const TileSums<C, R> &s) {
+    return (R == 2 ? (s.s0 - root2(s.s0)) : (s.s0 - C(1)) * C(Power<R>::slope)) / s.s1;
+}
+
+// A level that is surely not too low, from the maxima of disjoint sets of a row's entries.
+template <class C, int R>
+ANYMAX_INLINE vec<C> tile_level(const vec<C> *cell, int64_t cells, int turns) {
+    vec<C> level = splat(C(1));
+    for (int turn = 0; turn < turns; turn++) {
+        vec<C> fall = tile_fall(tile_sums<C, R>(cell, cells, level));
+        level = fall > vec<C>{} ? level - fall : level;
+    }
+    return smaller(level * (C(1) + (sizeof(C) == 4 ? C(1.2e-6) : C(2.4e-15))), splat(C(1)));
+}
+
+// From such a level to the row's, but for `lost`, which is made good to first order in the result.
+template <class C, int R>
+ANYMAX_INLINE void tile_root(const vec<C> *v, int64_t n, vec<C> &level, vec<C> &lost) {
+    const C fine = R == 1 ? (sizeof(C) == 4 ? C(1.5e-7) : C(3e-16)) : sizeof(C) == 4 ? C(5e-5) : C(1e-8);
+    TileSums<C, R> s{};
+    for (int turn = 0; turn < 60; turn++) {
+        s = tile_sums<C, R>(v, n, level);
+        vec<C> fall = tile_fall(s);
+        ints<C> go = fall > level * fine;
+        if (!bits(go)) break;
+        level = go ? level - fall : level;
+    }
+    lost = (s.s0 - C(1)) / s.s1;
+}
+
+template <class C, int R>
+ANYMAX_INLINE vec<C> power_value(vec<C> y, vec<C> level, vec<C> lost) {
+    return Power<R>::p(larger(y * C(Power<R>::slope) + level, vec<C>{}), lost);
+}
+
+// Of the lanes of part h the losses for the class with the score `aim`, sum p (x - aim) less Omega, and tau: in doubles, from the level that was found.
+// p goes to every vector of `to`, in the type of the scores, if that is not NULL; u takes as many.
+template <class C, int R>
+inline void power_loss(const vec<C> *x, int64_t n, vec<C> high, vec<C> level, vec<C> aim, int h, vd *u, double *value, double *tau, C *to) {
+    const vd top_ = part(high, h), at = part(level, h), target = part(aim, h);
+    vd s0{}, s1{}, sum{};
+    for (int64_t i = 0; i < n; i++) {
+        u[i] = larger((part(x[i], h) - top_) * Power<R>::slope + at, vd{});
+        const vd rate = Power<R>::rate(u[i]);
+        s0 += Power<R>::value(u[i], rate), s1 += rate;
+    }
+    const vd lost = (s0 - 1.0) / s1;
+    for (int64_t i = 0; i < n; i++) {
+        const vd p = Power<R>::p(u[i], lost);
+        sum += p > vd{} ? p * ((part(x[i], h) - target) + Power<R>::own(p)) : vd{};
+        if (to) store_narrow(to + i * width<C>, p);
+    }
+    store(value + h * width<double>, target == -inf64 ? all<vd>(inf64) : larger(sum, vd{}));
+    store(tau + h * width<double>, top_ - (at - lost / R) * R);
+}
+
+// -- entmax of any alpha, normmax
+
+// The level of each lane, as near as floats come, from one that is not too low. A lane that is there stays, whatever the others do.
+ANYMAX_INLINE vf curve_level(const Curve &curve, const vf *v, int64_t n, vf level, int turns) {
+    vi go = level == level;
+    for (int turn = 0; turn < turns && bits(go); turn++) {
+        vf s0{}, s1{};
+        curve_sums(curve, n, n, level, [&](int64_t i) ANYMAX_EACH { return v[i]; }, [&](vf a, vf b) ANYMAX_EACH { s0 += a, s1 += b; });
+        const vf fall = curve.steps(s0, s1);
+        go &= (fall > vf{}) & (fall < level);
+        level = go ? level - fall : level;
+        go &= fall * (float)curve.r > level * 3e-4f;  // the next step is its square
+    }
+    return level;
+}
+
+// From such levels to the rows', in doubles, of half the lanes: the terms there, and what makes p of them (finished).
+ANYMAX_INLINE void curve_finish(const Curve &curve, const vf *x, vd top_, int64_t n, bool upper, vd level, Finish finish, vd *value, vd *rate, vd &lost,
+                                vd &share) {
+    const double enough = finish == NORMMAX_FINISH ? 1e-11 : ENOUGH;
+    CurveTerms s{};
+    for (int turn = 0; turn < 40; turn++) {
+        // x less its maximum would be rounded in floats
+        s = curve_terms(curve, n, level, [&](int64_t i) ANYMAX_EACH { return i < n ? (upper ? high(x[i]) : low(x[i])) - top_ : all<vd>(-inf64); }, value, rate);
+        const vd next = level - curve.steps(s.s0, s.s1);
+        const vl go = (absolute(s.s0 - 1.0) > enough) & (next > 0.0) & (next != level);
+        if (!bits(go)) break;
+        level = go ? next : level;
+    }
+    lost = (s.s0 - 1.0) / s.s1, share = 1.0 / s.s1;
+}
+
+}  // namespace ANYMAX_UNIT

@@ -1,0 +1,402 @@
+// One row of each operation.
+#pragma once
+
+#include "core/families.hpp"
+#include "shapes/backward.hpp"
+#include "shapes/candidates.hpp"
+#include "shapes/ratio.hpp"
+
+namespace ANYMAX_UNIT {
+
+template <class C>
+static void perturb_probabilities(const anymax_call &call, const C *x, int64_t n, C *p, double *tau, Scratch &scratch) {
+    double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+    if (work) perturb_forward<C>(call.noise, call.param, call.nodes, x, n, p, tau, work);
+}
+
+// Sparsemax and entmax 3/2, 4/3, 5/4 of a row that is short or mostly support. False: the candidates serve it better.
+template <class C, int R>
+static bool swept_row(const anymax_call &call, int64_t row, Way way, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    const Scan<C> s = scanned(x, n, &known, scratch, team);
+    if (scratch.failed || !s.sound || s.top == -infinity<C>) return false;
+    double level;
+    C bound = bound_of(Power<R>(), s, level);
+    known.level = level;
+    if (way == SWEEP_CROWDED && !crowded(s, bound)) return false;
+    const Edge edge = sweep_root<C, R>(x, n, s.top, Power<R>().tau(level));
+    C *to = out.direct && (out.direct != x || !call.support.count) ? out.direct : scratch.take<C>(RESULT, n);
+    if (!to) return true;
+    pieces(team, n, [&](int64_t, int64_t b, int64_t e) { sweep_write<C, R>(to, x, b, e, n, s.top, edge, out.bypass && to == out.direct); });
+    if (call.support.count) save_nonzeros(call, row, to, scratch);
+    if (to != out.direct) {
+        if (out.direct)
+            memcpy(out.direct, to, (size_t)n * sizeof(C));
+        else
+            deliver(out, to);
+    }
+    return true;
+}
+
+template <class C>
+static bool swept(const anymax_call &call, int64_t row, Way way, Link link, const C *x, Scan<C> &known, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    switch (link) {
+        case POWER1: return swept_row<C, 1>(call, row, way, x, known, out, scratch, team);
+        case POWER2: return swept_row<C, 2>(call, row, way, x, known, out, scratch, team);
+        case POWER3: return swept_row<C, 3>(call, row, way, x, known, out, scratch, team);
+        default: return swept_row<C, 4>(call, row, way, x, known, out, scratch, team);
+    }
+}
+
+template <class C>
+static void forward_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch,
+                        const Team &team) {
+    const int64_t n = call.n;
+    if (call.support.count) call.support.count[row] = -1;
+    if (link == EXPONENTIAL) return softmax_row(x, n, out, false, scratch, team);
+    Scan<C> known{};
+    if ((way == SWEEP || way == SWEEP_CROWDED) && swept(call, row, way, link, x, known, out, scratch, team)) return;
+    if (way == COUNT && largest_dense(x, n, (int64_t)param, out, scratch)) return;
+    NucleusRow<C> nucleus;
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return;
+        if (!call.support.count) return emit_over(out, nucleus.e, nucleus);
+        save_nucleus(call, row, nucleus, scratch);
+        return emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH { return load_or(nucleus.e, i, n, C(0)); });
+    }
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team, &known);
+        if (scratch.failed) return;
+        save_support(call, row, found);
+        if (!found.sound) return fill(out, not_a_number<C>);
+        return spread(out, found.index, found.p, found.count, team);
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!sound) return fill(out, not_a_number<C>);
+    if (high == -infinity<C>) return zeros(out, team);
+    if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_row(x, n, u, out, scratch); });
+    C *p = out.direct && out.direct != x ? out.direct : scratch.take<C>(RESULT, n);
+    if (!p) return;
+    perturb_probabilities(call, x, n, p, nullptr, scratch);
+    if (p != out.direct) deliver(out, p);
+}
+
+template <class C>
+static void log_row(const anymax_call &call, Link link, double param, const C *x, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    if (link == EXPONENTIAL) return softmax_row(x, n, out, true, scratch, team);
+    if (link == SIGMOID) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) return fill(out, -infinity<C>);
+        const SigmoidWeight<C> u(high);
+        C *e = scratch.take<C>(EXTRA, n);
+        if (!e) return;
+        const vec<C> l = splat((C)::log(weight_sum(x, n, u, e)));
+        return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
+            vec<C> v = load_or(x, i, n, C(0));
+            return v > -infinity<C> ? u.logarithm(v) - l : splat(-infinity<C>);
+        });
+    }
+    Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
+    if (scratch.failed) return;
+    if (!kept.sound) return fill(out, not_a_number<C>);
+    fill(out, -infinity<C>);
+    if (!kept.any) return;
+    double z = exponentials(kept);
+    const C l = (C)::log(z);
+    for (int64_t i = 0; i < kept.count; i++) put(out, kept.index[i], (C)(x[kept.index[i]] - kept.top) - l);
+}
+
+// For log p: g - p sum g over the classes that have a probability; sigsoftmax multiplies by (log u)' = 1 + sigmoid(-x).
+template <class C>
+static void log_vjp_row(const anymax_call &call, const C *x, const C *log_p, const C *g, const Sink<C> &out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    constexpr int64_t W = width<C>;
+    vd wide{};
+    for (int64_t i = 0; i < n; i += W) {
+        vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
+        wide = widen_add(wide, l == -infinity<C> ? vec<C>{} : h);
+    }
+    const vec<C> total = splat((C)sum(wide));
+    const bool sigmoid = link_of(call.map, call.param) == SIGMOID;
+    emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH {
+        vec<C> l = load_or(log_p, i, n, -infinity<C>), h = load_or(g, i, n, C(0));
+        vec<C> d = h - exp(l) * total;
+        if (sigmoid) {
+            vec<C> s = load_or(x, i, n, C(0)), e = exp(-absolute(s));
+            d = d * (C(1) + (s < vec<C>{} ? splat(C(1)) : e) / (e + C(1)));
+        }
+        return l == -infinity<C> ? vec<C>{} : d;
+    });
+}
+
+template <class C>
+static double tau_row(const anymax_call &call, Link link, double param, const C *x, Scratch &scratch, const Team &team) {
+    if (link == EXPONENTIAL) return lse_row(x, call.n, nullptr, scratch, team);
+    if (has_zeros(link)) return support_of(link, param, x, call.n, scratch, team).tau;
+    C high;
+    bool sound;
+    scan_top(x, call.n, high, sound);
+    if (!sound || high == -infinity<C>) return sound ? -inf64 : not_a_number<double>;
+    C *p = scratch.take<C>(RESULT, call.n);
+    double tau = 0.0;
+    if (p) perturb_probabilities(call, x, call.n, p, &tau, scratch);
+    return tau;
+}
+
+// The loss for a target class: Omega*(x) - x_t, as sum p_j (x_j - x_t) - Omega(p), where nothing large cancels.
+template <class C>
+static double loss_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n;
+    const double aim = (double)x[t];
+    double value = 0.0;
+    if (call.support.count) call.support.count[row] = -1;
+    if (link == EXPONENTIAL) {
+        double rest = 0.0, tau = lse_row(x, n, &rest, scratch, team);
+        if (call.tau) ((C *)call.tau)[row] = (C)tau;
+        if (tau != tau) return tau;
+        if (aim == -inf64) return inf64;
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        return ((double)high - aim) + rest;
+    }
+    NucleusRow<C> nucleus;
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return 0.0;
+        if (call.support.count) save_nucleus(call, row, nucleus, scratch);
+        value = ((double)nucleus.high - aim) + ::log1p(nucleus.mass - 1.0);
+        return value > 0.0 ? value : 0.0;
+    }
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team);
+        if (scratch.failed) return 0.0;
+        save_support(call, row, found);
+        if (call.tau) ((C *)call.tau)[row] = (C)found.tau;
+        if (!found.sound) return not_a_number<double>;
+        if (aim == -inf64 || !found.any) return inf64;
+        if (link == LARGEST || link == NUCLEUS) {
+            C high = -infinity<C>;
+            for (int64_t i = 0; i < found.count; i++) high = larger(high, x[found.index[i]]);
+            value = ((double)high - aim) + ::log1p(rest_of(found.count, high, [&](int64_t i) { return x[found.index[i]]; }));
+            return value > 0.0 ? value : 0.0;
+        }
+        Omega omega(link, param);
+        for (int64_t i = 0; i < found.count; i++) {
+            const double p = found.p[i];
+            if (!(p > 0.0)) continue;
+            value += p * ((double)x[found.index[i]] - aim);
+            value -= omega.of(p);
+        }
+        value -= omega.rest();
+        return value > 0.0 ? value : 0.0;
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!sound) return not_a_number<double>;
+    if (aim == -inf64) return inf64;
+    double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+    if (scratch.failed) return 0.0;
+    value = perturb_loss<C>(call.noise, call.param, call.nodes, x, n, t, nullptr, work);
+    return value > 0.0 ? value : 0.0;
+}
+
+// scale (p - y), of the p > 0 at the indices.
+template <class C, class P>
+static void put_gradient(const Sink<C> &out, const int32_t *index, const P *p, int64_t count, int64_t t, C scale, Scratch &scratch, const Team &team) {
+    double *scaled = scratch.take<double>(EXTRA, count + 8);
+    if (!scaled) return;
+    for (int64_t i = 0; i < count; i++) scaled[i] = (double)p[i] * (double)scale;
+    spread(out, index, scaled, count, team);
+    put(out, t, (C)((value_at(index, p, count, t) - 1.0) * (double)scale));
+}
+
+// scale (p - y) for a target class.
+template <class C>
+static void loss_gradient_row(const anymax_call &call, int64_t row, Way way, Link link, double param, const C *x, int64_t t, C scale, const Sink<C> &out, Scratch &scratch,
+                              const Team &team) {
+    const int64_t n = call.n;
+    if (link == EXPONENTIAL) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) {
+            zeros(out, team);
+            return put(out, t, -scale);
+        }
+        const C own = x[t];
+        double rest;  // logsumexp less the maximum; a saved one far from 0 has lost too many digits of that
+        if (call.tau && fabs((double)high) <= (sizeof(C) == 4 ? 32.0 : 4096.0))
+            rest = (double)((const C *)call.tau)[row] - (double)high;
+        else
+            lse_row(x, n, &rest, scratch, team);
+        exp_row(x, high, (C)(::exp(-rest) * (double)scale), out, scratch, team);
+        double p = ::exp(((double)own - (double)high) - rest);
+        return put(out, t, (C)((p - 1.0) * (double)scale));
+    }
+    if (call.support.count && call.support.count[row] >= 0) {
+        const int64_t at = row * call.support.capacity;
+        return put_gradient(out, call.support.index + at, (const C *)call.support.value + at, call.support.count[row], t, scale, scratch, team);
+    }
+    NucleusRow<C> nucleus;
+    if (way == WEIGH && nucleus_row(x, n, param, nucleus, scratch)) {
+        if (scratch.failed) return;
+        const int64_t first = t / width<C> * width<C>;
+        const double own = (double)nucleus(first)[t - first];
+        const vec<C> by = splat(scale);
+        emit_over(out, nucleus.e, [&](int64_t i) ANYMAX_EACH {
+            const vec<C> p = nucleus(i);
+            return p == vec<C>{} ? p : p * by;
+        });
+        return put(out, t, (C)((own - 1.0) * (double)scale));
+    }
+    if (has_zeros(link)) {
+        const Support<C> found = support_of(link, param, x, n, scratch, team);
+        if (scratch.failed) return;
+        if (!found.sound) return fill(out, not_a_number<C>);
+        return put_gradient(out, found.index, found.p, found.count, t, scale, scratch, team);
+    }
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    C *p = scratch.take<C>(EXTRA, n);
+    if (!p) return;
+    if (!sound) return fill(out, not_a_number<C>);
+    if (high == -infinity<C>)
+        memset(p, 0, (size_t)n * sizeof(C));
+    else
+        perturb_probabilities(call, x, n, p, nullptr, scratch);
+    const C own = p[t];
+    emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(p, i, n, C(0)) * scale; });
+    put(out, t, (own - C(1)) * scale);
+}
+
+template <class C>
+static void vjp_any(const anymax_call &call, int64_t row, Link link, double param, const C *x, const C *p, const void *g, const Sink<C> &out, Scratch &scratch,
+                    const Team &team) {
+    const int64_t n = call.n;
+    if (MAPS[call.map].scores) {
+        C high;
+        bool sound;
+        scan_top(x, n, high, sound);
+        if (!sound) return fill(out, not_a_number<C>);
+        if (high == -infinity<C>) return zeros(out, team);
+        const C *h = stage<C>(g, call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+        if (!h) return;
+        if (link != PERTURBED) return with_ratio(link, param, x, n, high, [&](const auto &u) { ratio_vjp_row(u, x, p, h, n, out, scratch, team); });
+        C *to = scratch.take<C>(RESULT, n);
+        double *work = scratch.take<double>(WORK, perturb_work(n, call.nodes));
+        if (scratch.failed) return;
+        perturb_vjp<C>(call.noise, call.param, call.nodes, x, p, h, n, to, work);
+        return emit(out, scratch, team, [=](int64_t i) ANYMAX_EACH { return load_or(to, i, n, C(0)); });
+    }
+    const Sensitivity s(link, param, sizeof(C) == 4);
+    if (call.support.count && call.support.count[row] >= 0) {
+        const int64_t cap = call.support.capacity;
+        return vjp_found(s, call.support.index + row * cap, (const C *)call.support.value + row * cap, call.support.count[row], g, call.g.cls,
+                         call.dtype, out, scratch, team);
+    }
+    vjp_row(s, p, g, call.g.cls, call.dtype, n, out, scratch, team);
+}
+
+template <class C>
+static void largest_of(const anymax_call &call, int64_t row, const C *x, Sink<C> out, Scratch &scratch, const Team &team) {
+    const int64_t n = call.n, k = (int64_t)call.param;
+    out.n = k;
+    int64_t *at = call.positions + row * k;
+    Kept<C> kept = largest_row(x, n, k, scratch, team);
+    if (scratch.failed) return;
+    if (!kept.sound || !kept.any) {
+        for (int64_t i = 0; i < k; i++) {
+            at[i] = i;
+            put(out, i, kept.sound ? -infinity<C> : not_a_number<C>);
+        }
+        return;
+    }
+    // a heap of (value, -index): the largest first, equal ones by their place
+    C *v = kept.value;
+    int32_t *index = kept.index;
+    int64_t size = kept.count;
+    auto before = [&](C a, int32_t i, C b, int32_t j) { return a > b || (a == b && i < j); };
+    auto sift = [&](int64_t i, int64_t end) {
+        C w = v[i];
+        int32_t m = index[i];
+        for (int64_t child; (child = 2 * i + 1) < end; i = child) {
+            if (child + 1 < end && before(v[child + 1], index[child + 1], v[child], index[child])) child++;
+            if (!before(v[child], index[child], w, m)) break;
+            v[i] = v[child], index[i] = index[child];
+        }
+        v[i] = w, index[i] = m;
+    };
+    for (int64_t i = size / 2 - 1; i >= 0; i--) sift(i, size);
+    int64_t i = 0;
+    for (int64_t left = size; left > 0; i++) {
+        put(out, i, v[0]);
+        at[i] = index[0];
+        left--;
+        v[0] = v[left], index[0] = index[left];
+        if (left) sift(0, left);
+    }
+    for (int64_t j = 0; i < k && j < n; j++)  // fewer finite scores than k: the masked ones follow, by their place
+        if (x[j] == -infinity<C>) {
+            put(out, i, -infinity<C>);
+            at[i++] = j;
+        }
+}
+
+// Row r, which is (o, i), by its operation; the rows of its task end at `end`.
+template <class C>
+static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, int64_t end, Way way, Link link, double param, const C *x, const Sink<C> &out,
+                    Scratch &scratch, const Team &team) {
+    const int64_t n = call.n, size = item(call.dtype);
+    switch (call.op) {
+        case ANYMAX_FORWARD: forward_row(call, r, way, link, param, x, out, scratch, team); break;
+        case ANYMAX_LOG: log_row(call, link, param, x, out, scratch, team); break;
+        case ANYMAX_VJP: {
+            if (call.support.count) saved_ahead<C>(call, r, end);
+            const bool saved = call.support.count && call.support.count[r] >= 0;
+            const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            if (saved || p) vjp_any(call, r, link, param, x, p, at(call.g, size, o, i), out, scratch, team);
+            break;
+        }
+        case ANYMAX_LOG_VJP: {
+            const C *p = stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            const C *g = stage<C>(at(call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+            if (p && g) log_vjp_row(call, x, p, g, out, scratch, team);
+            break;
+        }
+        case ANYMAX_LOSS: {
+            const int64_t t = call.index[r];
+            double v = 0.0;
+            if (t >= n)
+                v = not_a_number<double>;
+            else if (t >= 0)
+                v = loss_row(call, r, way, link, param, x, t, scratch, team);
+            if ((t < 0 || t >= n) && call.support.count) call.support.count[r] = 0;
+            ((C *)call.value)[r] = (C)v;
+            break;
+        }
+        case ANYMAX_LOSS_GRAD: {
+            const int64_t t = call.index[r];
+            const C scale = ((const C *)call.scale)[r];
+            if (t < 0)
+                zeros(out, team);
+            else if (t >= n)
+                fill(out, not_a_number<C>);
+            else
+                loss_gradient_row(call, r, way, link, param, x, t, scale, out, scratch, team);
+            break;
+        }
+        case ANYMAX_THRESHOLD: ((C *)call.tau)[r] = (C)tau_row(call, link, param, x, scratch, team); break;
+        case ANYMAX_LARGEST: largest_of(call, r, x, out, scratch, team); break;
+    }
+}
+
+}  // namespace ANYMAX_UNIT

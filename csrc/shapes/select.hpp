@@ -1,0 +1,213 @@
+// Selection by counting: no sort, no branch on a comparison of scores. Softmax over the k largest.
+#pragma once
+
+#include "shapes/exponentials.hpp"
+
+namespace ANYMAX_UNIT {
+
+template <class C>
+inline int64_t count_from(const C *v, int64_t n, C limit) {  // entries >= limit
+    constexpr int64_t W = width<C>;
+    const vec<C> t = splat(limit);
+    int64_t total = 0, i = 0;
+    if (n <= 32 * W) {
+        for (; i + W <= n; i += W) total += __builtin_popcount(bits(load(v + i) >= t));
+        if (i < n) total += __builtin_popcount(bits(load_or(v, i, n, -infinity<C>) >= t));
+        return total;
+    }
+    while (i + W <= n) {
+        ints<C> a{}, b{}, c{}, d{};
+        int64_t end = n - i > (int64_t)4096 * W ? i + (int64_t)4096 * W : n;
+        for (; i + 4 * W <= end; i += 4 * W) {
+            a += load(v + i) >= t;
+            b += load(v + i + W) >= t;
+            c += load(v + i + 2 * W) >= t;
+            d += load(v + i + 3 * W) >= t;
+        }
+        for (; i + W <= end; i += W) a += load(v + i) >= t;
+        a = (a + b) + (c + d);
+        for (int64_t k = 0; k < W; k++) total -= a[k];
+    }
+    for (; i < n; i++) total += v[i] >= limit;
+    return total;
+}
+
+// Floating-point numbers in their order, as integers.
+ANYMAX_INLINE int64_t rank(float v) {
+    int32_t b;
+    __builtin_memcpy(&b, &v, 4);
+    return b < 0 ? (int64_t)INT32_MIN - b : b;
+}
+ANYMAX_INLINE int64_t rank(double v) {
+    int64_t b;
+    __builtin_memcpy(&b, &v, 8);
+    return b < 0 ? INT64_MIN - b : b;
+}
+ANYMAX_INLINE float unrank(int64_t r, float) {
+    int32_t b = r < 0 ? (int32_t)(INT32_MIN - r) : (int32_t)r;
+    float v;
+    __builtin_memcpy(&v, &b, 4);
+    return v;
+}
+ANYMAX_INLINE double unrank(int64_t r, double) {
+    int64_t b = r < 0 ? INT64_MIN - r : r;
+    double v;
+    __builtin_memcpy(&v, &b, 8);
+    return v;
+}
+
+template <class C>
+ANYMAX_INLINE bool neighbours(C low, C high) {
+    return (uint64_t)rank(high) - (uint64_t)rank(low) <= 1;
+}
+// A number between two that are no neighbours: their mean at first, then the one halfway in the order of all numbers, which ends.
+template <class C>
+ANYMAX_INLINE C between(C low, C high, int turn) {
+    if (turn < 40) {
+        C mean = low + (high - low) * C(0.5);
+        if (mean > low && mean < high) return mean;
+    }
+    uint64_t a = (uint64_t)rank(low), b = (uint64_t)rank(high);
+    return unrank((int64_t)(a + (b - a) / 2), C());
+}
+
+// A value t with k <= #(v >= t) <= k + slack; the k-th largest itself where ties allow no other. #(v >= low) = at_low >= k must hold, none is NaN.
+// By counting: the next t is where a straight line through the counts meets k, now and then the middle.
+template <class C>
+inline C select(const C *v, int64_t n, int64_t k, int64_t slack, C low, int64_t at_low, C high) {
+    int64_t at_high = count_from(v, n, high);
+    if (at_high >= k) return high;
+    if (at_low <= k + slack) return low;
+    for (int turn = 0; turn < 200 && !neighbours(low, high); turn++) {
+        C middle = between(low, high, turn < 24 ? turn : 40);
+        if (turn < 24 && turn % 3 != 2) {
+            C part = (C)((double)(at_low - k) - 0.5 * (double)slack) / (C)(at_low - at_high);
+            C line = low + (high - low) * part;
+            if (line > low && line < high) middle = line;
+        }
+        int64_t c = count_from(v, n, middle);
+        if (c >= k) {
+            low = middle, at_low = c;
+            if (c <= k + slack) return low;
+        } else {
+            high = middle, at_high = c;
+        }
+    }
+    return low;
+}
+
+template <class C>
+inline C lowest_of(const C *v, int64_t n) {
+    constexpr int64_t W = width<C>;
+    vec<C> a = splat(infinity<C>), b = a;
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) a = smaller(a, load(v + i)), b = smaller(b, load(v + i + W));
+    for (; i < n; i += W) a = smaller(a, load_or(v, i, n, infinity<C>));
+    return -top(-smaller(a, b));
+}
+
+// The kept entries of a row: their scores and indices, in the row's order.
+template <class C>
+struct Kept {
+    C *value;
+    int32_t *index;
+    int64_t count;
+    C top;
+    bool sound, any;
+};
+
+// Of candidates that hold all entries above `edge` and all equal to it, keeps `left` of the equal ones, the first.
+template <class C>
+inline int64_t keep_first(C *value, int32_t *index, int64_t count, C edge, int64_t left) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        bool above = value[i] > edge, equal = value[i] == edge;
+        bool in = above || (equal && left > 0);
+        left -= equal && in;
+        value[at] = value[i];
+        index[at] = index[i];
+        at += in;
+    }
+    return at;
+}
+
+// A bound that at least k entries reach (-inf where the cells know none), and how many cells do.
+template <class C>
+inline C reached_by(const Scan<C> &s, int64_t k) {
+    const int64_t cells = s.count * width<C>;
+    if (cells < k + k / 4) return -infinity<C>;
+    const C least = -lanes_max(C());
+    const int64_t real = count_from(s.cells, cells, least);
+    if (real < k) return -infinity<C>;
+    C low = lowest_of(s.cells, cells);
+    if (low < least) low = least;
+    return select(s.cells, cells, k, k / 4 + 2, low, real, s.top);
+}
+
+template <class C>
+inline Kept<C> largest_row(const C *x, int64_t n, int64_t k, Scratch &scratch, const Team &team) {
+    Scan<C> s = scan(x, n, scratch, team);
+    Kept<C> kept{nullptr, nullptr, 0, s.top, s.sound, s.top != -infinity<C>};
+    if (!s.sound || !kept.any || scratch.failed) return kept;
+    C edge = -infinity<C>;
+    if (k < n) edge = reached_by(s, k);
+    Candidates<C> c = collect_from(x, n, s, edge, scratch);
+    if (scratch.failed) return kept;
+    kept.value = c.value, kept.index = c.index, kept.count = c.count;
+    if (c.count > k) {
+        edge = select(c.value, c.count, k, 0, edge == -infinity<C> ? lowest_of(c.value, c.count) : edge, c.count, s.top);
+        int64_t above = 0;
+        for (int64_t i = 0; i < c.count; i++) above += c.value[i] > edge;
+        kept.count = keep_first(c.value, c.index, c.count, edge, k - above);
+    }
+    return kept;
+}
+
+// Softmax over what is kept: value becomes exp(x - top); returns their sum.
+template <class C>
+inline double exponentials(Kept<C> &kept) {
+    return exp_sum<C, true>(kept.value, 0, kept.count, kept.top, kept.value);
+}
+
+// Softmax over the k largest of a short row of which they are a large part, without candidates. False where ties, or the shape, ask for candidates.
+template <class C>
+inline bool largest_dense(const C *x, int64_t n, int64_t k, const Sink<C> &out, Scratch &scratch) {
+    constexpr int64_t W = width<C>;
+    if (n > 128 * W || k * 8 < n || k >= n) return false;
+    C high;
+    bool sound;
+    scan_top(x, n, high, sound);
+    if (!sound || high == -infinity<C>) return false;
+    C low = lowest_of(x, n);
+    if (low == -infinity<C>) return false;
+    const C edge = select(x, n, k, 0, low, n, high);
+    if (count_from(x, n, edge) != k) return false;
+    C *e = scratch.take<C>(RESULT, n);
+    if (!e) return true;
+    const vec<C> m = splat(high), t = splat(edge);
+    vd wide{};
+    int64_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W) {
+        vec<C> v[4], w[4], block{};
+        for (int j = 0; j < 4; j++) w[j] = load(x + i + j * W), v[j] = w[j] - m;
+        exp_below<4>(v);
+        for (int j = 0; j < 4; j++) {
+            v[j] = w[j] >= t ? v[j] : vec<C>{};
+            block += v[j];
+            store(e + i + j * W, v[j]);
+        }
+        wide = widen_add(wide, block);
+    }
+    for (; i < n; i += W) {
+        vec<C> w = load_or(x, i, n, -infinity<C>), v = w - m;
+        exp_below<1>(&v);
+        v = w >= t ? v : vec<C>{};
+        wide = widen_add(wide, v);
+        store_part(e + i, v, n - i < W ? n - i : W);
+    }
+    const vec<C> scale = splat((C)(1.0 / sum(wide)));
+    emit_over(out, e, [&](int64_t i) ANYMAX_EACH { return load_or(e, i, n, C(0)) * scale; });
+    return true;
+}
+
+}  // namespace ANYMAX_UNIT
