@@ -405,7 +405,8 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.blockwise", "autodiff.linear", "autodiff.flash", "autodiff.saving", "hf",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.blockwise", "autodiff.linear", "autodiff.flash",
+            "autodiff.saving", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
