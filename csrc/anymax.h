@@ -151,42 +151,6 @@ ANYMAX_API int64_t anymax_saves(int32_t op, int32_t map, double param, int64_t r
 
 ANYMAX_API int anymax_abi(void);
 
-/* For Python, whose headers this library is compiled without: what it needs of the stable ABI, by address. */
-typedef struct {
-    void *none;                            /* Py_None */
-    void (*keep)(void *);                  /* Py_IncRef */
-    void (*drop)(void *);                  /* Py_DecRef */
-    void *(*ask)(void *, ...);             /* PyObject_CallFunctionObjArgs */
-    long long (*integer)(void *);          /* PyLong_AsLongLong */
-    double (*real)(void *);                /* PyFloat_AsDouble */
-    void *(*occurred)(void);               /* PyErr_Occurred */
-    void (*clear)(void);                   /* PyErr_Clear */
-    void *(*leave)(void);                  /* PyEval_SaveThread */
-    void (*enter)(void *);                 /* PyEval_RestoreThread */
-    int (*buffer)(void *, void *, int);    /* PyObject_GetBuffer */
-    void (*release)(void *);               /* PyBuffer_Release */
-    int (*tensor)(void *, void *);         /* dltensor_from_py_object_no_sync of torch's DLPackExchangeAPI, or NULL */
-    void *pool;                            /* a function that says which pool is to serve, 0 or 1 */
-    int64_t (*stack)(void);                /* of torch: how many modes are on, */
-    unsigned char (*within)(uint16_t);     /* and whether dispatch has this key; NULL: the functions below are asked */
-    int64_t before, tracer;                /* keys: of modes before dispatch, of tracing */
-    void *modes, *included, *mode;         /* functions of Python: how many modes are on; whether dispatch has a key, the one of those before it */
-    void *tracing;                         /* and what traces, or None */
-    void *like, *room;                     /* functions that make an array like x, and one of `many` elements or more */
-    int64_t many;
-    int64_t small;                         /* elements of a call that keeps the interpreter, and asks for no pool */
-    int64_t large;                         /* bytes of a result that is refused, for its caller to choose its memory with care */
-} anymax_python;
-ANYMAX_API void anymax_python_bind(const anymax_python *python);
-
-/* Bodies of builtin functions (METH_FASTCALL) on arrays in C order: (code, param, x, out[, p, g, saved, capacity]) -> out, with the numbers of
-   anymax_packed less the dtype and the pool; and (code, param, x, value, index, None[, saved, capacity, factor]) -> value or (code, param, x, out,
-   index, scale[, saved, capacity, factor]) -> out for ANYMAX_LOSS and ANYMAX_LOSS_GRAD of floats or doubles [rows, n], every index a class; with a
-   capacity of 0, `saved` is the tau of softmax or None; with a factor that is not 0, `value` is one number, the factor times the sum of all losses,
-   and `scale` is one. None where anything is out of the ordinary, and then nothing was written. Where `out` is None, a tensor is made for it. */
-ANYMAX_API void *anymax_python_tensors(void *self, void *const *args, intptr_t count); /* of torch; `tensor` is bound */
-ANYMAX_API void *anymax_python_buffers(void *self, void *const *args, intptr_t count); /* of NumPy */
-
 #ifdef __cplusplus
 }
 #endif

@@ -141,6 +141,20 @@ def pytest_runtest_protocol(item, nextitem):
     return done
 
 
+@pytest.fixture
+def environment(monkeypatch):
+    """`environment(name)`: as if ANYMAX_ENGINE had asked for an engine of this name when anymax was imported."""
+
+    def ask(name):
+        monkeypatch.setattr(am.kernels, "_environment", name)
+        if native.isa() is not None:
+            native.load().bind({"forced": am.kernels.free_to_ask()})
+
+    yield ask
+    monkeypatch.undo()
+    ask(am.kernels._environment)
+
+
 @pytest.fixture(params=["chosen", "reference"])
 def engine(request):
     """Each test twice: by the engine that serves, and by the reference that every engine is held to."""

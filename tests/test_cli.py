@@ -329,8 +329,8 @@ def test_scores_in_quotes(call):
     assert "'1 2 3' is not a number; separate numbers by spaces and without quotes, as in 1 2 3" in err
 
 
-def test_unknown_engine_in_the_environment_is_one_line(call, monkeypatch):
-    monkeypatch.setattr(anymax.kernels, "_environment", "steam")
+def test_unknown_engine_in_the_environment_is_one_line(call, environment):
+    environment("steam")
     code, out, err = call("compare", 1, 2)
     assert (code, out) == (2, "")
     assert "there is no engine 'steam'" in err

@@ -15,7 +15,7 @@ from kinds import KINDS, back, every_kind
 
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, functional, kernels
-from anymax.kernels import native, short
+from anymax.kernels import link, native
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -25,8 +25,8 @@ def scores(kind="numpy"):
 
 
 @pytest.fixture(autouse=True)
-def _unset(monkeypatch):
-    monkeypatch.setattr(kernels, "_environment", None)
+def _unset(environment):
+    environment(None)
 
 
 @every_kind
@@ -62,8 +62,7 @@ def test_every_engine_gives_the_same(kind):
 def no_library(monkeypatch):
     """As where no compiler was at hand."""
     monkeypatch.setattr(kernels.native, "load", lambda: "there is no compiled library here")
-    monkeypatch.setattr(kernels.short, "tensors", None)
-    monkeypatch.setattr(kernels.short, "buffers", None)
+    monkeypatch.setattr(functional, "_QUICK", {})
     monkeypatch.setattr(kernels.xla, "refuse", lambda op, mapping, x: "there is no compiled library here")
 
 
@@ -127,19 +126,19 @@ def test_unknown_engines():
         pass
 
 
-def test_the_environment(monkeypatch):
+def test_the_environment(environment):
     x = scores()
-    monkeypatch.setattr(kernels, "_environment", "reference")
+    environment("reference")
     assert A.choose("forward", Softmax(), x).name == "reference"
-    monkeypatch.setattr(kernels, "_environment", "framework")
+    environment("framework")
     with pytest.raises(RuntimeError, match="engine 'framework' was asked for"):
         A.softmax(x)
     with A.use("reference"):  # the nearer word counts
         A.softmax(x)
-    monkeypatch.setattr(kernels, "_environment", "warp")
+    environment("warp")
     with pytest.raises(ValueError, match="ANYMAX_ENGINE: there is no engine 'warp'"):
         A.softmax(x)
-    monkeypatch.setattr(kernels, "_environment", None)
+    environment(None)
     A.softmax(x)
     code = "import anymax; print(anymax.choose('forward', anymax.Sparsemax(), [0.0, 1.0]).name)"
     env = {**os.environ, "ANYMAX_ENGINE": "reference"}
@@ -190,7 +189,7 @@ def test_a_compiled_jax_call_does_not_outlive_the_choice():
 
 
 @pytest.mark.skipif(native.isa() is None, reason="no compiled library")
-def test_the_short_way_takes_the_last_axis_by_number(monkeypatch):
+def test_calls_go_to_the_engine_as_they_come(monkeypatch):
     torch = pytest.importorskip("torch")
     x = torch.randn(3, 4, 50)
     sugar = (
@@ -200,25 +199,28 @@ def test_the_short_way_takes_the_last_axis_by_number(monkeypatch):
         lambda x, *a, **k: A.entmax(x, 1.5, *a, **k),
         lambda x, *a, **k: A.sparse_softmax(x, *a, k=2, **k),
     )
-    asked = [((-1,), {}), ((2,), {}), ((), {"axis": -1}), ((), {"dim": -1}), ((), {"dim": 2}), ((), {"axis": 2})]
-    others = [
-        ((0,), {}),
-        ((), {"dim": 1}),
-        ((), {"axis": 0, "dim": 0}),
-        ((), {"dim": -2}),
-        ((-1,), {"dim": -1}),
-        ((), {"dim": (2,)}),
+    asked = [
+        *[((i,), {}) for i in (-1, 2, 0, 1, -2)],
+        *[((), {name: i}) for name in ("axis", "dim") for i in (-1, 2, 0, -3)],
+        ((), {"axis": None, "dim": None, "mask": None}),
     ]
+    others = [((), {"axis": 0, "dim": 0}), ((-1,), {"dim": -1}), ((), {"dim": (2,)})]
     wanted = [[f(x, *a, **k) for a, k in others] for f in sugar]
-    if not (short.tensors and short.buffers):
-        pytest.skip("no short way here")
+    if native.isa() is None:
+        pytest.skip("no compiled engine here")
     longs = []
-    split = functional._split
-    monkeypatch.setattr(functional, "_split", lambda *a: longs.append(a) or split(*a))
+    split = functional.split
+    monkeypatch.setattr(functional, "split", lambda *a: longs.append(a) or split(*a))
     for f, want in zip(sugar, wanted, strict=True):
         for a, k in asked:
-            assert torch.equal(f(x, *a, **k), f(x)), (a, k)
-            assert np.array_equal(f(x.numpy(), *a, **k), f(x).numpy())
+            axis = next((i for i in (*a, k.get("axis"), k.get("dim")) if i is not None), -1)
+            same = f(x.movedim(axis, -1).contiguous()).movedim(-1, axis)
+            assert torch.equal(f(x, *a, **k), same), (a, k)
+            assert np.array_equal(f(x.numpy(), *a, **k), same.numpy())
+        keep = torch.rand(3, 1, 50) < 0.8
+        same = f(torch.where(keep, x, -torch.inf))
+        assert torch.equal(f(x, mask=keep), same)
+        assert np.array_equal(f(x.numpy(), mask=keep.numpy()), same.numpy())
         assert not longs
         for (a, k), p in zip(others, want, strict=True):
             assert torch.equal(f(x, *a, **k), p), (a, k)
@@ -301,13 +303,13 @@ def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind
 
 
 @pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
-@pytest.mark.parametrize("kind", native._RANGES)
+@pytest.mark.parametrize("kind", link.RANGES)
 def test_the_library_takes_what_its_ranges_say(kind):
     make = {
         "entmax": Entmax, "budget": A.Budget, "normmax": A.NormMax, "topk": lambda k: A.SparseSoftmax(k=int(k)),
         "topp": lambda p: A.SparseSoftmax(p=p), "perturb_max": lambda s: A.PerturbMax(scale=s), "taylor": lambda k: A.Taylor(int(k)),
     }[kind]  # fmt: skip
-    low, high = native._RANGES[kind]
+    low, high = link.RANGES[kind]
     for value in (1.0000001 if kind == "normmax" else low, 2.0 if kind == "budget" else high):
         p = native.forward(make(value), scores())
         assert p.shape == (2, 5)

@@ -193,7 +193,7 @@ def test_errors(case):
 # -- the compiled engine ------------------------------------------------------------------------------------------------------------
 
 compiled = pytest.mark.skipif(isinstance(native.load(), str), reason="the library is not here")
-ISAS = [] if isinstance(native.load(), str) else native.load().free.anymax_isas().decode().split(",")
+ISAS = [] if isinstance(native.load(), str) else native.load().isas()
 
 
 def refused(*args, **options):
@@ -214,7 +214,7 @@ def served(call):
 def test_engine_is_the_matrix(isa, dtype, causal):
     before = native.isa()
     tol = {"atol": 2e-6, "rtol": 2e-5} if dtype is np.float32 else {"atol": 1e-13, "rtol": 1e-12}
-    native.load().free.anymax_set_isa(isa.encode())
+    native.load().set_isa(isa)
     try:
         for shape in ((1, 1, 1), (3, 20, 2), (1, 150, 64), (2, 289, 17), (4, 7, 5), (1, 12, 96)):
             for keys, values in ((shape[1], 3), (1, 16), (300, 64), (20, 70), (0, 4)):
@@ -226,7 +226,7 @@ def test_engine_is_the_matrix(isa, dtype, causal):
                 assert out.dtype == dtype
                 np.testing.assert_allclose(out, want, **tol)
     finally:
-        native.load().free.anymax_set_isa(before.encode())
+        native.load().set_isa(before)
 
 
 @compiled
@@ -271,7 +271,7 @@ def test_engine_takes_what_attention_takes():
 def test_gradients_of_the_engine(isa, causal):
     torch = pytest.importorskip("torch")
     before = native.isa()
-    native.load().free.anymax_set_isa(isa.encode())
+    native.load().set_isa(isa)
     try:
         for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 2e-4)):
             for q, k, v, options in (
@@ -293,7 +293,7 @@ def test_gradients_of_the_engine(isa, causal):
                 for got, want in zip(*results):
                     torch.testing.assert_close(got, want, atol=tol * (1 + float(want.detach().abs().max())), rtol=0)
     finally:
-        native.load().free.anymax_set_isa(before.encode())
+        native.load().set_isa(before)
 
 
 @compiled

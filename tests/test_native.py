@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import CASES, each, on
 
 import anymax as am
-from anymax import kernels
-from anymax.kernels import _memory, native, short
+from anymax import functional, kernels
+from anymax.kernels import _memory, link, native
 
 if isinstance(native.load(), str):
     pytest.skip(f"no compiled library: {native.load()}", allow_module_level=True)
 
 torch = pytest.importorskip("torch")
 
-SERVED = tuple(c for c in CASES if not isinstance(native.link_of(c.mapping), str))
+SERVED = tuple(c for c in CASES if not isinstance(link.link_of(c.mapping), str))
 each_served = each(SERVED)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SPARSE = tuple(c for c in SERVED if c.row in ("Sparsemax", "Entmax", "Budget", "NormMax", "SparseSoftmax"))
@@ -192,10 +195,9 @@ def test_backward_is_the_references(case, dtype, n):
 
 @each(SPARSE)
 @pytest.mark.parametrize("n", [256, 2000, 9000])
-def test_backward_from_the_saved_support(case, n, monkeypatch):
-    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: native.loss_capacity(n))
+def test_backward_from_the_saved_support(case, n):
     x, g = rows(case, n, "float32", batch=(70,)), rows(case, n, "float32", batch=(70,), seed=3)
-    p, saved = native.forward_saving(mapped(case), x)
+    p, saved = native.forward_saving(mapped(case), x, capacity=min(n, max(128, n // 32)))
     assert saved is not None
     count = (p > 0).sum(-1)
     kept = saved.count >= 0
@@ -226,12 +228,11 @@ def test_what_is_saved_of_normal_scores_has_room(n):
         *(am.Budget(k) for k in (2, 10, 50)),
         *(am.SparseSoftmax(k=k) for k in (10, 50, 200)),
     ):
-        link = native.link_of(mapping)
-        size = native.capacity(link.code, link.param, 10_000, n)
-        some += size > 0
-        if size:
-            assert float(((native.forward(mapping, x) > 0).sum(-1) > size).float().mean()) < 0.2, mapping
-        assert native.capacity(link.code, link.param, 1, 1000) == 0
+        p, saved = native.forward_saving(mapping, x)
+        some += saved is not None
+        if saved is not None:
+            assert float(((p > 0).sum(-1) > saved.capacity).float().mean()) < 0.2, mapping
+        assert native.forward_saving(mapping, x[:1, :256])[1] is None
     assert some >= 3
 
 
@@ -375,10 +376,10 @@ def test_while_another_thread_imports_torch():
         assert am.sparsemax_loss(x, np.arange(64) % 32).shape == ()
     del sys.modules["torch"]
     import torch
-    from anymax.kernels import native, short
+    from anymax.kernels import library
     p = am.sparsemax(torch.from_numpy(x))
     assert np.array_equal(p.numpy(), am.sparsemax(x)) and am.sparsemax(torch.ones(1, 4)).sum() == 1
-    assert native.pool() == native._lent and native._lent is not None and short.tensors is not None
+    assert library.pool() == library._lent and library._lent is not None
     """
     in_a_child(code)
 
@@ -412,20 +413,22 @@ def test_the_first_call_goes_the_short_way():
     import torch, anymax as am
     p = am.sparsemax(torch.ones(2, 4, requires_grad=True))
     q = am.sparsemax(torch.nn.Parameter(torch.ones(2, 4)))
-    assert type(p.grad_fn).__name__ == type(q.grad_fn).__name__ == "_QuickBackward", (p.grad_fn, q.grad_fn)
+    from anymax import functional
+    assert functional._QUICK[torch.Tensor] is functional._QUICK[torch.nn.Parameter]
+    assert type(p.grad_fn) is type(q.grad_fn), (p.grad_fn, q.grad_fn)
     """
     in_a_child(code)
 
 
-@pytest.mark.parametrize("isa", native.load().free.anymax_isas().decode().split(","))
+@pytest.mark.parametrize("isa", native.load().isas())
 def test_every_instruction_set(isa):
-    lib, before = native.load().free, native.isa()
+    lib, before = native.load(), native.isa()
     x = {
         d: rows(None, n, d, batch=(5,))
         for d, n in (("float32", 700), ("float64", 90), ("bfloat16", 33), ("float16", 9))
     }
     want = {(c.id, d): native.forward(mapped(c), a) for c in SERVED for d, a in x.items()}
-    assert lib.anymax_set_isa(isa.encode()) == 0
+    assert lib.set_isa(isa)
     try:
         assert native.isa() == isa
         for (id_, d), p in want.items():
@@ -433,7 +436,7 @@ def test_every_instruction_set(isa):
             got = native.forward(mapped(case), x[d])
             assert float((got.double() - p.double()).abs().max()) <= 2 * bound(case, p, d), (id_, d)
     finally:
-        lib.anymax_set_isa(before.encode())
+        lib.set_isa(before)
 
 
 def test_an_instruction_set_by_the_environment():
@@ -442,7 +445,7 @@ def test_an_instruction_set_by_the_environment():
     )
     assert in_a_child(code, ANYMAX_ISA="baseline").startswith("baseline")
     assert "ANYMAX_ISA asks for 'mmx'" in in_a_child(code, ANYMAX_ISA="mmx")
-    assert native.load().free.anymax_set_isa(b"mmx") == -1
+    assert not native.load().set_isa("mmx")
 
 
 @pytest.mark.parametrize("shape", [(7, 5000), (1, 300_000), (3, 262_144 + 17)], ids=str)
@@ -455,7 +458,6 @@ def test_an_instruction_set_by_the_environment():
 )
 def test_results_do_not_depend_on_the_number_of_threads(case, shape):
     x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
-    assert short.ready()
     before = native.get_num_threads()
     x = torch.as_tensor(x)
     results = []
@@ -465,11 +467,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case, shape):
             assert native.get_num_threads() == threads
             torch.set_num_threads(threads)
             results.append(native.forward(case.mapping, x))
-            link = native.link_of(case.mapping)
-            own = torch.empty_like(x)
-            if link.params is None:  # the library's own pool
-                assert short.tensors(link.code << 8, link.param, x, own) is own
-                results.append(own)
+            results.append(torch.as_tensor(native.forward(case.mapping, x.numpy())))  # the library's own pool
     finally:
         native.set_num_threads(before)
         torch.set_num_threads(os.cpu_count() or 1)
@@ -531,7 +529,7 @@ def test_only_tensors_go_to_the_pool_of_torch():
 
     lent = ctypes.CFUNCTYPE(ctypes.c_int, N, N, N, P, P)(lent)
     assert native.pool() == 1 and native.pool(False) == 0
-    native.load().free.anymax_set_parallel(ctypes.cast(lent, P))
+    ctypes.CDLL(native.load().__file__).anymax_set_parallel(ctypes.cast(lent, P))
     x, y = np.random.default_rng(0).normal(size=(300, 400)).astype(np.float32), np.arange(300) % 400
     g = x[::-1].copy()
     for make, want in ((torch.from_numpy, True), (np.asarray, False)):
@@ -560,7 +558,7 @@ def test_only_tensors_go_to_the_pool_of_torch():
 def test_threadpoolctl_limits_the_pool(name, tmp_path):
     """In a process of its own: threadpoolctl finds a library by its file, and can't where that was replaced meanwhile."""
     pytest.importorskip("threadpoolctl")
-    path = native.load().path.resolve()
+    path = Path(native.load().__file__).resolve()
     if name is not None:
         shutil.copy(path, tmp_path / name)
         path = tmp_path / name if os.name == "nt" else tmp_path / "link.so"
@@ -713,8 +711,7 @@ def test_refusals():
 def test_without_a_library(monkeypatch):
     sentence = "it was not compiled when anymax was installed"
     monkeypatch.setattr(native, "load", lambda: sentence)
-    monkeypatch.setattr(short, "tensors", None)
-    monkeypatch.setattr(short, "buffers", None)
+    monkeypatch.setattr(functional, "_QUICK", {})
     x = torch.randn(4, 5)
     assert sentence in str(am.explain(am.Sparsemax(), x))
     assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference
@@ -728,28 +725,52 @@ def test_without_a_library(monkeypatch):
 
 def test_explain_names_the_engine():
     told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5)))
-    assert "forward     native" in told
+    assert f"forward     native ({native.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
     assert "index_loss  native" in told
+    for n in (5, 200, 5000):
+        for op in ("forward", "vjp", "index_loss"):
+            way, _, isa = native.plan(op, am.Entmax(1.5), torch.randn(300, n)).rpartition(" ")
+            assert isa == native.isa()
+            assert way
     assert "it takes log p of entmax from p" in told
 
 
+class View(ctypes.Structure):  # of csrc/anymax.h
+    _fields_ = [
+        (name, ctypes.c_void_p if name == "data" else ctypes.c_int64) for name in ("data", "outer", "inner", "cls")
+    ]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("op", "map", "dtype", "noise")),
+        *((name, ctypes.c_int64) for name in ("outer", "inner", "n")),
+        ("param", ctypes.c_double), ("params", ctypes.c_void_p), ("nodes", ctypes.c_int64),
+        *((name, View) for name in ("x", "p", "g", "out", "mask")), *((name, ctypes.c_void_p) for name in ("support", "values", "counts")),
+        ("capacity", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("index", "scale", "value", "tau", "positions")),
+        ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32),
+    ]  # fmt: skip
+
+
 def test_bad_calls_are_codes_and_never_crashes():
-    lib = native.load().free
+    lib = ctypes.CDLL(native.load().__file__)
+    lib.anymax_error.restype = ctypes.c_char_p
+    lib.anymax_run.argtypes = [ctypes.c_void_p]
     words = set()
     for change in (
-        {"op": 99}, {"op": -1}, {"map": 77}, {"dtype": 9}, {"n": 0}, {"n": -4}, {"outer": -1}, {"outer": 2**62}, {"out": native._View()},
-        {"x": native._View()}, {"map": 2, "param": -1.0}, {"map": 2, "param": float("nan")}, {"map": 4, "param": 1.0}, {"map": 5},
+        {"op": 99}, {"op": -1}, {"map": 77}, {"dtype": 9}, {"n": 0}, {"n": -4}, {"outer": -1}, {"outer": 2**62}, {"out": View()},
+        {"x": View()}, {"map": 2, "param": -1.0}, {"map": 2, "param": float("nan")}, {"map": 4, "param": 1.0}, {"map": 5},
         {"map": 6, "param": 2.0}, {"map": 7, "param": 3.0}, {"map": 7, "param": 400.0}, {"op": 4}, {"op": 5}, {"op": 7, "param": 9.0},
         {"op": 1, "map": 1}, {"map": 9, "param": 1.0, "nodes": 0}, {"map": 9, "param": 1.0, "nodes": 32, "noise": 40},
     ):  # fmt: skip
         x, out = np.zeros((2, 3), np.float32), np.full((2, 3), 7, np.float32)
-        call = native._Call()
+        call = Call()
         call.map, call.outer, call.inner, call.n = 1, 2, 1, 3
-        call.x = native._View(x.ctypes.data, 3, 0, 1)
-        call.out = native._View(out.ctypes.data, 3, 0, 1)
+        call.x = View(x.ctypes.data, 3, 0, 1)
+        call.out = View(out.ctypes.data, 3, 0, 1)
         for key, value in change.items():
             setattr(call, key, value)
-        code = lib.anymax_run(native.ctypes.byref(call))
+        code = lib.anymax_run(ctypes.byref(call))
         assert code != 0, change
         assert np.all(out == 7), change
         words.add(lib.anymax_error(code))
@@ -792,14 +813,12 @@ def test_logsumexp(dtype):
     torch.testing.assert_close(free.grad, am.softmax(x), rtol=1e-2, atol=1e-2)
 
 
-# -- the builtins of the short way ------------------------------------------------------------------------------------------
-
-CODES = {m: short.link(m)[1] for m in (am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.SparseSoftmax(k=3))}
+# -- what the engine takes ------------------------------------------------------------------------------------------
 
 
-def taken(builtin, x, out):
-    """True where the builtin serves, and then its result is that of the reference; False where it refuses and writes nothing."""
-    said = builtin(CODES[am.Sparsemax()], 0.0, x, out)
+def taken(x, out):
+    """True where the engine serves, and then its result is that of the reference; False where it refuses and writes nothing."""
+    said = native.load().forward(am.Sparsemax(), x, -1, None, out)
     if said is None:
         return False
     assert said is out
@@ -808,32 +827,126 @@ def taken(builtin, x, out):
     return True
 
 
-def test_the_builtin_for_tensors_serves_plain_ones_and_refuses_the_rest():
-    assert short.ready()
-    f, x = short.tensors, torch.randn(4, 6)
+def test_the_engine_takes_plain_tensors_and_refuses_the_rest():
+    x = torch.randn(4, 6)
     for dtype in (torch.float32, torch.float64, torch.float16):
-        assert taken(f, x.to(dtype), torch.empty(4, 6, dtype=dtype))
-    assert taken(f, x.clone(), x.clone())
-    assert taken(f, x[:2], torch.empty(2, 6))
-    assert taken(f, x[1], torch.empty(6))
-    assert taken(f, x[None, :, None], torch.empty(1, 4, 1, 6))
+        assert taken(x.to(dtype), torch.empty(4, 6, dtype=dtype))
+    line = torch.full((30,), 7.0)
+    for scores, place in (
+        (x.clone(), x.clone()), (x[:2], torch.empty(2, 6)), (x[1], torch.empty(6)), (x[None, :, None], torch.empty(1, 4, 1, 6)),
+        (x.reshape(6, 4).T, torch.empty(4, 6)), (x.expand(3, 4, 6)[:, 0], torch.empty(3, 6)), (x[:, :5], torch.empty(6, 5).T[:4]),
+        (x, torch.empty(6, 4).T), (torch.empty(0, 6), torch.empty(0, 6)),
+    ):  # fmt: skip
+        if place.numel() and place.shape != scores.shape:
+            place = torch.empty_like(scores)
+        assert taken(scores, place)
     same = x.clone()
     want = am.sparsemax(same)
-    assert f(CODES[am.Sparsemax()], 0.0, same, same) is same
+    assert native.load().forward(am.Sparsemax(), same, -1, None, same) is same
     assert torch.equal(same, want)
-    out, line = torch.full((4, 6), 7.0), torch.full((30,), 7.0)
+    line[:24] = torch.randn(24)
+    scores, place = line[:24].reshape(4, 6), line[6:].reshape(4, 6)  # through a copy
+    want = am.sparsemax(scores.clone())
+    assert native.load().forward(am.Sparsemax(), scores, -1, None, place) is place
+    assert torch.equal(place, want)
+    out = torch.full((4, 6), 7.0)
     for scores, place in (
-        (x.double(), out), (x[:2], out), (x.reshape(2, 12), out), (x.reshape(6, 4).T, out), (x.expand(3, 4, 6)[:, 0], out[:3]),
-        (x[:, :5], out[:, :5]), (x, out.T), (torch.tensor(1.0), torch.tensor(7.0)), (torch.empty(0, 6), torch.empty(0, 6)),
+        (x.double(), out), (x[:2], out), (x.reshape(2, 12), out), (torch.tensor(1.0), torch.tensor(7.0)), (x, out[:1].expand(4, 6)),
         (x.int(), out.int()), (x.bool(), out.bool()), (x.cfloat(), out.cfloat()), (x.to_sparse(), out), (x.to("meta"), out),
-        (line[:24].reshape(4, 6), line[6:].reshape(4, 6)), (x.numpy(), out), (None, out), (x, "out"), ("x", out),
+        (x.numpy(), out), (None, out), (x, "out"), ("x", out), (torch._neg_view(x), out), (x[:, :0], out[:, :0]),
     ):  # fmt: skip
-        assert f(CODES[am.Sparsemax()], 0.0, scores, place) is None
+        assert not taken(scores, place)
     assert torch.equal(out, torch.full((4, 6), 7.0))
-    assert torch.equal(line, torch.full((30,), 7.0))
     kinds = []
-    torch.func.vmap(lambda t: kinds.append(f(CODES[am.Sparsemax()], 0.0, t, out[0])) or t)(x)
+    torch.func.vmap(lambda t: kinds.append(native.load().forward(am.Sparsemax(), t, -1, None, out[0])) or t)(x)
     assert kinds == [None]
+
+
+def test_the_engine_takes_plain_arrays_and_refuses_the_rest():
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    for dtype in (np.float32, np.float64, np.float16):
+        assert taken(x.astype(dtype), np.empty((4, 6), dtype))
+    frozen, raw, out = x.copy(), np.zeros(101, np.uint8), np.full((4, 6), 7, np.float32)
+    frozen.flags.writeable = False
+    for scores, place in (
+        (frozen, np.empty_like(x)), (raw[1:97].view(np.float32).reshape(4, 6), np.empty_like(x)),
+        (x, raw[1:97].view(np.float32).reshape(4, 6)),
+        (x.T, np.empty((6, 4), np.float32)), (x[:, ::-2], np.empty((4, 3), np.float32)),
+        (np.empty((0, 6), np.float32), np.empty((0, 6), np.float32)),
+    ):  # fmt: skip
+        assert taken(scores, place)
+    for scores, place in (
+        (x, frozen), (x.astype(">f4"), out), (x, out.astype(np.float64)), (x.astype(int), out), (x.astype(object), out),
+        (np.float32(1), out), (x.tolist(), out), (b"12345678", out), (x.astype(np.longdouble), out.astype(np.longdouble)),
+    ):  # fmt: skip
+        assert not taken(scores, place)
+    assert (out == 7).all()
+
+
+def test_bfloat16_of_numpy():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.random.default_rng(0).normal(size=(4, 30)).astype(ml_dtypes.bfloat16)
+    want = am.sparsemax(torch.tensor(x.astype(np.float32)).bfloat16()).float().numpy()
+    for scores, axis in ((x, -1), (x.T.copy(), 0), (x.T, 0)):
+        p = native.load().forward(am.Sparsemax(), scores, axis, None, None)
+        assert p.dtype == x.dtype
+        assert p.shape == scores.shape
+        np.testing.assert_array_equal(np.moveaxis(p, axis, -1).astype(np.float32), want)
+
+
+def layouts(a):
+    """The same numbers as they can lie in memory."""
+    wide = np.repeat(a, 2, -1)
+    yield from (a, np.asfortranarray(a), wide[..., ::2], np.ascontiguousarray(a[..., ::-1])[..., ::-1])
+    yield np.ascontiguousarray(np.moveaxis(a, 0, -1)).transpose(a.ndim - 1, *range(a.ndim - 1))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.3), am.Taylor(2), am.Budget(2)], ids=repr
+)
+def test_any_axis_layout_mask_and_out(kind, mapping):
+    """Masks that are broadcast, five axes of rows that no two strides can say, results with any strides: all as in C order, by rows."""
+    g = np.random.default_rng(0)
+    make = torch.from_numpy if kind == "torch" else np.asarray
+    x = g.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
+    for axis in (-1, 0, 2, -2):
+        rows_ = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+        for mask in (None, g.random((4, 1, 6)) < 0.9, g.random(x.shape) < 0.9, np.array(True)):
+            keep = None if mask is None else np.moveaxis(np.broadcast_to(mask, x.shape), axis, -1)
+            if isinstance(mapping, am.Budget) and mask is not None and keep.sum(-1).min() < 2:
+                continue
+            want = am.apply(mapping, rows_ if keep is None else np.where(keep, rows_, np.float32(-np.inf)))
+            for scores in layouts(x):
+                if kind == "torch" and min(scores.strides) < 0:
+                    continue
+                masked = None if mask is None else make(mask)
+                p = native.load().forward(mapping, make(scores), axis, masked, None)
+                np.testing.assert_allclose(np.moveaxis(np.asarray(p), axis, -1), want, rtol=1e-6, atol=1e-7)
+                for place in layouts(np.empty_like(x)):
+                    if kind == "torch" and min(place.strides) < 0:
+                        continue
+                    out = make(place)
+                    assert native.load().forward(mapping, make(scores), axis, masked, out) is out
+                    np.testing.assert_array_equal(np.asarray(out), np.asarray(p))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.Sparsemax(), am.Entmax(1.3), am.Taylor(2)], ids=repr)
+def test_gradients_along_any_axis(kind, mapping):
+    g = np.random.default_rng(0)
+    make = torch.from_numpy if kind == "torch" else np.asarray
+    x, d = g.normal(size=(2, 2, 3, 40, 5)).astype(np.float32)
+    for axis in (-1, 0, 1):
+        p = native.load().forward(mapping, x, axis, None, None)
+        rows_ = [np.ascontiguousarray(np.moveaxis(a, axis, -1)) for a in (x, p, d)]
+        want = np.moveaxis(np.asarray(kernels.reference.vjp(mapping, *rows_)), -1, axis)
+        for a, b in itertools.product(layouts(p), layouts(d)):
+            if kind == "torch" and min(*a.strides, *b.strides) < 0:
+                continue
+            scores = make(x) if mapping.needs_scores else None
+            got = native.load().vjp(mapping, scores, make(a), make(b), axis, None)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("low", [-50.0, -1000.0, -9000.0, -20000.0])
@@ -880,8 +993,7 @@ def test_results_written_past_the_caches_are_those_of_their_pieces(n):
 
 @pytest.mark.whole(lambda n: n in (1003, 70001))
 @pytest.mark.parametrize(("n", "dtype"), [(300, "float32"), (1003, "float32"), (5000, "float64"), (70001, "float32")])
-def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, monkeypatch):
-    monkeypatch.setattr(native, "capacity", lambda kind, param, rows, n: native.loss_capacity(n))
+def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype):
     rows = (30 << 20) // (n * (8 if dtype == "float64" else 4))
     x, g = (torch.randn(rows * n + 3, dtype=getattr(torch, dtype))[3:].view(rows, n) for _ in range(2))
     some = torch.randperm(rows)[:40]
@@ -893,7 +1005,7 @@ def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, mo
         am.NormMax(2.0),
         am.SparseSoftmax(k=30),
     ):
-        p, saved = native.forward_saving(mapping, x)
+        p, saved = native.forward_saving(mapping, x, capacity=max(128, n // 32))
         want = kernels.reference.vjp(mapping, x[some].double(), p[some].double(), g[some].double())
         for memory in (saved, None):
             got = native.vjp(mapping, x, p, g, memory)
@@ -903,10 +1015,8 @@ def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype, mo
             torch.testing.assert_close(got[some], alone, atol=2e-6, rtol=0)
 
 
-def test_the_builtin_for_tensors_makes_its_result():
-    assert short.ready()
-    f, code = short.tensors, CODES[am.Sparsemax()]
-    x, g, index = torch.randn(4, 6), torch.randn(4, 6), torch.tensor([0, 5, 2, 2])
+def test_the_engine_makes_its_result():
+    engine, x = native.load(), torch.randn(4, 6)
     for scores in (
         x,
         x.double(),
@@ -916,27 +1026,18 @@ def test_the_builtin_for_tensors_makes_its_result():
         torch.randn(700, 300),
         torch.randn(700, 300).bfloat16(),
     ):
-        p = f(code, 0.0, scores, None)
+        p = engine.forward(am.Sparsemax(), scores, -1, None, None)
         assert (type(p), p.dtype, p.requires_grad) == (torch.Tensor, scores.dtype, False)
-        assert torch.equal(p, f(code, 0.0, scores, torch.empty_like(p)))
+        assert torch.equal(p, engine.forward(am.Sparsemax(), scores, -1, None, torch.empty_like(p)))
         fresh = torch.empty(1)
-        counts = sys.getrefcount(p), sys.getrefcount(fresh)
-        assert counts[0] == counts[1]
+        assert sys.getrefcount(p) == sys.getrefcount(fresh)
         assert p.data_ptr() != scores.data_ptr()
-    p = f(code, 0.0, x, None)
-    got = f(code | native.VJP, 0.0, p, None, p, g, None, 0)
-    torch.testing.assert_close(got, kernels.reference.vjp(am.Sparsemax(), x, p, g))
-    scale = torch.rand(4)
-    got = f(code | native.LOSS_GRAD, 0.0, x, None, index, scale)
-    torch.testing.assert_close(got, scale[:, None] * (p - torch.nn.functional.one_hot(index, 6)))
-    assert f(code | native.LOSS, 0.0, x, None, index, None) is None
-    assert short.buffers(code, 0.0, x.numpy(), None) is None
     with torch.inference_mode():
-        assert f(code, 0.0, x, None).is_inference()
+        assert engine.forward(am.Sparsemax(), x, -1, None, None).is_inference()
 
 
-@pytest.mark.parametrize("told_by", ["C++", "Python"])
-def test_the_builtin_stands_back_where_torch_looks_on(told_by, monkeypatch):
+@pytest.mark.parametrize("where", ["forward", "backward", "loss"])
+def test_the_engine_stands_back_where_torch_looks_on(where):
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -944,88 +1045,95 @@ def test_the_builtin_stands_back_where_torch_looks_on(told_by, monkeypatch):
         def __torch_dispatch__(self, f, types, args=(), kwargs=None):
             return f(*args, **(kwargs or {}))
 
-    if told_by == "Python":
-        monkeypatch.setattr(short, "_STATES", ("no such function",) * 2)
-    assert short.ready()
-    x, said = torch.randn(3, 5), []
+    x, said, engine, index = torch.randn(3, 5), [], native.load(), torch.arange(3)
+    value = torch.empty(3)
 
     def ask(_):
-        said.append(short.tensors(CODES[am.Sparsemax()], 0.0, x, None))
+        if where == "forward":
+            said.append(engine.forward(am.Sparsemax(), x, -1, None, None))
+        elif where == "backward":
+            said.append(engine.vjp(am.Sparsemax(), None, x, x, -1, None))
+        else:
+            said.append(engine.loss(am.Sparsemax(), x, index, value, -1, -100, 0, False))
         return torch.ones(2) * 2
 
-    try:
+    ask(x)
+    assert said.pop() is not None
+    with Counter():
         ask(x)
-        assert said.pop() is not None
-        with Counter():
-            ask(x)
-        with torch._subclasses.fake_tensor.FakeTensorMode():
-            ask(x)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            torch.jit.trace(ask, x, check_trace=False)
-        make_fx(ask)(x)
-        make_fx(ask, pre_dispatch=True)(x)
-        assert len(said) >= 5
-        assert said == [None] * len(said)
+    with torch._subclasses.fake_tensor.FakeTensorMode():
         ask(x)
-        assert said.pop() is not None
-    finally:
-        monkeypatch.undo()
-        assert short.ready()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(ask, x, check_trace=False)
+    make_fx(ask)(x)
+    make_fx(ask, pre_dispatch=True)(x)
+    with torch.autograd.forward_ad.dual_level():
+        ask(x)
+    with am.use("reference"):
+        ask(x)
+    assert len(said) >= 7
+    assert said == [None] * len(said)
+    with am.use("native"):
+        ask(x)
+    assert said.pop() is not None
+    ask(x)
+    assert said.pop() is not None
 
 
-def test_the_builtin_for_numpy_serves_plain_arrays_and_refuses_the_rest():
-    assert short.ready()
-    f, x = short.buffers, np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    for dtype in (np.float32, np.float64, np.float16):
-        assert taken(f, x.astype(dtype), np.empty((4, 6), dtype))
-    frozen, raw = x.copy(), np.zeros(101, np.uint8)
-    frozen.flags.writeable = False
-    assert taken(f, frozen, np.empty_like(x))
-    out = np.full((4, 6), 7, np.float32)
-    for scores, place in (
-        (x, frozen), (x.astype(">f4"), out), (raw[1:97].view(np.float32).reshape(4, 6), out), (x, out.astype(np.float64)),
-        (x.T, out.T), (x[:, ::2], out[:, :3]), (x.astype(int), out), (x.astype(object), out), (np.empty((0, 6), np.float32), out[:0]),
-        (np.float32(1), out), (x.tolist(), out), (b"12345678", out), (x.astype(np.longdouble), out.astype(np.longdouble)),
+def test_the_engine_says_what_is_no_argument():
+    engine, x, out = native.load(), torch.randn(2, 5), torch.full((2, 5), 7.0)
+    for mapping, axis, mask in (
+        (am.Budget(7), -1, None), (am.Sparsemax(), 2, None), (am.Sparsemax(), -3, None), (am.Sparsemax(), 1.0, None),
+        (am.Sparsemax(), True, None),
+        (am.Sparsemax(), 2**80, None), (am.Sparsemax(), (1,), None), (am.Sparsemax(), -1, torch.ones(2, 5)),
+        (am.Sparsemax(), -1, torch.ones(3, dtype=bool)),
+        (am.Sparsemax(), -1, torch.ones(1, 2, 5, dtype=bool)), (am.Sparsemax(), -1, np.ones(5, bool)), (am.Ratio.square(), -1, None),
+        (am.Entmax(torch.ones(2, 1) * 1.5), -1, None), ("sparsemax", -1, None), (None, -1, None),
     ):  # fmt: skip
-        assert f(CODES[am.Sparsemax()], 0.0, scores, place) is None
-    assert (out == 7).all()
-
-
-def test_the_builtins_take_numbers_in_their_ranges_and_say_what_is_no_number():
-    assert short.ready()
-    x, out = torch.randn(2, 5), torch.full((2, 5), 7.0)
-    for code in (-1, 255, 99 << 8, 1 << 16, 1 << 24, 1 << 40, native.VJP, 2**62, native.LOSS):
-        assert short.tensors(code, 0.0, x, out) is None
-    assert short.tensors(CODES[am.SparseSoftmax(k=3)], 0.0, x, out) is None  # k = 0
+        assert engine.forward(mapping, x, axis, mask, out) is None, (mapping, axis)
     g, memory = torch.randn(2, 5), torch.empty(2 * (3 * 2 + 1), dtype=torch.int32)
-    vjp = native.VJP | CODES[am.Sparsemax()]
-    for p, g_, memory_, capacity in (
-        (None, g, None, 0), (x, None, None, 0), (x, g[:1], None, 0), (x, g.double(), None, 0), (x, g.T, None, 0), (x, out, None, -3),
-        (x, g, memory, 2), (x, g, memory, 6), (x, g, memory.long(), 3), (x, g, None, 3), (x, g, memory[:-1], 3),
+    for p, g_, memory_ in (
+        (None, g, None), (x, None, None), (x, g[:1], None), (x, g.double(), None), (x, g, memory[1:]), (x, g, memory.long()), (x, g, g),
+        (x, g, torch.empty(2 * (6 * 2 + 1), dtype=torch.int32)),
     ):  # fmt: skip
-        assert short.tensors(vjp, 0.0, x, out, p, g_, memory_, capacity) is None
-    assert short.tensors(vjp, 0.0, x) is None
-    assert short.tensors() is None
-    assert short.tensors(*[0] * 9) is None
+        assert engine.vjp(am.Sparsemax(), None, p, g_, -1, memory_) is None
     assert (out == 7).all()
-    for bad in (("1", 0.0), (0, "1"), (0, None), (2**80, 0.0)):
-        with pytest.raises((TypeError, OverflowError)):
-            short.tensors(*bad, x, out)
+    for wrong in ((), (am.Sparsemax(), x), (0,) * 9):
+        for f in (
+            engine.forward,
+            engine.forward_saving,
+            engine.vjp,
+            engine.loss,
+            engine.loss_grad,
+            engine.threshold,
+            engine.largest,
+            engine.linear,
+        ):
+            with pytest.raises(TypeError, match="arguments"):
+                f(*wrong)
+    with pytest.raises(RuntimeError, match="an operand is missing"):
+        engine.vjp(am.Taylor(2), None, x, g, -1, None)
+    with pytest.raises(RuntimeError, match="parameter is out of range"):
+        engine.forward(link.link_of(am.SparseSoftmax(k=3))._replace(param=0.0), x, -1, None, None)
+    memory[:] = 9  # classes that are none
+    with pytest.raises(RuntimeError, match="has changed since"):
+        engine.vjp(am.Sparsemax(), None, x, g, -1, memory)
 
 
-def test_arrays_of_the_short_way_are_not_kept():
+def test_arrays_are_not_kept():
     import gc
     import weakref
 
-    assert short.ready()
-    for f, make in ((short.tensors, lambda: torch.randn(3, 4)), (short.buffers, lambda: np.zeros((3, 4)))):
+    for make in (lambda: torch.randn(3, 4), lambda: np.zeros((3, 4))):
         x, out = make(), make()
-        before = sys.getrefcount(out)
-        for _ in range(10):
-            f(CODES[am.Sparsemax()], 0.0, x, out)
-            f(CODES[am.Sparsemax()], 0.0, x, None)
-        assert sys.getrefcount(out) == before
+        before = sys.getrefcount(out), sys.getrefcount(x)
+        for place in (out, None, "none"):
+            for _ in range(10):
+                native.load().forward(am.Sparsemax(), x, -1, None, place)
+                native.load().forward(am.Sparsemax(), x, 0, x > 0, place)
+                native.load().forward_saving(am.Sparsemax(), x, -1, None, place, 2)
+        assert (sys.getrefcount(out), sys.getrefcount(x)) == before
         seen = weakref.ref(out)
         del out
         gc.collect()
@@ -1114,15 +1222,28 @@ def test_the_end_of_the_interpreter():
     assert in_a_child(code, PYTHONMALLOC="malloc", MALLOC_PERTURB_="255") == ""
 
 
-def test_a_torch_without_the_exchange_api(monkeypatch):
-    monkeypatch.setattr(short, "_view", lambda: None)
-    monkeypatch.setattr(short, "tensors", None)
-    x = torch.randn(4, 5)
-    torch.testing.assert_close(am.softmax(x), torch.softmax(x, -1))
-    assert short.tensors is False
-    torch.testing.assert_close(am.softmax(x), torch.softmax(x, -1))
-    monkeypatch.undo()
-    assert short.ready()
+def test_a_torch_without_the_exchange_api():
+    """Tensors then say by their attributes where their numbers are."""
+    engine, g = native.load(), torch.randn(4, 5, 6)
+    x = torch.randn(4, 5, 6)
+    want = {axis: am.sparsemax(x, axis) for axis in (0, 1, 2)}
+    assert engine.bind({"exchange": None}) is False
+    try:
+        for axis, p in want.items():
+            for scores in (x, x.transpose(0, 2).contiguous().transpose(0, 2), x.repeat_interleave(2, -1)[..., ::2]):
+                assert torch.equal(engine.forward(am.Sparsemax(), scores, axis, None, None), p)
+            torch.testing.assert_close(
+                engine.vjp(am.Softmax(), None, p, g, axis, None), p * (g - (p * g).sum(axis, keepdim=True))
+            )
+        assert engine.forward(am.Sparsemax(), x.bfloat16(), 0, x > 0, None).dtype is torch.bfloat16
+        for odd in (x.to("meta"), x.to_sparse(), x.int(), torch._neg_view(x)):
+            assert engine.forward(am.Sparsemax(), odd, -1, None, None) is None
+        free = x.clone().requires_grad_()
+        am.sparsemax_loss(free, torch.zeros(4, 6, dtype=torch.int64)).backward()
+        torch.testing.assert_close(torch.vmap(am.sparsemax)(x), want[2])
+    finally:
+        capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        assert engine.bind({"exchange": capsule}) is (capsule is not None)
 
 
 FEW = [am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(2.0), am.Entmax(1.0)]
@@ -1207,17 +1328,13 @@ def test_a_small_loss_keeps_its_digits(dtype):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_short_way_of_losses_is_the_long_way(reduction, monkeypatch):
-    torch = pytest.importorskip("torch")
-    short.ready()
+def test_losses_in_one_pass_are_those_that_are_composed(reduction):
     x, index = (torch.tensor(a) for a in few_rows(10))
     x.requires_grad_()
     results = []
-    for way in (None, False):
-        if way is False:
-            monkeypatch.setattr(short, "tensors", False)
+    for weight in (None, torch.ones(10, dtype=x.dtype)):  # with weights a row at a time, then reduced
         for mapping in FEW:
-            value = am.fenchel_young(mapping, x, index, reduction=reduction)
+            value = am.fenchel_young(mapping, x, index, weight, reduction=reduction)
             (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value), create_graph=True)
             (plain,) = torch.autograd.grad(value, x, torch.ones_like(value), retain_graph=True)
             torch.testing.assert_close(gradient, plain)
@@ -1228,43 +1345,83 @@ def test_the_short_way_of_losses_is_the_long_way(reduction, monkeypatch):
         torch.testing.assert_close(b, d, rtol=1e-14, atol=0)
 
 
-def test_the_builtin_of_losses_refuses_the_rest():
-    torch = pytest.importorskip("torch")
-    if not (short.ready() and short.tensors):
-        pytest.skip("a torch without the exchange API")
-    _, code, param = short.link(am.Sparsemax())
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_losses_along_any_axis_with_samples_to_ignore(axis):
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    n = x.shape[axis]
+    index = torch.randint(n, [s for i, s in enumerate(x.shape) if i != axis % 3])
+    index[0, 1] = -7
+    rows_ = x.movedim(axis, -1).reshape(-1, n)
+    for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.3)):
+        for reduction in ("none", "sum", "mean"):
+            a, b = (t.clone().requires_grad_() for t in (x, rows_))
+            got = am.fenchel_young(mapping, a, index, axis=axis, ignore_index=-7, reduction=reduction)
+            with am.use("reference"):
+                want = am.fenchel_young(mapping, b, index.flatten(), ignore_index=-7, reduction=reduction)
+                (dw,) = torch.autograd.grad(want.sum(), b)
+            torch.testing.assert_close(got.flatten(), want.flatten(), rtol=1e-12, atol=1e-13)
+            (dg,) = torch.autograd.grad(got.sum(), a)
+            torch.testing.assert_close(dg.movedim(axis, -1).reshape(-1, n), dw, rtol=1e-10, atol=1e-13)
+            plain = am.fenchel_young(mapping, x.numpy(), index.numpy(), axis=axis, ignore_index=-7, reduction=reduction)
+            np.testing.assert_allclose(plain, got.detach().numpy(), rtol=1e-13)
+        assert am.fenchel_young(mapping, x, torch.full_like(index, -7), axis=axis, ignore_index=-7) == 0
+
+
+def test_the_loss_of_the_engine_refuses_the_rest():
+    engine = native.load()
     x, index = (torch.tensor(a) for a in few_rows(10))
-    value, scale = torch.full((37,), 7.0, dtype=x.dtype), torch.ones(37, dtype=x.dtype)
-    out = torch.full_like(x, 7.0)
+    value, one, scale = (
+        torch.full((37,), 7.0, dtype=x.dtype),
+        torch.tensor(7.0, dtype=x.dtype),
+        torch.ones(37, dtype=x.dtype),
+    )
 
-    def loss(x=x, value=value, index=index):
-        return short.tensors(code | native.LOSS, param, x, value, index, None)
+    def loss(mapping=am.Sparsemax(), x=x, value=value, index=index, reduction=0, save=False):  # noqa: B008
+        return engine.loss(mapping, x, index, value, -1, -100, reduction, save)
 
-    def gradient(x=x, out=out, index=index, scale=scale):
-        return short.tensors(code | native.LOSS_GRAD, param, x, out, index, scale)
+    def gradient(mapping=am.Sparsemax(), x=x, index=index, scale=scale, memory=None, factor=1.0):  # noqa: B008
+        return engine.loss_grad(mapping, x, index, scale, -1, factor, memory)
 
     stray, negative = index.clone(), index.clone()
     stray[5], negative[5] = 10, -1
     for refused in (
-        {"index": stray}, {"index": negative}, {"index": index.int()}, {"index": index[:36]}, {"index": index[None]}, {"x": x.half()},
-        {"x": x.T}, {"x": x[None]}, {"x": x[:, 0]}, {"x": x.float()},
+        {"index": stray}, {"index": index.int()}, {"index": index[:36]}, {"index": index[None]}, {"x": x.half()}, {"x": x.T},
+        {"x": x[None]},
+        {"x": x[:, 0]}, {"x": x.float()}, {"mapping": am.Budget(50)},
     ):  # fmt: skip
         assert loss(**refused) is None
         assert gradient(**refused) is None
-    assert loss(value=value[:36]) is None
-    assert loss(value=value.float()) is None
-    assert loss(value=value[:, None]) is None
-    assert gradient(out=x.view_as(x)[:36]) is None
-    assert gradient(scale=scale[:36]) is None
-    assert gradient(scale=scale.float()) is None
+    for refused in (
+        {"index": negative},
+        {"value": value[:36]},
+        {"value": value.float()},
+        {"value": one},
+        {"reduction": 1},
+    ):
+        assert loss(**refused) is None
+    memory = torch.empty(37 * (8 * 3 + 1), dtype=torch.int32)
+    for refused in (
+        {"scale": scale[:36]}, {"scale": scale.float()}, {"scale": scale, "factor": 2.0}, {"memory": memory[1:]}, {"memory": memory.long()},
+        {"memory": scale}, {"mapping": am.Softmax(), "memory": scale[1:]}, {"mapping": am.Softmax(), "memory": scale.float()},
+    ):  # fmt: skip
+        assert gradient(**refused) is None
     assert (value == 7.0).all()
-    assert (out == 7.0).all()
-    assert loss() is value
-    assert gradient() is out
+    assert one == 7.0
+    assert loss() == (37, None)
+    assert loss(value=one, reduction=2) == (37, None)
+    torch.testing.assert_close(one, value.mean())
+    wide, classes = torch.randn(6, 300), torch.arange(6)
+    for mapping in (am.Softmax(), am.Sparsemax()):
+        each = torch.empty(6)
+        counted, memory = loss(mapping, wide, each, classes, save=True)
+        assert counted == 6
+        assert memory is not None
+        want = (am.apply(mapping, wide) - torch.nn.functional.one_hot(classes, 300)) / 4
+        for saved in (memory, None):
+            torch.testing.assert_close(gradient(mapping, wide, classes, torch.tensor(0.5), saved, 0.5), want)
+    assert gradient(index=negative)[5].eq(0).all()
     with pytest.raises(TypeError):
-        short.tensors(code | native.LOSS, "2", x, value, index, None)
-    _, code, param = short.link(am.Budget(50))
-    assert loss() is None
+        engine.loss(am.Sparsemax(), x, index, value, -1, "2", 0, False)
 
 
 SINGLE = [
@@ -1296,9 +1453,7 @@ def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dt
         return value, torch.autograd.grad(value, free, w)[0]
 
     value, gradient = both(x, index)
-    assert type(value.grad_fn).__name__ == (
-        "_QuickLossBackward" if short.ready() and short.tensors else "_IndexLossBackward"
-    )
+    assert type(value.grad_fn).__name__ == "_IndexLossBackward"
     long, slow = both(x, index, mask=torch.ones_like(x, dtype=torch.bool))
     rtol, atol = (3e-6, 2e-7) if dtype == "float32" else (1e-13, 1e-14)
     torch.testing.assert_close(value, long, rtol=rtol, atol=atol)
@@ -1328,7 +1483,7 @@ def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
             p = am.apply(mapping, wide.detach())
         y = torch.nn.functional.one_hot(index.clamp(min=0), n).double()
         value, saved, _ = native.index_loss(mapping, x, index, save)
-        gradient = native.index_loss_grad(mapping, x, index, g, saved, None)
+        gradient = native.index_loss_grad(mapping, x, index, g, saved)
         torch.testing.assert_close(
             value.double(), want.detach(), rtol=5e-7, atol=2e-7 * max(1.0, scale), equal_nan=True
         )
@@ -1339,59 +1494,6 @@ def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
         assert not gradient[4].any()
         assert gradient[2, index[2]] == -g[2]
         assert torch.count_nonzero(gradient[2]) == 1
-
-
-def test_the_builtin_of_losses_in_its_long_form():
-    torch = pytest.importorskip("torch")
-    if not (short.ready() and short.tensors):
-        pytest.skip("a torch without the exchange API")
-    x, index, sparsemax = torch.randn(6, 300), torch.arange(6), am.Sparsemax()
-    each, one, g, out = torch.full((6,), 7.0), torch.tensor(7.0), torch.tensor(0.5), torch.full((6, 300), 7.0)
-    saved, tau = (
-        native.saving(6, native.loss_capacity(300), 1, lambda count: torch.empty(count, dtype=torch.int32)),
-        torch.empty(6),
-    )
-
-    def loss(kind=sparsemax, value=one, memory=saved.memory, capacity=saved.capacity, factor=0.5):
-        _, code, param = short.link(kind)
-        return short.tensors(code | native.LOSS, param, x, value, index, None, memory, capacity, factor)
-
-    def gradient(kind=sparsemax, scale=g, memory=saved.memory, capacity=saved.capacity, factor=0.5):
-        _, code, param = short.link(kind)
-        return short.tensors(code | native.LOSS_GRAD, param, x, out, index, scale, memory, capacity, factor)
-
-    wrong = [
-        {"memory": saved.memory[1:]},
-        {"memory": tau},
-        {"capacity": 301},
-        {"capacity": -1},
-        {"memory": tau, "capacity": 0},
-        {"memory": None},
-    ]
-    for refused in wrong:
-        assert loss(**refused) is None
-        assert gradient(**refused) is None
-    for value, factor in ((each, 0.5), (one, 0.0), (one.double(), 0.5), (one[None], 0.5)):
-        assert loss(value=value, factor=factor) is None
-        assert gradient(scale=value, factor=factor) is None
-    assert loss(am.Softmax(), memory=tau.double(), capacity=0) is None
-    assert loss(am.Softmax(), memory=tau[1:], capacity=0) is None
-    assert one == 7.0
-    assert (each == 7.0).all()
-    assert (out == 7.0).all()
-    for kind, memory, capacity in (
-        (am.Sparsemax(), saved.memory, saved.capacity),
-        (am.Softmax(), tau, 0),
-        (am.Softmax(), None, 0),
-    ):
-        assert loss(kind, memory=memory, capacity=capacity) is one
-        assert loss(kind, each, memory, capacity, 0.0) is each
-        torch.testing.assert_close(one, each.sum() / 2)
-        assert gradient(kind, memory=memory, capacity=capacity) is out
-        torch.testing.assert_close(out.sum(-1), torch.zeros(6), atol=1e-6, rtol=0)
-        torch.testing.assert_close(out[index, index], (am.apply(kind, x)[index, index] - 1) / 4)
-    with pytest.raises(TypeError):
-        loss(factor="2")
 
 
 @pytest.mark.parametrize("mapping", FEW[:3], ids=repr)
@@ -1423,14 +1525,18 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
         p, saved = native.forward_saving(mapping, x)
         yield from (p, native.forward(mapping, x), native.vjp(mapping, x, p, y, saved), native.vjp(mapping, x, p, y))
         if native.refuse("index_loss", mapping, x) is None:
-            yield native.index_loss_grad(mapping, x, index, scale, None, None)
+            yield native.index_loss_grad(mapping, x, index, scale, None)
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
         for module, bound, size in ((native, "SMALLEST", 500), (native, "LARGE", 1000), (_memory, "LARGE", 1000)):
             monkeypatch.setattr(module, bound, size)
-        got = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
-        monkeypatch.undo()
+        native.load().bind({"smallest": 500})
+        try:
+            got = [torch.as_tensor(a).double().numpy() for a in results(mapping)]
+        finally:
+            native.load().bind({"smallest": _memory.SMALLEST})
+            monkeypatch.undo()
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
 

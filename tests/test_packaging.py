@@ -2,6 +2,7 @@
 
 import ctypes
 import fnmatch
+import importlib.machinery
 import importlib.metadata
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import anymax
-from anymax.kernels import _locate
+from anymax.kernels import library, link
 from anymax.mappings import CATALOGUE
 
 ROOT = Path(__file__).parents[1]
@@ -132,43 +133,98 @@ def test_the_library_is_found_where_it_lies(monkeypatch, tmp_path):
     for folder in folders:
         folder.mkdir()
     monkeypatch.delenv("ANYMAX_LIBRARY", raising=False)
-    monkeypatch.setattr(sys.modules["anymax.kernels"], "__path__", [str(folder) for folder in folders])
-    assert _locate.library_path() is None
-    library = folders[1] / _locate.NAME
-    library.touch()
-    assert _locate.library_path() == library
+    monkeypatch.delitem(sys.modules, "anymax._engine", raising=False)
+    monkeypatch.setattr(
+        sys,
+        "meta_path",
+        [f for f in sys.meta_path if "Editable" not in type(f).__name__ and "Scikit" not in type(f).__name__],
+    )
+    monkeypatch.setattr(anymax, "__path__", [str(folder) for folder in folders])
+    assert library.path() is None
+    file = folders[1] / f"_engine{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    file.touch()
+    importlib.invalidate_caches()
+    assert library.path() == str(file)
     named = tmp_path / "mine.so"
     named.touch()
     monkeypatch.setenv("ANYMAX_LIBRARY", str(named))
-    assert _locate.library_path() == named
+    assert library.path() == str(named)
     monkeypatch.setenv("ANYMAX_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(FileNotFoundError, match="unset the variable"):
-        _locate.library_path()
+        library.path()
+
+
+def test_a_library_that_is_none_is_said_to_be_none(monkeypatch, tmp_path):
+    (tmp_path / "mine.so").write_text("no library at all")
+    monkeypatch.setenv("ANYMAX_LIBRARY", str(tmp_path / "mine.so"))
+    assert "can't be loaded" in library.load.__wrapped__()
+
+
+def test_without_a_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(library, "path", lambda: None)
+    said = library.load.__wrapped__()
+    for words in ("C++ compiler", "Python's headers", "the reference serves", "install anymax again"):
+        assert words in said
+    cmake = read("CMakeLists.txt")
+    for words in ("apt install g++", "apt install python3-dev"):
+        assert words in cmake
+    assert cmake.count("The reference engine serves meanwhile.") == 2
 
 
 def test_the_library_is_that_of_the_header():
-    path = _locate.library_path()
+    path = library.path()
     if path is None:
         pytest.skip("installed without the compiled library")
     header = read("csrc/anymax.h")
     version = re.search(r"define ANYMAX_ABI (\d+)", header)
     assert version
-    library = ctypes.CDLL(str(path))
-    assert library.anymax_abi() == int(version[1])
+    assert library.load().ABI == library.ABI == int(version[1])
+    opened = ctypes.CDLL(path)
+    assert opened.anymax_abi() == int(version[1])
     names = re.findall(r"^ANYMAX_API .*?(anymax_\w+)\(", header, flags=re.M)
     assert len(names) >= 10
-    assert not [name for name in names if not hasattr(library, name)]
+    assert not [name for name in names if not hasattr(opened, name)]
+
+
+def test_the_codes_of_python_are_those_of_the_header():
+    header = read("csrc/anymax.h")
+
+    def codes(kind):
+        body = re.search(rf"enum anymax_{kind} \{{(.*?)\}};", header, flags=re.S)[1]
+        return [
+            name.lower()
+            for name in re.findall(r"ANYMAX_(?!MAPS|OPS)(\w+) = \d+", re.sub(r"/\*.*?\*/", "", body, flags=re.S))
+        ]
+
+    assert [name.replace("perturb_max", "perturb") for name in link.MAPS] == codes("map")
+    assert list(link.MAPS.values()) == list(range(len(link.MAPS)))
+    assert list(link.NOISES) == codes("noise")
+    assert len(link.OPS) == len(codes("op"))
+    assert list(link.OPS.values()) == list(range(len(link.OPS)))
+    rows = re.findall(r"^    \{ANYMAX_\w+, (.*)\},", read("csrc/maps.hpp"), flags=re.M)
+    assert len(rows) == len(link.MAPS)
+    for name, row in zip(link.MAPS, rows, strict=True):
+        _, low, high, *facts = row.split(", ")
+        _, _, scores, log, loss, sparse = (fact == "true" for fact in facts)
+        assert scores == (name in link.NEED_SCORES), name
+        assert log == (name not in link.WITHOUT_LOG), name
+        assert loss == (name not in link.WITHOUT_LOSS), name
+        assert sparse == (name in link.SPARSE), name
+        if name in link.RANGES:
+            assert float(low) <= max(link.RANGES[name][0], 1.0000000000000002 * (name == "normmax")), name
+            assert float(high) >= link.RANGES[name][1], name
 
 
 def test_the_wheel_is_for_any_python():
-    """Without the library it is for any machine as well."""
+    """With the library for any Python from 3.11 on, on this platform; without it for any machine as well."""
     wheel = importlib.metadata.distribution("anymax").read_text("WHEEL")
     assert wheel
-    assert [tag.partition("-")[0] for tag in re.findall(r"^Tag: (.*)$", wheel, flags=re.M)] == ["py3"]
-    assert "Tag: py3-none-" in wheel
-    if any(file.name == _locate.NAME for file in importlib.metadata.files("anymax") or []):
+    tags = re.findall(r"^Tag: (.*)$", wheel, flags=re.M)
+    if any(file.name.startswith("_engine.") for file in importlib.metadata.files("anymax") or []):
         assert "Root-Is-Purelib: false" in wheel
-        assert "Tag: py3-none-any" not in wheel
+        assert all(tag.startswith("cp311-abi3-") for tag in tags), tags
+    else:
+        assert {tag.partition("-")[0] for tag in tags} <= {"py3", "cp311"}, tags
 
 
 def test_the_sources_of_the_library_are_shipped():
@@ -191,6 +247,7 @@ def test_cmake_names_every_source_and_no_other():
     cmake = read("CMakeLists.txt")
     named = set(re.findall(r"(?:csrc/doors|cmake)/\w+\.cpp", cmake))
     assert 'csrc/units/*.cpp"' in cmake
+    assert 'csrc/doors/python/*.cpp"' in cmake
     named |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").glob("units/*.cpp")}
     assert named == {
         path.relative_to(ROOT).as_posix()

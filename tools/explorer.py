@@ -32,7 +32,7 @@ UNITS = (
     "doors/pool.cpp",
     "wasm/explorer.cpp",
 )
-NOT_COMPILED = ("python.cpp", "xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
+NOT_COMPILED = ("xla_ffi.cpp", "xla_ffi_abi.h", "cpu.hpp")
 STYLES = ("style.css", "narrow.css", "print.css")
 MODULES = (
     "maps",

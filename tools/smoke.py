@@ -5,10 +5,9 @@ import sys
 import numpy as np
 
 import anymax
-from anymax.kernels import native
-from anymax.kernels._locate import library_path
+from anymax.kernels import library, native
 
-path = library_path()
+path = library.path()
 if "--library" in sys.argv and path is None:
     raise SystemExit("there is no compiled library")
 if "--pure" in sys.argv and path is not None:
@@ -27,4 +26,9 @@ for engine in engines:
             assert p.dtype == dtype
             np.testing.assert_allclose(p.sum(-1), 1.0, rtol=8 * tolerance)
 isa = native.isa() if path else None
+if path:
+    from anymax import _engine  # the module itself, by its own name
+
+    if _engine.isa() != isa:
+        raise SystemExit(f"anymax._engine runs on {_engine.isa()}, the engine in use on {isa}")
 print(f"anymax {anymax.__version__} on Python {sys.version.split()[0]}: {', '.join(engines)}, instruction set {isa}")

@@ -62,11 +62,15 @@ class Facts:
 class Mapping(ABC):
     """A map from scores to a probability distribution: frozen data, checked when it is made."""
 
+    __slots__ = ("_link",)  # what the engines have found that it is in their words (kernels/link.py)
+    _link: Any
+
     name: ClassVar[str]
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
+    has_threshold: ClassVar[bool] = False  # True for a class that has `threshold(x, xp)`, the one number of each row
     needs_scores: bool = True  # False where `vjp` needs p and not x
     example: ClassVar[
         dict[str, Any]
@@ -78,9 +82,10 @@ class Mapping(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """A kernel holds for the class that names it: one that inherits it and overrides a formula is served by its own formulas."""
         super().__init_subclass__(**options)
+        cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {"name", "kernel", "facts", "instead", "example", "check", "no_potential", *fields}
+        spared = {"name", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields}
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
@@ -185,6 +190,9 @@ class Mapping(ABC):
         """The parameters that are not arrays."""
         arrays = self.params()
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in arrays}  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

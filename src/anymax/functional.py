@@ -12,10 +12,6 @@ import numpy as np
 from . import _array, kernels
 from ._array import (
     Array,
-    asarray,
-    check_axis,
-    floating,
-    from_last,
     is_array,
     is_torch,
     namespace,
@@ -23,16 +19,16 @@ from ._array import (
     quiet,
     stop_gradient,
     to_last,
-    torch_loaded,
     upcast,
 )
-from ._axes import Axes, Joined
+from ._axes import Axes
 from ._mapping import Mapping, one_a_row
 from ._options import allowed, names
+from ._rows import aligned, check_mapping, hide, join, like_scores, prepare, restore_axis, split
 from ._shards import by_rows, sharded
 from ._shards import refuse as refuse_sharded
-from .autodiff import bridge, plain
-from .kernels import reference, short
+from .autodiff import bridge
+from .kernels import reference
 from .mappings import (
     Budget,
     Entmax,
@@ -70,121 +66,56 @@ def apply(
     out: an array to write the result to (NumPy, torch), where no gradient is asked for.
     dtype: cast the scores first, as in `torch.softmax`.
     """
-    if (
-        mask is None
-        and dtype is None
-        and (axis is None or dim is None)
-        and (axis is dim or _is_last(x, dim if axis is None else axis, None))
-        and (link := _short(mapping)) is not None
-    ):
-        quick = _QUICK.get(type(x)) or _learned(x)
-        p = None if quick is None else quick(link, x, out)
-        if p is not None:
-            return p
+    named = axis if dim is None else dim if axis is None else ()
+    if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
+        return p
     axis = pick_axis(axis, dim)
     if sharded(x):
-        _check_mapping(mapping)
+        check_mapping(mapping)
         p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
         return _store(p, out)
     if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = _join(mapping, x, axis, mask)
+        joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
-    x, rows, mapping, axis, keep = _split(mapping, x, axis, mask, dtype)
+    x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
     leaf = bridge(rows)
-    if keep is not None and not (hasattr(leaf, "masks") and leaf.masks(mapping, rows)):
-        rows, keep = _hide(rows, keep), None
-    to = _array.in_memory(out, "out")
-    engine = None if to is None or rows.dtype != x.dtype else _writer(to, rows, axis, mapping, keep)
-    if engine is not None:
-        engine.forward(mapping, rows, keep, to_last(to, axis, namespace(rows)))
-        return leaf.wrote(out) if is_torch(out) else out
-    p = leaf.apply(mapping, rows) if keep is None else leaf.apply(mapping, rows, keep)
-    return _store(_like(_restore_axis(p, axis), x), out)
+    if keep is not None and not leaf.masks(mapping, rows):
+        rows, keep = hide(rows, keep), None
+    if out is not None and rows.dtype == x.dtype:
+        to = _array.in_memory(out, "out")
+        if (
+            type(to) is type(rows)
+            and to.ndim == x.ndim
+            and leaf.into(mapping, rows, keep, to_last(to, axis, namespace(rows)))
+        ):
+            return out
+    return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), x), out)
 
 
-def _like(out: Array, x: Array) -> Array:
-    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
-    return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out
-
-
-_QUICK: dict[type, Any] = {np.ndarray: plain.quick}  # the short way of each kind of array that has one
+_QUICK: dict[type, Any] = {}  # what serves calls as they come, or answers None, for each kind of array that has it
 _compiling = _array.compiling
 
 
-def _short(mapping: Any) -> Any:
-    if _compiling() or not isinstance(mapping, Mapping) or mapping.params():
+def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
+    """p(x) by an engine that takes the call as it is, if there is one."""
+    if _compiling():
         return None
-    return short.link(mapping)
-
-
-def _is_last(x: Any, axis: Any, options: Any) -> bool:
-    """True where a call asks for the last axis by number, under either name, and for nothing else."""
-    if options:
-        if axis is not None or len(options) > 1 or "dim" not in options:
-            return False
-        axis = options["dim"]
-    return type(axis) is int and (axis == -1 or axis == getattr(x, "ndim", 0) - 1)
+    quick = _QUICK.get(type(x)) or _learned(x)
+    return None if quick is None else quick(mapping, x, axis, mask, out)
 
 
 def _learned(x: Any) -> Any:
-    """The short way of a framework whose first array has come; None where x is of no kind that has one."""
+    """The same of a framework whose first array has come; None where x is of no kind that has it."""
     global _compiling
     leaf = bridge(x)
     if type(x) not in leaf.KINDS:
         return None
-    _QUICK.update(dict.fromkeys(leaf.KINDS, leaf.quick))
-    _compiling = getattr(leaf, "compiling", _compiling)
-    return leaf.quick
-
-
-def _writer(out: Any, rows: Array, axis: int, mapping: Mapping, keep: Array | None) -> Any:
-    """The compiled engine that can write to `out` itself, if any: no gradient, same kind, shape and dtype, no partial overlap."""
-    if type(out) is not type(rows) or out.dtype != rows.dtype or not isinstance(out, (np.ndarray, *_tensor())):
-        return None
-    xp = namespace(rows)
-    if tuple(out.shape) != tuple(from_last(rows, axis, xp).shape) or math.prod(out.shape) == 0:
-        return None
-    if is_torch(out) and (_tracked(rows) or _tracked(out) or out.device != rows.device or _closed(out)):
-        return None
-    engine = kernels.choose("forward", mapping, rows)
-    if engine not in kernels.COMPILED or engine.refuse("forward", mapping, out) is not None:
-        return None
-    turned = to_last(out, axis, xp)
-    (place, *_), steps = _span(turned), _strides(turned)
-    dense = 0 not in [s for s, n in zip(steps, turned.shape) if n > 1]
-    if not dense or not (is_torch(out) or out.flags.writeable):
-        return None
-    same = place == _span(rows)[0] and steps == _strides(rows)
-    read = [a for a in (keep, *mapping.params().values()) if type(a) is type(out)]
-    return engine if all(_apart(out, a) for a in (read if same else [rows, *read])) else None
-
-
-def _closed(out: Array) -> bool:
-    """True for a tensor of inference mode outside of it, whose refusal torch words itself."""
-    return out.is_inference() and not sys.modules["torch"].is_inference_mode_enabled()
-
-
-def _strides(a: Array) -> tuple[int, ...]:
-    return tuple(a.stride()) if is_torch(a) else a.strides
-
-
-def _span(a: Array) -> tuple[int, int, int]:
-    """The address of the first entry, of the lowest, and the end of the highest. Two storages of torch may be one piece of memory."""
-    place, size = (a.data_ptr(), a.element_size()) if is_torch(a) else (a.ctypes.data, a.itemsize)
-    unit = size if is_torch(a) else 1
-    reach = [(n - 1) * s * unit for n, s in zip(a.shape, _strides(a))] if math.prod(a.shape) else []
-    return place, place + sum(r for r in reach if r < 0), place + sum(r for r in reach if r > 0) + size
-
-
-def _apart(a: Array, b: Array) -> bool:
-    _, low, high = _span(a)
-    _, other_low, other_high = _span(b)
-    return high <= other_low or other_high <= low
-
-
-def _tensor() -> tuple[type, ...]:
-    torch = torch_loaded()
-    return () if torch is None else (torch.Tensor,)
+    quick = leaf.ready()
+    if quick is not None:
+        _QUICK.update(dict.fromkeys(leaf.KINDS, quick))
+    if is_torch(x):
+        _compiling = leaf.compiling
+    return quick
 
 
 def log_apply(
@@ -193,19 +124,18 @@ def log_apply(
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
     axis = pick_axis(axis, dim)
     if sharded(x):
-        _check_mapping(mapping)
+        check_mapping(mapping)
         return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
     if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = _join(mapping, x, axis, mask)
+        joined, mapping, mask = join(mapping, x, axis, mask)
         return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
-    return _like(_restore_axis(log_rows(mapping, rows), axis), x)
+    return like_scores(restore_axis(log_rows(mapping, rows), axis), x)
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
     """log p of rows whose classes are the last axis."""
-    leaf = bridge(rows)
-    out = leaf.log(mapping, rows) if hasattr(leaf, "log") else None
+    out = bridge(rows).log(mapping, rows)
     out = reference.log_forward(mapping, rows) if out is None else out
     if out is not None:
         return out
@@ -232,12 +162,13 @@ def threshold(
     `relu((alpha-1) t)^(1/(alpha-1))`, for budget clip(t, 0, 1); for normmax and sparse softmax tau is the potential.
     keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
     """
-    if not hasattr(mapping, "threshold"):
-        raise TypeError(f"{_name(mapping)} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+    if not isinstance(mapping, Mapping) or not mapping.has_threshold:
+        name = mapping.name if isinstance(mapping, Mapping) else repr(mapping)
+        raise TypeError(f"{name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     refuse_sharded("threshold", x)
     if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = _join(mapping, x, axis, mask)
+        joined, mapping, mask = join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
         return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
@@ -246,7 +177,7 @@ def threshold(
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
     size = _support_size(p, xp)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
-    tau, size = _like(_restore_axis(tau, axis), x), _restore_axis(size, axis)
+    tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
 
 
@@ -298,7 +229,7 @@ def logsumexp(
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     refuse_sharded("logsumexp", x)
     if isinstance(axis, (tuple, list)):
-        joined, _, mask = _join(Softmax(), x, axis, mask)
+        joined, _, mask = join(Softmax(), x, axis, mask)
         temperature = joined.beside(temperature, "temperature")
         out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
         return joined.apart(out, summed=True) if keepdims else out
@@ -308,16 +239,12 @@ def logsumexp(
     plain = not is_array(temperature) and temperature == 1 and not _tracked(rows) and not _compiling()
     out = None
     engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
-    if engine is not None and hasattr(engine, "logsumexp"):
+    if engine is not None:
         out = engine.logsumexp(rows)
-    elif engine is not None:
-        out = engine.threshold(Softmax(), rows)
-        if bool(xp.any(xp.isnan(out))):  # the threshold of a row with +inf is NaN, its logsumexp +inf
-            out = xp.where(xp.isnan(out), _array.top(s, xp), out)
     if out is None:
         with quiet(rows):
-            out = _smooth_max(s, one_a_row(_aligned(temperature, s, axis, "temperature"), "temperature"), xp)
-    out = _like(_restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
+            out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
+    out = like_scores(restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
 
 
@@ -345,22 +272,28 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)
-_SOFTMAX, _SPARSEMAX, _ENTMAX15 = (short.link(m) for m in (Softmax(), Sparsemax(), Entmax(1.5)))
+_SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-@functools.lru_cache(maxsize=256)
-def _entmax(alpha: float) -> Any:
-    return short.link(Entmax(alpha))
+@functools.lru_cache(maxsize=256, typed=True)  # 2.0 is no order
+def _kept_map(kind: Any, value: Any) -> Mapping:
+    return kind(value)
 
 
-_TOPK: dict[int, Any] = {}  # of each k; quicker to ask than a cache of functools
+def _made(kind: Any, value: Any) -> Mapping:
+    """kind(value); one that is kept where that is a number as calls have it over and over."""
+    return _kept_map(kind, value) if type(value) in (float, int) and not _compiling() else kind(value)
 
 
-def _topk(k: int) -> Any:
-    link = short.link(SparseSoftmax(k=k))
-    if len(_TOPK) < 1024:
-        _TOPK[k] = link
-    return link
+def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: dict[str, Any]) -> Array:
+    """`apply` in the name of a function of its own."""
+    if options:
+        return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
+    if not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+        p = quick(mapping, x, axis, None, out)
+        if p is not None:
+            return p
+    return apply(mapping, x, axis, out=out)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -368,85 +301,40 @@ def _topk(k: int) -> Any:
 
 def softmax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
-    if (
-        ((axis is None and not options) or _is_last(x, axis, options))
-        and not _compiling()
-        and (quick := _QUICK.get(type(x))) is not None
-    ):
-        p = quick(_SOFTMAX, x, out)
-        if p is not None:
-            return p
-    return apply(Softmax(), x, axis, out=out, **allowed("softmax", _APPLY, options))
+    return _sugar("softmax", _SOFTMAX, x, axis, out, options)
 
 
 def log_softmax(x: Any, axis: Axes = None, **options: Any) -> Array:
     """`x_i - logsumexp(x)`."""
-    return log_apply(Softmax(), x, axis, **allowed("log_softmax", _LOG_APPLY, options))
+    return log_apply(_SOFTMAX, x, axis, **allowed("log_softmax", _LOG_APPLY, options))
 
 
 def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
-    if (
-        ((axis is None and not options) or _is_last(x, axis, options))
-        and not _compiling()
-        and (quick := _QUICK.get(type(x))) is not None
-    ):
-        p = quick(_SPARSEMAX, x, out)
-        if p is not None:
-            return p
-    return apply(Sparsemax(), x, axis, out=out, **allowed("sparsemax", _APPLY, options))
+    return _sugar("sparsemax", _SPARSEMAX, x, axis, out, options)
 
 
 def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
-    if (
-        ((axis is None and not options) or _is_last(x, axis, options))
-        and type(alpha) is float
-        and not _compiling()
-        and (quick := _QUICK.get(type(x))) is not None
-        and (link := _entmax(alpha)) is not None
-    ):
-        p = quick(link, x, out)
-        if p is not None:
-            return p
-    return apply(Entmax(alpha), x, axis, out=out, **allowed("entmax", _APPLY, options))
+    return _sugar("entmax", _made(Entmax, alpha), x, axis, out, options)
 
 
 def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
     """1.5-entmax."""
-    if (
-        ((axis is None and not options) or _is_last(x, axis, options))
-        and not _compiling()
-        and (quick := _QUICK.get(type(x))) is not None
-    ):
-        p = quick(_ENTMAX15, x, out)
-        if p is not None:
-            return p
-    return apply(Entmax(1.5), x, axis, out=out, **allowed("entmax15", _APPLY, options))
+    return _sugar("entmax15", _ENTMAX15, x, axis, out, options)
 
 
 def taylor_softmax(x: Any, order: int = 2, axis: Axes = None, **options: Any) -> Array:
     """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
-    return apply(Taylor(order), x, axis, **allowed("taylor_softmax", _APPLY, options))
+    return apply(_made(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
 
 
 def sparse_softmax(
     x: Any, axis: Axes = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
-    if (
-        ((axis is None and not options) or _is_last(x, axis, options))
-        and p is None
-        and type(k) is int
-        and not _compiling()
-        and (quick := _QUICK.get(type(x))) is not None
-        and (link := _TOPK.get(k) or _topk(k)) is not None
-    ):
-        q = quick(link, x, out)
-        if q is not None:
-            return q
-    options = allowed("sparse_softmax", _APPLY, options)
-    return apply(SparseSoftmax(k=k, p=p), x, axis, out=out, **options)
+    mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
+    return _sugar("sparse_softmax", mapping, x, axis, out, options)
 
 
 def sigsoftmax(x: Any, axis: Axes = None, **options: Any) -> Array:
@@ -469,134 +357,27 @@ def perturb_max(
 
 def normmax(x: Any, alpha: Any = 2.0, axis: Axes = None, **options: Any) -> Array:
     """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
-    return apply(NormMax(alpha), x, axis, **allowed("normmax", _APPLY, options))
+    return apply(_made(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
 
 
 def budget(x: Any, k: Any, axis: Axes = None, **options: Any) -> Array:
     """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
-    return apply(Budget(k), x, axis, **allowed("budget", _APPLY, options))
-
-
-# -- axes, masks and dtypes, once for every verb ---------------------------------------------------------------------------------
-
-
-def _join(mapping: Mapping, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
-    """The scores, the mapping and the mask for rows along several axes, which become the last."""
-    _check_mapping(mapping)
-    joined = Joined.of(x, axes)
-    params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
-    mapping = mapping.replace(**params) if params else mapping
-    return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
-
-
-def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
-    """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
-    x, rows, mapping, axis, keep = _split(mapping, x, axis, mask, dtype)
-    return x, rows if keep is None else _hide(rows, keep), mapping, axis
-
-
-def _split(
-    mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any
-) -> tuple[Array, Array, Mapping, int, Array | None]:
-    """The same with the mask beside the rows, broadcastable to them."""
-    _check_mapping(mapping)
-    x = asarray(x)
-    xp = namespace(x)
-    if dtype is not None:
-        x = xp.astype(x, dtype)
-        if not _array.is_floating(x):
-            raise TypeError(f"dtype: expected a floating-point dtype, got {dtype!r}")
-    x = floating(x, xp)
-    if x.ndim == 0:
-        raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
-    axis = check_axis(axis, x.ndim)
-    n = x.shape[axis]
-    if n == 0:
-        raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
-    mapping.check(n)
-    rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
-    keep = None
-    if mask is not None:
-        keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
-        keep = _kept(rows, keep, axis, xp)
-    params = mapping.params()
-    if params:
-        mapping = mapping.replace(**{k: _aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
-        for k, v in mapping.params().items():
-            mapping.check_width(k, v)
-    return x, rows, mapping, axis, keep
-
-
-def _check_mapping(mapping: Any) -> None:
-    if not isinstance(mapping, Mapping):
-        got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
-
-
-def _kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
-    if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
-        raise TypeError(
-            f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
-        )
-    if not is_torch(mask) and type(mask) is not type(rows):
-        mask = _array.adopt(mask, rows, xp)
-    return _to_rows(mask, rows, axis, "mask", xp)
-
-
-def mask_rows(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
-    return _hide(rows, _kept(rows, mask, axis, xp))
-
-
-def _hide(rows: Array, keep: Array) -> Array:
-    xp = namespace(rows)
-    return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
-
-
-def _aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
-    """A parameter in the layout and dtype of the rows."""
-    if not is_array(value):
-        return value
-    if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
-        return value.item() if isinstance(value, np.ndarray) else value
-    xp = namespace(rows)
-    value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
-    return _to_rows(value, rows, axis, name, xp)
-
-
-def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
-    """`value`, broadcastable against the scores, with the class axis moved to the end as in the rows."""
-    shape = list(rows.shape)
-    shape.insert(axis, shape.pop())
-    given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
-    if value.ndim > rows.ndim or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
-        hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}{hint}"
-        )
-    value = xp.reshape(value, given) if value.ndim < rows.ndim else value
-    return to_last(value, axis, xp)
-
-
-def _restore_axis(rows: Array, axis: int) -> Array:
-    return from_last(rows, axis, namespace(rows))
+    return apply(_made(Budget, k), x, axis, **allowed("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:
     if out is None:
         return p
-    if not (is_torch(p) or hasattr(p, "flags")):
+    tensor = p if is_torch(p) else None
+    if tensor is None and not isinstance(p, np.ndarray):
         raise TypeError(f"out: {type(p).__name__} is immutable; out= is for NumPy arrays and torch tensors")
     if type(_array.in_memory(out, "out")) is not type(p):
         raise TypeError(f"out: expected a writable {type(p).__name__}, got {type(out).__name__}")
     if tuple(out.shape) != tuple(p.shape) or out.dtype != p.dtype:
         raise ValueError(f"out: expected shape {tuple(p.shape)} and {p.dtype}, got {tuple(out.shape)} and {out.dtype}")
-    if is_torch(p):
-        if p.requires_grad:
+    if tensor is not None:
+        if tensor.requires_grad:
             raise ValueError("out= can't be used where a gradient is asked for; call it under torch.no_grad()")
-        return out.copy_(p)
+        return out.copy_(tensor)
     out[...] = p
     return out
-
-
-def _name(mapping: Any) -> str:
-    return mapping.name if isinstance(mapping, Mapping) else repr(mapping)

@@ -8,8 +8,8 @@ from typing import Any
 from . import _array
 from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, total, upcast
 from ._mapping import Facts, Mapping
+from ._rows import prepare
 from .autodiff import bridge
-from .functional import prepare
 
 
 def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None) -> Array:

@@ -10,9 +10,7 @@ nothing is 0.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
 from typing import Any
 
 from . import _array
@@ -31,15 +29,15 @@ from ._array import (
     total,
     upcast,
 )
-from ._axes import Joined
-from ._mapping import Mapping, row_top
-from ._shards import refuse as refuse_sharded
+from ._mapping import Mapping
+from ._rows import prepare
+from ._targets import Batch, cast, check_reduction, class_axis, class_weights, one_axis, reduced, result_dtype
 from .autodiff import bridge
-from .functional import _join, log_rows, prepare
+from .functional import log_rows
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from .margins import as_margin
 
-_REDUCTIONS = ("mean", "sum", "none")
+_SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
 def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
@@ -52,12 +50,12 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
 
 def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
-    mapping, scores, target = _one_axis(mapping, scores, target, options)
+    mapping, scores, target = one_axis(mapping, scores, target, options)
     if isinstance(mapping, Mapping) and mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
             return out
-    batch = _Batch.of(mapping, scores, target, weight, options)
+    batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     with quiet(batch.rows):
         log_p = log_rows(batch.mapping, batch.rows)
@@ -77,7 +75,7 @@ def smoothed_nll(
     epsilon = _array.number(epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
-    batch = _Batch.of(mapping, scores, target, weight, options)
+    batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     with quiet(batch.rows):
         p = bridge(batch.rows).apply(batch.mapping, batch.rows)
@@ -92,7 +90,7 @@ def smoothed_nll(
 
 def accuracy_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`-p_t`, minus the smooth accuracy: in [-1, 0]; its gradient vanishes far from the answer, so fine-tune with it."""
-    batch = _Batch.of(mapping, scores, target, weight, options)
+    batch = Batch.of(mapping, scores, target, weight, options)
     p = bridge(batch.rows).apply(batch.mapping, batch.rows)
     return batch.reduce(-dot(batch.y, p, batch.xp))
 
@@ -102,7 +100,7 @@ def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any =
 
     The value means nothing: it may have either sign, and a smaller one is not better. Watch `nll` or the accuracy instead.
     """
-    batch = _Batch.of(mapping, scores, target, weight, options)
+    batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
     x = xp.where(batch.keep, batch.rows, xp.zeros_like(batch.rows))
@@ -126,14 +124,14 @@ def margin_loss(
     The Fenchel-Young loss where the map has one, else `nll`. `target` is class indices; cosines come from `transforms.cosine`.
     """
     cosines = asarray(cosines, "cosines")
-    axis = _class_axis(cosines, axis, dim)
+    axis = class_axis(cosines, axis, dim)
     if not isinstance(mapping, Mapping):
         raise TypeError(
             f"margin_loss: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
         )
     xp = namespace(cosines)
     cosines = _array.floating(cosines, xp, "cosines")
-    dtype, wide = _result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
     target = _array.beside(target, wide, "target", xp)
     ignored = options.get("ignore_index", -100)
     counted = _array.counts(target, xp) if is_integer(target) else target
@@ -141,7 +139,7 @@ def margin_loss(
     scores = as_margin(margin)(wide, counted, axis) * _array.like(_array.number(scale), wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll
     out = loss(mapping, scores, target, weight, axis=axis, **options)
-    return _cast(out, dtype, xp)
+    return cast(out, dtype, xp)
 
 
 def multilabel_softmax_loss(
@@ -160,9 +158,9 @@ def multilabel_softmax_loss(
     target: 1 for a label, 0 for none, or anything between; an entry of `ignore_index` is left out. Su 2020; Su et al. 2022.
     """
     x = asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, _class_axis(x, axis, dim), mask, None)
+    x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
     xp = namespace(rows)
-    dtype, s = _result_dtype(rows), upcast(rows, xp)
+    dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
     t = _array.counts(t, xp) if is_integer(t) else t
     if tuple(t.shape) != tuple(x.shape):
@@ -174,11 +172,11 @@ def multilabel_softmax_loss(
     y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
     if known_any((y < 0) | (y > 1), xp):
         raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
-    lift = 0.0 if weight is None else _array.log(_weight(weight, s, xp), xp)
+    lift = 0.0 if weight is None else _array.log(class_weights(weight, s, xp), xp)
     with quiet(s):
         value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
         value = xp.squeeze(value, axis=-1)
-        return _reduce(value, xp.ones_like(value), reduction, dtype, xp)
+        return reduced(value, xp.ones_like(value), reduction, dtype, xp)
 
 
 def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
@@ -197,12 +195,12 @@ def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
 
 def cross_entropy(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """`logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`."""
-    return nll(Softmax(), scores, target, weight, **options)
+    return nll(_SOFTMAX, scores, target, weight, **options)
 
 
 def sparsemax_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """The Fenchel-Young loss of sparsemax; the modified Huber loss for two classes."""
-    return fenchel_young(Sparsemax(), scores, target, weight, **options)
+    return fenchel_young(_SPARSEMAX, scores, target, weight, **options)
 
 
 def entmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 1.5, **options: Any) -> Array:
@@ -212,7 +210,7 @@ def entmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 1.
 
 def entmax15_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
     """The Fenchel-Young loss of 1.5-entmax."""
-    return fenchel_young(Entmax(1.5), scores, target, weight, **options)
+    return fenchel_young(_ENTMAX15, scores, target, weight, **options)
 
 
 def sparse_softmax_loss(
@@ -256,11 +254,11 @@ def _fenchel_young(
         raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
-    mapping, scores, target = _one_axis(mapping, scores, target, options)
+    mapping, scores, target = one_axis(mapping, scores, target, options)
     out = _by_index(mapping, scores, target, weight, options)
     if out is not None:
         return out
-    batch = _Batch.of(mapping, scores, target, weight, options)
+    batch = Batch.of(mapping, scores, target, weight, options)
     if with_constant and batch.smoothing and isinstance(mapping, SparseSoftmax) and mapping.k is not None:
         raise ValueError(
             f"label_smoothing gives every class some mass, which no {mapping!r} can reach: its Fenchel-Young loss would be "
@@ -278,7 +276,7 @@ def _fenchel_young(
         return batch.reduce(value)
 
 
-def _not_below_zero(batch: _Batch, value: Array, masked: Array) -> Array:
+def _not_below_zero(batch: Batch, value: Array, masked: Array) -> Array:
     """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be
     asked for, left to be seen."""
     xp, below = batch.xp, value < 0
@@ -291,26 +289,6 @@ def _not_below_zero(batch: _Batch, value: Array, masked: Array) -> Array:
             "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
         )
     return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
-
-
-def _one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
-    """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
-    refuse_sharded("a loss", scores)
-    axes = options.get("axis")
-    axes = options.get("dim") if axes is None else axes
-    if not isinstance(axes, (tuple, list)):
-        return mapping, scores, target
-    _array.pick_axis(options.get("axis"), options.pop("dim", None))
-    joined, mapping, options["mask"] = _join(mapping, scores, axes, options.get("mask"))
-    options["axis"] = -1
-    target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
-    full, rest = tuple(asarray(scores).shape), tuple(joined.scores.shape[:-1])
-    if tuple(target.shape) != (rest if is_integer(target) else full):
-        raise ValueError(
-            f"target of shape {tuple(target.shape)}: for scores of shape {full} with the classes along axes {tuple(axes)}, expected class "
-            f"indices (integers) of shape {rest}, or a distribution (floating point) of shape {full}"
-        )
-    return mapping, joined.scores, target if is_integer(target) else Joined.of(target, axes).scores
 
 
 def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> Array | None:
@@ -326,25 +304,24 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
     if is_array(mass) or mass != 1.0 or type(options.get("ignore_index", -100)) is not int:
         return None
     reduction = options.get("reduction", "mean")
-    _check_reduction(reduction)
-    leaf = bridge(scores)
-    if weight is None and hasattr(leaf, "quick_loss") and _plain(scores, options):
-        value = leaf.quick_loss(mapping, scores, target, reduction)
+    check_reduction(reduction)
+    mask, ignored = options.get("mask"), options.get("ignore_index", -100)
+    axis = class_axis(scores, options.get("axis"), options.get("dim"))
+    call = ignored, reduction
+    if weight is None and mask is None:
+        value = bridge(scores).reduced_loss(mapping, scores, target, axis, *call)
         if value is not None:
-            return value
-    axis = _class_axis(scores, options.get("axis"), options.get("dim"))
-    _, rows, mapping, axis = prepare(mapping, scores, axis, options.get("mask"), None)
+            return cast(value, result_dtype(scores), namespace(scores))
+    _, rows, mapping, axis = prepare(mapping, scores, axis, mask, None)
     leaf, xp = bridge(rows), namespace(rows)
-    if not hasattr(leaf, "index_loss") or tuple(target.shape) != tuple(rows.shape[:-1]):
+    if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
         return None
-    if is_torch(rows) and target.device != rows.device:
-        return None
-    if weight is None and hasattr(leaf, "device_loss") and type(target) is type(rows):
-        value = leaf.device_loss(mapping, rows, target, options.get("ignore_index", -100), reduction)
+    if weight is None:
+        value = leaf.reduced_loss(mapping, rows, target, -1, *call)
         if value is not None:
-            return _cast(value, _result_dtype(rows), xp)
+            return cast(value, result_dtype(rows), xp)
     n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
-    ignored = index == options.get("ignore_index", -100)
+    ignored = index == ignored
     traced = not known(index)  # or on a GPU, which is not waited for
     if not traced and not known_any(ignored, xp):
         ignored = None
@@ -361,16 +338,16 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         return None
     norm = None
     if weight is not None:
-        class_weight = _weight(weight, upcast(rows[..., :1], xp) if n == 1 else upcast(rows, xp), xp)
+        class_weight = class_weights(weight, upcast(rows[..., :1], xp) if n == 1 else upcast(rows, xp), xp)
         norm = class_weight[xp.where(index < 0, xp.zeros_like(index), index)]
         norm = norm if ignored is None else xp.where(ignored, xp.zeros_like(norm), norm)
         with quiet(value):
             value = xp.where(norm == 0, xp.zeros_like(value), value * norm)
     elif ignored is not None:
         norm = xp.astype(~ignored, value.dtype)
-    dtype = _result_dtype(rows)
+    dtype = result_dtype(rows)
     if norm is not None:
-        return _reduce(value, norm, reduction, dtype, xp)
+        return reduced(value, norm, reduction, dtype, xp)
     out = (
         xp.mean(value)
         if reduction == "mean" and math.prod(value.shape)
@@ -378,198 +355,4 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         if reduction != "none"
         else value
     )
-    return _cast(out, dtype, xp)
-
-
-def _plain(scores: Array, options: dict[str, Any]) -> bool:
-    """True where the options ask for no more than the defaults do. No class has an index below 0: to leave it out is nothing."""
-    axis, dim = options.get("axis"), options.get("dim")
-    named, default = dim if axis is None else axis, _class_axis(scores, None, None)
-    return (
-        options.get("mask") is None
-        and options.get("ignore_index", -100) < 0
-        and (axis is None or dim is None)
-        and (named is None or (type(named) is int and named in (default, default - scores.ndim)))
-    )
-
-
-@dataclasses.dataclass
-class _Batch:
-    """Scores and targets as rows: everything that the signature of a loss says, read once."""
-
-    xp: Any
-    mapping: Mapping
-    rows: Array  # [..., n] in the dtype to compute in
-    keep: Array  # [..., n], False where masked
-    poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
-    y: Array  # [..., n], the target as a distribution, smoothed
-    soft: bool  # the target is a distribution, or was made one by smoothing
-    indices: bool
-    smoothing: float
-    counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
-    sample_weight: Array  # [..., 1]
-    class_weight: Array | None  # [n]
-    reduction: str
-    dtype: Any
-
-    @classmethod
-    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> _Batch:
-        mapping, scores, target = _one_axis(mapping, scores, target, options)
-        axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
-        ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
-        smoothing = _array.number(options.pop("label_smoothing", 0.0))
-        if options:
-            raise TypeError(
-                f"unknown option {next(iter(options))!r}; a loss takes weight, ignore_index, reduction, label_smoothing, axis (dim), mask"
-            )
-        _check_reduction(reduction)
-        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
-            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        x = asarray(scores)
-        x, rows, mapping, axis = prepare(mapping, x, _class_axis(x, axis, dim), mask, None)
-        xp = namespace(rows)
-        dtype, rows = _result_dtype(rows), upcast(rows, xp)
-        with quiet(rows):
-            _, keep, poisoned = _array.finite_scores(rows, xp)
-        n = rows.shape[-1]
-        class_weight = None if weight is None else _weight(weight, rows, xp)
-        t = _array.beside(target, rows, "target", xp)
-        indices = is_integer(t)
-        one = xp.ones_like(rows[..., :1])
-        if indices:
-            y, counted, stray = _one_hot(t, x, rows, axis, ignore_index, xp)
-            poisoned = poisoned | stray
-        else:
-            y, counted = _distribution(t, x, rows, axis, xp), one
-        with quiet(rows):
-            sample = counted if class_weight is None else counted * dot(y, class_weight, xp)
-        if smoothing:
-            free = xp.astype(keep, rows.dtype)
-            count = total(free, xp)
-            uniform = free / xp.where(count > 0, count, xp.ones_like(count))
-            y = (1.0 - smoothing) * y + smoothing * total(y, xp) * uniform
-        assert n == y.shape[-1]
-        return cls(
-            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, smoothing,
-            counted, sample, class_weight, reduction, dtype,
-        )  # fmt: skip
-
-    def check_mass(self) -> None:
-        """An error where the target can't be a distribution of the map; only where values may be looked at."""
-        xp, mass = self.xp, getattr(self.mapping, "mass", 1.0)
-        if is_array(mass):
-            return
-        if self.indices:
-            if mass != 1.0:
-                raise ValueError(
-                    f"{self.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
-                )
-            return
-        sums = total(self.y, xp)
-        if known_any((self.y < 0) | (xp.abs(sums - mass) > 1e-2 * mass), xp):
-            raise ValueError(
-                f"target: expected rows of non-negative numbers that sum to {mass:g}; the sums go from {float(xp.min(sums)):g} to "
-                f"{float(xp.max(sums)):g}. For several labels in a row, divide their indicator by their number"
-            )
-
-    def rounding(self) -> Array:
-        """What the rounding of its terms, and a target that misses its sum by rounding, can take from a loss, [..., 1]."""
-        xp, rows = self.xp, stop_gradient(self.rows)
-        x, _, _ = _array.finite_scores(rows, xp)
-        y = stop_gradient(self.y)
-        mass = total(y, xp)
-        centre = dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)
-        # of the scores below the centre only those of targets count: p makes the terms of the others small
-        size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
-        share = (64.0 + 4.0 * math.sqrt(x.shape[-1])) * float(xp.finfo(x.dtype).eps)
-        return (share + 4.0 * xp.abs(mass - _array.like(getattr(self.mapping, "mass", 1.0), x, xp))) * size
-
-    def reduce(self, value: Array, weighted: bool = False) -> Array:
-        """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
-        xp = self.xp
-        value = _array.poison(value, self.poisoned, xp)
-        ignored = self.counted == 0
-        value = xp.where(ignored, xp.zeros_like(value), value)
-        value = value if weighted or self.class_weight is None else value * self.sample_weight
-        norm = self.sample_weight if self.indices else self.counted
-        return _reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.reduction, self.dtype, xp)
-
-
-def _reduce(value: Array, norm: Array, reduction: str, dtype: Any, xp: Any) -> Array:
-    _check_reduction(reduction)
-    if reduction == "mean":
-        weight = xp.sum(norm)
-        value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
-    elif reduction == "sum":
-        value = xp.sum(value)
-    return _cast(value, dtype, xp)
-
-
-def _cast(value: Array, dtype: Any, xp: Any) -> Array:
-    """In the dtype of the result: a loss above the largest number of fp16 is +inf."""
-    if value.dtype == dtype:
-        return value
-    with quiet(value):
-        return xp.astype(value, dtype)
-
-
-def _check_reduction(reduction: Any) -> None:
-    if reduction not in _REDUCTIONS:
-        hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
-
-
-def _class_axis(x: Array, axis: int | None, dim: int | None) -> int:
-    return _array.pick_axis(axis, dim, 1 if x.ndim > 1 else 0)
-
-
-def _result_dtype(rows: Array) -> Any:
-    """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
-    if is_torch(rows):
-        torch, device = sys.modules["torch"], rows.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            return upcast(rows, namespace(rows)).dtype
-    return rows.dtype
-
-
-def _weight(weight: Any, rows: Array, xp: Any) -> Array:
-    weight = _array.beside(weight, rows, "weight", xp)
-    if tuple(weight.shape) != (rows.shape[-1],):
-        hint = "" if weight.ndim else "; a parameter of the map is a keyword, as in alpha=1.5"
-        raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
-        )
-    return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
-
-
-def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array, Array]:
-    n = rows.shape[-1]
-    expected = tuple(s for i, s in enumerate(x.shape) if i != axis)
-    if tuple(t.shape) != expected:
-        raise ValueError(
-            f"target of shape {tuple(t.shape)}: for scores of shape {tuple(x.shape)} with the classes along axis {axis}, expected class "
-            f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}"
-        )
-    t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
-    ignored = t == ignore_index
-    stray = ~ignored & ((t < 0) | (t >= n))  # where no value may be asked for, such a sample is NaN
-    if known_any(stray, xp):
-        raise IndexError(
-            f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "
-            f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
-        )
-    t = xp.where(ignored, xp.zeros_like(t), t)
-    y = xp.astype(t[..., None] == _array.positions(rows, t.dtype, xp), rows.dtype)
-    return y, xp.astype(~ignored[..., None], rows.dtype), stray[..., None]
-
-
-def _distribution(t: Array, x: Array, rows: Array, axis: int, xp: Any) -> Array:
-    if not _array.is_floating(t):
-        raise TypeError(f"target: expected class indices (integers) or a distribution (floating point), got {t.dtype}")
-    if tuple(t.shape) != tuple(x.shape):
-        raise ValueError(
-            f"target of shape {tuple(t.shape)} is a distribution (floating point) and must have the shape of the scores, {tuple(x.shape)}; "
-            "class indices must be integers"
-        )
-    t = t if t.dtype == rows.dtype else xp.astype(t, rows.dtype)
-    return _array.to_last(t, axis, xp)
+    return cast(out, dtype, xp)

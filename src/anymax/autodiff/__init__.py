@@ -10,8 +10,8 @@ import numpy as np
 from .. import kernels
 from .._array import Array, is_jax, is_torch
 from .._mapping import Mapping
-from ..kernels import native, short
-from ..kernels._memory import MANY
+from ..kernels import native
+from ..kernels.link import link_of
 
 
 class plain:
@@ -38,7 +38,19 @@ class plain:
     def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
         """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
         engine = kernels.compiled("index_loss", mapping, x)
-        return None if engine is None else engine.index_loss(mapping, x, index, False)[0]
+        made = None if engine is None else engine.index_loss(mapping, x, index, False)
+        return made and made[0]
+
+    @staticmethod
+    def reduced_loss(mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str) -> Array | None:
+        """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
+        None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
+        if type(index) is not np.ndarray or native.refuse("index_loss", mapping, x) is not None:
+            return None
+        if axis != -1 and link_of(mapping)[3] is not None:
+            return None
+        made = native.index_loss(mapping, x, index, False, axis, ignored, reduction)
+        return made and made[0][()]
 
     @staticmethod
     def loss(mapping: Mapping, x: Array, y: Array) -> Array:
@@ -48,17 +60,15 @@ class plain:
     KINDS = (np.ndarray,)  # the kinds of array that `quick` takes
 
     @staticmethod
-    def quick(link: tuple[Mapping, int, float], x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | None:
-        """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
-        call = short.buffers
-        if kernels.asked() is not None or (call is None and not (short.ready() and (call := short.buffers))):
-            return None
-        if out is None:
-            out = np.empty_like(x) if x.size < MANY else native.empty_like(x)
-        elif type(out) is not np.ndarray:
-            return None
-        _, code, param = link
-        return call(code, param, x, out)
+    def ready() -> Any:
+        """`quick(mapping, x, axis, mask, out)`: p(x) by the CPU engine, None where anything is out of the ordinary. None: no engine."""
+        engine = native.load()
+        return None if isinstance(engine, str) else engine.forward
+
+    @staticmethod
+    def into(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+        """Writes p(x) to `out`, where an engine can."""
+        return kernels.choose("forward", mapping, x) is native and native.write(mapping, x, mask, out)
 
 
 _registered: dict[str, Any] = {}

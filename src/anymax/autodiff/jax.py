@@ -24,6 +24,7 @@ from .. import kernels
 from .._array import Array, upcast
 from .._mapping import Mapping
 from ..kernels import reference, xla
+from ..kernels.link import link_of
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from ..mappings import Budget, Entmax, NormMax, Softmax, SparseSoftmax
 
@@ -254,7 +255,7 @@ def _opened(mapping: Mapping, x: Array) -> Mapping:
     return mapping.replace(**{name: jnp.asarray(value)})
 
 
-def apply(mapping: Mapping, x: Array) -> Array:
+def apply(mapping: Mapping, x: Array, mask: None = None) -> Array:
     mapping = _opened(mapping, x)
     params = mapping.params()
     x, *values = alike(x, *params.values())
@@ -278,7 +279,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
     return _compiled_index(_key(mapping), dict(zip(params, values)), x, index)[0]
 
 
-# -- the short way: an array outside of any tracing, its last axis, nothing asked for beside -------------------------
+# -- a call as it comes: an array outside of any tracing, its last axis, nothing asked for beside ------------------------------
 
 with jax.ensure_compile_time_eval():
     KINDS = (type(jnp.zeros(())),)  # the kinds of array that `quick` takes
@@ -291,9 +292,40 @@ def _short(mapping: Mapping) -> Any:
     return jax.jit(functools.partial(_apply, Static(mapping, None), {}))
 
 
-def quick(link: tuple[Mapping, int, float], x: Array, out: Any = None) -> Array | None:
+def ready() -> Any:
+    return quick
+
+
+def quick(mapping: Mapping, x: Array, axis: Any, mask: Any, out: Any) -> Array | None:
     """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
-    if out is not None or not x.ndim or not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
+    if (
+        out is not None
+        or mask is not None
+        or not x.ndim
+        or not (axis is None or (type(axis) is int and axis in (-1, x.ndim - 1)))
+    ):
         return None
-    name = _NUMBERS.get(type(link[0]))
-    return None if name is not None and not _usual(getattr(link[0], name)) else _short(link[0])(x)
+    if not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
+        return None
+    link = link_of(mapping)
+    if isinstance(link, str) or link.params is not None or link.kind == "perturb_max":
+        return None
+    mapping.check(x.shape[-1])
+    name = _NUMBERS.get(type(mapping))
+    return None if name is not None and not _usual(getattr(mapping, name)) else _short(mapping)(x)
+
+
+def masks(mapping: Mapping, x: Array) -> bool:
+    return False
+
+
+def into(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+    return False
+
+
+def log(mapping: Mapping, x: Array) -> Array | None:
+    return None
+
+
+def reduced_loss(mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str) -> Array | None:
+    return None

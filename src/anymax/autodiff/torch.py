@@ -1,7 +1,7 @@
 """PyTorch: one wrapping that backward, double backward, forward mode, torch.func, compile and export all accept.
 
 Four ways through, chosen at each call:
-- eager: an `autograd.Function` around the engines, with `setup_context` and without `jvp` (which torch.compile refuses); its backward
+- eager: an engine makes the result, and an `autograd.Function` without `jvp` (which torch.compile refuses) records it; its backward
   is in plain operations when it is itself differentiated;
 - compiled: the same with opaque operations (`torch.ops.anymax`), so that the compiler need not trace an iteration;
 - functorch transforms, forward mode, or a parameter that wants a gradient: `Mapping.differentiable`, plain operations around
@@ -11,139 +11,54 @@ Four ways through, chosen at each call:
 
 from __future__ import annotations
 
-import ast
 from typing import Any, cast
 
 import array_api_compat.torch as xp
-import numpy as np
 import torch
 
 from .. import kernels
-from .._array import floating, modes, upcast
+from .._array import from_last, modes, to_last
 from .._mapping import Mapping
-from ..kernels import native, reference, short
-from ..kernels._memory import MANY, kept
-from ..mappings import CATALOGUE
-from . import library
+from ..kernels import native, reference
+from ..kernels.link import WITHOUT_LOSS, link_of
 from .saving import As, hooked, restored, save, saved
+from .torch_operations import spec_of
 
 Tensor = torch.Tensor
-
-_KINDS = {kind.__name__: kind for kind in CATALOGUE}
-_LIBRARY = library(__name__)
-_LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
-_LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
-
-
-# -- a mapping as a string and its tensors, for the operations' schemas ---------------------------------------------------
-
-
-def _spec(mapping: Mapping) -> str | None:
-    """The mapping without its tensors, in words that `_restore` understands; None for a kind with functions of the user's."""
-    if _KINDS.get(type(mapping).__name__) is not type(mapping):
-        return None
-    words = [type(mapping).__name__]
-    for key, value in mapping.constants().items():
-        if not (value is None or isinstance(value, (bool, int, float, str))):
-            return None
-        if isinstance(value, float):  # a symbol under torch.compile(dynamic=True): the ratio makes it a number again
-            over, under = value.as_integer_ratio()
-            value = over / under
-        words.append(f"{key}={value!r}")
-    for key in mapping.params():
-        words.append(key)
-    return ";".join(words)
-
-
-def _restore(spec: str, params: list[Tensor]) -> Mapping:
-    kind, *words = spec.split(";")
-    values = iter(params)
-    return _KINDS[kind](
-        **{k: ast.literal_eval(v) if sep else next(values) for k, sep, v in (w.partition("=") for w in words)}
-    )
-
-
-def _apart(out: Tensor, *inputs: Tensor) -> Tensor:
-    """As an operation must return it: contiguous, and none of its inputs."""
-    return out.clone() if any(out is a for a in inputs) else out.contiguous()
-
-
-def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
-    return _apart(kernels.choose("forward", mapping, x).forward(mapping, x), x)
-
-
-def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
-    x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
-    return _apart(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
-
-
-def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return _restore(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
-
-
-def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _vjp_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return torch.empty_like(p, memory_format=torch.contiguous_format)
-
-
-def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    return x.new_empty((*x.shape[:-1], 2), dtype=dtype)
-
-
-for _name, _impl, _fake in (
-    ("forward", _forward_op, _forward_fake),
-    ("vjp", _vjp_op, _vjp_fake),
-    ("hold", _hold_op, _hold_fake),
-):
-    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
-
-
-def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: str) -> tuple[Tensor, int]:
-    """All batches in one call: the batch becomes the first axis of the scores, and of the parameters that have it."""
-    x_dim, param_dims, _ = in_dims
-    x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
-    moved = []
-    for value, dim in zip(params, param_dims, strict=True):
-        if dim is not None:
-            value = value.movedim(dim, 0)
-            value = value.reshape(value.shape[0], *([1] * (x.ndim - value.ndim)), *value.shape[1:])
-        moved.append(value)
-    return torch.ops.anymax.hold(x, moved, spec), 0
-
-
-torch.library.register_vmap("anymax::hold", _hold_vmap, lib=_LIBRARY)
-
 
 # -- the autograd functions -------------------------------------------------------------------------------------------------
 
 
 class _Apply(torch.autograd.Function):
-    """p(x), eager: never under a transform, so that `forward` may keep what it likes, and costs a third."""
+    """p(x), eager, as an engine has made it: never under a transform."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mapping: Mapping, mask: Tensor | None) -> Tensor:
-        engine = kernels.choose("forward", mapping, x)
-        ctx.mapping = mapping
-        if engine in kernels.COMPILED and not hooked():
-            p, support = engine.forward_saving(mapping, x, mask)
-        else:
-            p, support = engine.forward(mapping, x, *([] if mask is None else [mask])), None
-        ctx.kind, ctx.sizes = type(support), support and support[1:]
-        save(ctx, x if mapping.needs_scores else p, p, *(support[:1] if support else ()))
+    def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int) -> Tensor:
+        p, support = made
+        memory = support[0] if isinstance(support, tuple) else support
+        ctx.call, ctx.kind = (mapping, axis), type(p)
+        ctx.rest = (type(support), support[1:]) if isinstance(support, tuple) else None
+        ctx.was = None if memory is None else As.of(memory)
+        ctx.save_for_backward(p, x if mapping.needs_scores else memory)  # maps that need the scores have no support
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, p, *memory = saved(ctx)
-        return _vjp(ctx.mapping, x, p, grads[0], ctx.kind(*memory, *ctx.sizes) if memory else None), None, None
+        (g,), (p, other), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        x, memory = (other, None) if mapping.needs_scores else (None, other)
+        if _engine is not None and ctx.rest is None and not _grad():
+            out = _engine.vjp(mapping, x, p, g, axis, memory)
+            if out is not None:
+                return out, None, None, None
+        was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
+        p = restored(p, was)
+        x = p if x is None else restored(x, was)
+        support = None
+        if memory is not None:
+            memory = restored(memory, ctx.was)
+            support = ctx.rest[0](memory, *ctx.rest[1]) if ctx.rest else native.saved_in(memory, p, axis)
+        x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
+        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), None, None, None
 
 
 def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -179,104 +94,49 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss for class indices, eager: one pass forward, one backward, and only the non-zeros of p in between."""
+    """The loss of class indices, eager, as an engine has made it: one pass forward, one backward, and little in between."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, engine: Any, reduction: str = "none") -> Tensor:
-        value, support, tau = engine.index_loss(mapping, x, index, engine is not native or not hooked())
-        ctx.mapping, ctx.engine, ctx.sizes, ctx.reduction = mapping, engine, support and support[1:], reduction
-        save(ctx, x, index, tau, support and support[0])
-        return _reduced(value, reduction)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, index, tau, memory = saved(ctx)
-        (g,) = grads
-        if ctx.reduction != "none":
-            g = (g / index.numel() if ctx.reduction == "mean" else g).expand(index.shape)
-        support = None if memory is None else native.Saved(memory, *ctx.sizes)
-        return _index_gradient(ctx.mapping, ctx.engine, x, index, g, support, tau), *(None,) * 4
-
-
-class _DeviceLoss(torch.autograd.Function):
-    """The loss for class indices on a GPU, reduced: which samples count is the kernel's to say, so that no index is waited for."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, mapping: Mapping, ignore: int, reduction: str) -> Tensor:
-        value, count, state = kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, True)
-        ctx.call = mapping, ignore
-        save(ctx, x, index, state, count)
+    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Any, ...]) -> Tensor:
+        """made: the loss, what the engine has saved, how many rows count (a tensor on a GPU), mapping, engine, axis, ignored, reduction."""
+        value, memory, count, *ctx.call = made
+        ctx.scores, ctx.index = (x.dtype, x.shape), index.dtype
+        ctx.was = None if memory is None else As.of(memory)
+        ctx.count, count = (None, count) if type(count) is Tensor else (count, None)
+        ctx.save_for_backward(x, index, memory, *(() if count is None else (count,)))
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, index, state, count), (mapping, ignore) = grads, saved(ctx), ctx.call
-        g = g if count is None else g / count
-        if _grad():
-            counted = (index != ignore) & (index >= 0)
-            index = torch.where(counted, index.to(torch.int64), -1)
-        return _index_gradient(mapping, kernels.triton, x, index, g, None, state, ignore), None, None, None, None
-
-
-def _index_gradient(
-    mapping: Mapping,
-    engine: Any,
-    x: Tensor,
-    index: Tensor,
-    g: Tensor,
-    support: Any,
-    tau: Any,
-    ignore: int | None = None,
-) -> Tensor:
-    if ignore is not None and not _grad():
-        return engine.index_loss_grad(mapping, x, index, g, support, tau, ignore)
-    if _grad() or engine.refuse("vjp", mapping, g) is not None:
-        y = torch.zeros_like(x).scatter_(-1, index.clamp(min=0, max=x.shape[-1] - 1)[..., None], 1.0)
-        counted = (index >= 0)[..., None]
-        return (g[..., None] * torch.where(counted, apply(mapping, x) - y, torch.zeros_like(x))).to(x.dtype)
-    return engine.index_loss_grad(mapping, x, index, g, support, tau)
-
-
-class _QuickLoss(torch.autograd.Function):
-    """What `quick_loss` has made, with its backward as short as its forward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Tensor, Any, Tensor | None, Any, Any, float]) -> Tensor:
-        value, support, memory, *ctx.call = made
-        ctx.sizes, ctx.dtype, ctx.shape = support and support[1:], x.dtype, x.shape
-        ctx.save_for_backward(x, index, memory)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, index, memory), ((mapping, code, param), call, factor) = grads, ctx.saved_tensors, ctx.call
-        lazy = g.is_neg() or x.is_neg() or (memory is not None and memory.is_neg())
-        if not (lazy or _grad() or _asked() is not None):
-            capacity = ctx.sizes[1] if ctx.sizes else 0
-            scale = g if factor else g.contiguous()
-            out = call(code | native.LOSS_GRAD, param, x, None, index, scale, memory, capacity, factor)
+        (g,), (x, index, memory, *counts) = grads, ctx.saved_tensors
+        mapping, engine, axis, ignored, reduction = ctx.call
+        g = g / counts[0] if counts else g
+        factor = 1.0 / max(ctx.count, 1) if reduction == "mean" and not counts else 1.0
+        if engine is native and not _grad():
+            out = _engine.loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is not None:
                 return out, None, None
-        x, index = restored(x, As(ctx.dtype, ctx.shape, _CPU)), restored(index, As(torch.int64, ctx.shape[:-1], _CPU))
-        support, tau = _support(memory, ctx.sizes), None
-        if memory is not None and not ctx.sizes:
-            tau = restored(memory, As(ctx.dtype, ctx.shape[:-1], _CPU))
-        g = (g * factor).expand(index.shape) if factor else g
-        return _index_gradient(mapping, native, x, index, g, support, tau), None, None
-
-
-_CPU = torch.device("cpu")
-
-
-def _support(memory: Tensor | None, sizes: Any) -> native.Saved | None:
-    """The saved support of these sizes."""
-    if memory is None or not sizes:
-        return None
-    return native.Saved(restored(memory, As(torch.int32, (native.saved_size(*sizes),), _CPU)), *sizes)
-
-
-def _reduced(value: Tensor, reduction: str) -> Tensor:
-    return value if reduction == "none" else value.mean() if reduction == "mean" else value.sum()
+        axis = axis % len(ctx.scores[1])
+        x = restored(x, As(ctx.scores[0], ctx.scores[1], g.device))
+        batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
+        index = restored(index, As(ctx.index, batch, g.device))
+        memory = None if memory is None else restored(memory, ctx.was)
+        out = None
+        if not _grad() and engine.refuse("vjp", mapping, g) is None:
+            if engine is native:
+                out = native.index_loss_grad(mapping, x, index, g, memory, axis, factor)
+            else:
+                rows = engine.index_loss_grad(mapping, to_last(x, axis, xp), index, g, None, memory, ignored)
+                out = from_last(rows, axis, xp)
+        if out is None:
+            counted = (index != ignored) & (index >= 0)
+            at = torch.where(counted, index, 0).to(torch.int64).unsqueeze(axis)
+            p = from_last(apply(mapping, to_last(x, axis, xp)), axis, xp)
+            p_y = torch.where(
+                counted.unsqueeze(axis), p - torch.zeros_like(x).scatter_(axis, at, 1.0), torch.zeros_like(x)
+            )
+            out = ((g * factor).expand(index.shape).unsqueeze(axis) * p_y).to(x.dtype)
+        return out, None, None
 
 
 class _Compiled(torch.autograd.Function):
@@ -343,7 +203,7 @@ def _traced(mapping: Mapping) -> bool:
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
-    spec = _spec(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
+    spec = spec_of(mapping) if mapping.iterative and not torch.compiler.is_exporting() else None
     if spec is None:
         return reference.differentiable(mapping, x)
     frozen = [value.detach() for value in mapping.params().values()]
@@ -358,17 +218,22 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
     if torch.compiler.is_exporting():
         return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
     if torch.compiler.is_compiling() or modes():  # a mode may trace, or have no numbers: opaque operations serve it too
-        spec = _spec(mapping) if mapping.iterative else None
+        spec = spec_of(mapping) if mapping.iterative else None
         if spec is None:
             return reference.differentiable(mapping, x)
         params = list(mapping.params().values())
         if wants:
             return _Compiled.apply(x, spec, mapping.needs_scores, *params)
         return torch.ops.anymax.forward(x, params, spec)
-    if wants:
-        return _Apply.apply(x, mapping, mask)
     engine = kernels.choose("forward", mapping, x)
-    return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+    if not wants:
+        return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+    with torch.no_grad():
+        if engine in kernels.COMPILED and not hooked():
+            made = engine.forward_saving(mapping, x, mask)
+        else:
+            made = engine.forward(mapping, x, *([] if mask is None else [mask])), None
+    return _Apply.apply(x, made, mapping, -1)
 
 
 def masks(mapping: Mapping, x: Tensor) -> bool:
@@ -397,18 +262,53 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     engine = kernels.compiled("index_loss", mapping, x)
     if engine is None:
         return None
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _IndexLoss.apply(x, index, mapping, engine)
-    return engine.index_loss(mapping, x, index, False)[0]
+    wants = torch.is_grad_enabled() and x.requires_grad
+    if engine is native:
+        made = native.index_loss(mapping, x, index, wants and not hooked())
+    else:
+        value, _, state = engine.index_loss(mapping, x, index, wants)
+        made = value, state, None
+    return _recorded(wants, x, index, made, mapping, engine, -1, -1, "none")
 
 
-def device_loss(mapping: Mapping, x: Tensor, index: Tensor, ignore: int, reduction: str) -> Tensor | None:
-    """The reduced loss of rows for class indices on a GPU, fp32, in few launches; None: another engine serves."""
-    if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton:
+def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, *call: Any) -> Tensor | None:
+    if made is None or not wants:
+        return made and made[0]
+    return _IndexLoss.apply(x, index, (*made, *call))
+
+
+def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str) -> Tensor | None:
+    """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
+    None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
+    if compiling() or type(x) not in KINDS or type(index) is not Tensor:
         return None
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _DeviceLoss.apply(x, index, mapping, ignore, reduction)
-    return kernels.triton.reduced_loss(mapping, x, index, ignore, reduction, False)[0]
+    wants = _grad() and x.requires_grad
+    if x.is_cpu and index.is_cpu:
+        link = link_of(mapping)
+        if (
+            native.load() is not _engine
+            or isinstance(link, str)
+            or link.kind in WITHOUT_LOSS
+            or (wants and _functorch())
+        ):
+            return None
+        save = wants and not hooked()
+        if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
+            value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
+            made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
+            made = made and (value, made[1], made[0])
+        elif axis == -1 and not _traced(mapping) and native.refuse_array(x) is None:
+            made = native.index_loss(mapping, x, index, save, axis, ignored, reduction)
+        else:
+            made = None
+        return _recorded(wants, x, index, made, mapping, native, axis, ignored, reduction)
+    if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton or index.device != x.device:
+        return None
+    if mapping.params() and axis != -1:
+        return None
+    rows = to_last(x, axis % x.ndim, xp)
+    value, count, state = kernels.triton.reduced_loss(mapping, rows, index, ignored, reduction, wants)
+    return _recorded(wants, x, index, (value, state, count), mapping, kernels.triton, axis, ignored, reduction)
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
@@ -424,44 +324,45 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     return reference.loss(mapping, x, p, y)
 
 
-# -- the short way: plain tensors, the last axis, nothing asked for beside ---------------------------------------------------
+# -- a call as it comes: any axis, mask and strides go to the CPU engine as they are --------------------------------------------
 
-_asked = kernels.asked
 compiling = torch.compiler.is_compiling
-_grad, _tracing = torch.is_grad_enabled, torch._C._get_tracing_state
-_forward_ad = torch.autograd.forward_ad
-
-_SERVED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def _int32(count: int) -> Tensor:
-    if count < MANY:
-        return torch.empty(count, dtype=torch.int32, device="cpu")
-    return torch.from_numpy(kept.take((count,), np.int32, 4 * count))
-
-
+_grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
+_WIDE = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+_engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
+_forward = _engine and _engine.forward
 
 
-def quick(link: tuple[Mapping, int, float], x: Tensor, out: Tensor | None = None) -> Tensor | None:
-    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary. Not for `compiling`."""
-    if _forward_ad._current_level >= 0 or _asked() is not None or x.is_neg():
-        return None
-    call = short.tensors
-    if not call and (call is False or not (short.ready() and (call := short.tensors))):
-        return None
-    _, code, param = link
+def ready() -> Any:
+    """`quick`, where there is an engine for it."""
+    return None if isinstance(native.load(), str) else quick
+
+
+def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+    """p(x) by the CPU engine; None where anything is out of the ordinary. Not while `compiling`."""
     if x.requires_grad and _grad():
-        if out is not None or modes() or _tracing() is not None or _transformed() or not _plain(x):
+        link = link_of(mapping)
+        if out is not None or isinstance(link, str) or link.params is not None or _functorch():
             return None
-        return _Quick.apply(x, link, call)
+        if mask is not None and mapping.needs_scores:
+            return None
+        made = _engine.forward_saving(mapping, x, axis, mask, None, -1)
+        if made is None:
+            return None
+        if made[1] is not None and hooked():
+            made = made[0], None
+        return _Apply.apply(x, made, mapping, -1 if axis is None else axis)
     if out is None:
-        return call(code, param, x, None)
-    if type(out) is not Tensor or out.requires_grad or out.is_neg():
+        return _forward(mapping, x, axis, mask, None)
+    if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
-    if out.is_inference() and not torch.is_inference_mode_enabled():
-        return None
-    return wrote(call(code, param, x, out))
+    return wrote(_forward(mapping, x, axis, mask, out))
 
 
 def wrote(out: Tensor | None) -> Tensor | None:
@@ -471,83 +372,53 @@ def wrote(out: Tensor | None) -> Tensor | None:
     return out
 
 
-def _plain(x: Tensor) -> bool:
-    """True where x has numbers of its own that the library can read: what torch.func makes, and meta tensors, have none."""
-    try:
-        return (
-            x.is_cpu and x.is_contiguous() and x.dtype in _SERVED and 0 < x.nbytes <= native.LARGE and x.data_ptr() != 0
-        )
-    except (RuntimeError, NotImplementedError):
+def into(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
+    """Writes p(x) to `out`, where an engine can: no gradient is asked for, and nothing is read from where it writes."""
+    if (
+        type(out) is not Tensor
+        or out.dtype != x.dtype
+        or out.shape != x.shape
+        or out.device != x.device
+        or not x.numel()
+    ):
         return False
+    if (_grad() and (x.requires_grad or out.requires_grad)) or (
+        out.is_inference() and not torch.is_inference_mode_enabled()
+    ):
+        return False
+    if _traced(mapping):
+        return False
+    engine = kernels.choose("forward", mapping, x)
+    if engine is native:
+        done = native.write(mapping, x, mask, out)
+    elif (
+        engine in kernels.COMPILED and engine.refuse("forward", mapping, out) is None and _apart(mapping, x, mask, out)
+    ):
+        engine.forward(mapping, x, mask, out)
+        done = True
+    else:
+        done = False
+    if done:
+        wrote(out)
+    return done
 
 
-def quick_loss(mapping: Mapping, x: Tensor, index: Tensor, reduction: str) -> Tensor | None:
-    """The loss of plain rows for plain class indices, all of which are classes; None where anything is out of the ordinary."""
-    if compiling() or type(x) not in KINDS or type(index) is not Tensor or not 1 <= x.ndim <= 2:
-        return None
-    if x.dtype not in (torch.float32, torch.float64) or index.dtype is not torch.int64 or index.shape != x.shape[:-1]:
-        return None
-    if not (x.is_cpu and index.is_cpu and x.numel()) or _traced(mapping) or _asked() is not None or x.is_neg():
-        return None
-    wants = _grad() and x.requires_grad
-    link = None if mapping.params() else short.link(mapping)
-    call = short.tensors or (short.tensors is None and short.ready() and short.tensors)
-    if link and call and x.ndim == 2:
-        _, code, param = link
-        rows, n = x.shape
-        support = memory = None
-        if wants and not native.few(mapping, n) and not hooked():
-            if native.sparse(code >> 8):
-                support = native.saving(rows, native.loss_capacity(n), 2 if x.dtype is torch.float64 else 1, _int32)
-                memory = support.memory
-            elif code == 0:  # softmax
-                memory = torch.empty(rows, dtype=x.dtype, device="cpu")
-        factor = 0.0 if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
-        value = torch.empty(() if factor else rows, dtype=x.dtype, device="cpu")
-        if (
-            call(code | native.LOSS, param, x, value, index, None, memory, support.capacity if support else 0, factor)
-            is not None
-        ):
-            return _QuickLoss.apply(x, index, (value, support, memory, link, call, factor)) if wants else value
-    if native.refuse("index_loss", mapping, x) is not None:
-        return None
-    low, high = torch.aminmax(index)
-    if low.item() < 0 or high.item() >= x.shape[-1]:  # left out, or a mistake
-        return None
-    if wants:
-        return _IndexLoss.apply(x, index, mapping, native, reduction)
-    return _reduced(native.index_loss(mapping, x, index, False)[0], reduction)
+def _span(a: Tensor) -> tuple[int, int]:
+    """The address of the lowest entry, and the end of the highest. Two storages may be one piece of memory."""
+    size = a.element_size()
+    reach = [(n - 1) * s * size for n, s in zip(a.shape, a.stride())]
+    return a.data_ptr() + sum(r for r in reach if r < 0), a.data_ptr() + sum(r for r in reach if r > 0) + size
 
 
-class _Quick(torch.autograd.Function):
-    """p(x) of a plain tensor, with its backward as short as its forward."""
+def _disjoint(a: Tensor, b: Tensor) -> bool:
+    (low, high), (other_low, other_high) = _span(a), _span(b)
+    return high <= other_low or other_high <= low
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, link: tuple[Mapping, int, float], call: Any) -> Tensor:
-        mapping, code, param = link
-        n = x.shape[-1]
-        rows = x.numel() // n
-        words = 2 if x.dtype is torch.float64 else 1
-        size = native.capacity(code >> 8, param, rows, n)
-        size = 0 if size and hooked() else size
-        support = native.saving(rows, size, words, _int32) if size else None
-        p = call(code, param, x, None, None, None, support and support.memory, size)
-        if p is None:
-            p, support, size = reference.forward(mapping, x), None, 0
-        ctx.call = mapping, call, code | native.VJP, param, size, support and support[1:]
-        ctx.save_for_backward(p, x if mapping.needs_scores else support and support.memory)
-        return p
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, other), (mapping, call, code, param, capacity, sizes) = grads, ctx.saved_tensors, ctx.call
-        x, memory = (other, None) if mapping.needs_scores else (p, other)
-        lazy = g.is_neg() or p.is_neg() or (other is not None and other.is_neg())
-        if not (lazy or _grad() or _asked() is not None):
-            out = call(code, param, x, None, p, g, memory, capacity)
-            if out is not None:
-                return out, None, None
-        was = As(g.dtype, g.shape, _CPU)
-        p = restored(p, was)
-        x = restored(x, was) if mapping.needs_scores else p
-        return _vjp(mapping, x, p, g, _support(memory, sizes)), None, None
+def _apart(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Tensor) -> bool:
+    """True where `out` has a place for each entry, and none that is read: but for x itself, entry for entry."""
+    if any(n > 1 and not s for n, s in zip(out.shape, out.stride())):
+        return False
+    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+    read = [a for a in (mask, *mapping.params().values()) if isinstance(a, Tensor)]
+    return all(_disjoint(out, a) for a in (read if same else [x, *read]))

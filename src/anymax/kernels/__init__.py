@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -53,6 +54,11 @@ def forced() -> ModuleType | None:
 def asked() -> str | None:
     """The name of the one engine that is asked for, None where all may serve."""
     return _forced.get() or _environment
+
+
+def free_to_ask() -> Callable[[], str | None]:
+    """What answers as `asked` does, as quick as it can: without the environment's word the context variable itself."""
+    return asked if _environment else _forced.get
 
 
 @contextlib.contextmanager
@@ -102,11 +108,12 @@ class Explanation:
 
     mapping: Mapping
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
+    plans: tuple[str | None, ...] = ()  # of each row: how the engine goes about it, where it says so
 
     def __str__(self) -> str:
         lines = [repr(self.mapping)]
-        for op, engine, refusals in self.rows:
-            lines.append(f"  {op:11s} {engine}")
+        for (op, engine, refusals), plan in itertools.zip_longest(self.rows, self.plans):
+            lines.append(f"  {op:11s} {engine}" + (f" ({plan})" if plan else ""))
             lines.extend(f"              ({name} refuses: {reason})" for name, reason in refusals)
         return "\n".join(lines)
 
@@ -118,9 +125,10 @@ def explain(mapping: Mapping, x: Any) -> Explanation:
     if not isinstance(mapping, Mapping):
         raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
     x = asarray(x)
-    rows = []
+    rows, plans = [], []
     for op in OPS:
         engine = choose(op, mapping, x)
+        plans.append(native.plan(op, mapping, x) if engine is native else None)
         refusals = []
         for other in ENGINES:
             if other is engine:
@@ -128,7 +136,7 @@ def explain(mapping: Mapping, x: Any) -> Explanation:
             reason = other.refuse(op, mapping, x)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
-    return Explanation(mapping, tuple(rows))
+    return Explanation(mapping, tuple(rows), tuple(plans))
 
 
 def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: Any = "cuda") -> None:

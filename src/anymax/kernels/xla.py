@@ -12,11 +12,12 @@ from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast
 from .._mapping import Mapping
-from . import native, reference
+from . import library, native, reference
+from .link import OPS, WITHOUT_LOSS, Link, link_of
 
 name = "xla"
 
-_OPS = {"forward": native.FORWARD, "vjp": native.VJP, "index_loss": native.LOSS, "index_loss_grad": native.LOSS_GRAD}
+_OPS = {op: OPS[op] for op in ("forward", "vjp", "index_loss", "index_loss_grad")}
 
 
 class Static:
@@ -41,11 +42,11 @@ def _problem() -> str | None:
     """Why XLA can't call the library, if it can't; else it knows the handler from now on."""
     import jax
 
-    library = native.load()
-    if isinstance(library, str):
-        return library
+    engine = native.load()
+    if isinstance(engine, str):
+        return engine
     try:
-        jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(library.free.anymax_xla), platform="cpu")
+        jax.ffi.register_ffi_target(_TARGET, engine.xla_handler(), platform="cpu")
         jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
     except Exception as error:
         return f"XLA refused the library's handler ({str(error).splitlines()[0]})"
@@ -53,7 +54,7 @@ def _problem() -> str | None:
 
 
 # executables that are kept on disk know the handler by this name, so that it changes with the library's interface
-_TARGET = f"anymax_{native.ABI}"
+_TARGET = f"anymax_{library.ABI}"
 
 
 def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
@@ -61,10 +62,10 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
         return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
     if op not in _OPS:
         return f"it has {', '.join(_OPS)}, not {op}"
-    link = native.link_of(mapping)
+    link = link_of(mapping)
     if isinstance(link, str):
         return link
-    if op.startswith("index_loss") and link.kind in native._WITHOUT_LOSS:
+    if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
         return f"{link.kind} has no such operation"
     if dtype_name(x) not in native.DTYPES:
         return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
@@ -93,7 +94,7 @@ def index_loss_grad(mapping: Mapping, x: Array, tau: Array, index: Array, scale:
 
 
 def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
-    link = native.link_of(mapping)
+    link = link_of(mapping)
     assert not isinstance(link, str), link
     nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
     facts = link._replace(params=None, nodes=nodes)
@@ -139,7 +140,7 @@ def to_front(operands: Any, dims: Any) -> list[Array]:
     ]
 
 
-def _formula(*operands: Array, op: str, static: Static, link: native.Link) -> list[Array]:
+def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Array]:
     """The same by the reference engine."""
     count = len(operands) - len(static.names)
     mapping = static.mapping(dict(zip(static.names, operands[count:])))
@@ -253,7 +254,7 @@ def _primitive() -> Any:
 
     formula = mlir.lower_fun(_formula, multiple_results=True)
 
-    def on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: native.Link) -> Any:
+    def on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> Any:
         if getattr(ctx.module_context.lowering_parameters, "for_export", False):
             return formula(ctx, *operands, op=op, static=static, link=link)
         numbers = {"op": _OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}

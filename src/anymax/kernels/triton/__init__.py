@@ -17,6 +17,8 @@ from typing import Any
 from ..._array import Array, is_jax, is_torch
 from ..._mapping import Mapping
 from .. import native
+from ..link import SPARSE, Link
+from ..link import link_of as known_link
 
 name = "triton"
 
@@ -24,7 +26,6 @@ _OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
-_SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
 _WITH_LOG = ("softmax", "topk", "topp", "sigsoftmax")
 _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either end
 
@@ -50,9 +51,9 @@ def _interpreted() -> bool:
     return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
 
 
-def link_of(mapping: Mapping) -> native.Link | str:
+def link_of(mapping: Mapping) -> Link | str:
     """The mapping in the kernels' words, or the sentence that says why it has none."""
-    link = native.link_of(mapping)
+    link = known_link(mapping)
     if isinstance(link, str):
         return link
     if link.kind == "relu":
@@ -101,7 +102,7 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     return launch if isinstance(launch, str) else None
 
 
-def _prepared(mapping: Mapping) -> tuple[Any, native.Link]:
+def _prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), link_of(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
@@ -143,7 +144,7 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
 def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Any]:
     """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
     launch, link = _prepared(mapping)
-    if not x.numel() or link.kind not in _SPARSE:
+    if not x.numel() or link.kind not in SPARSE:
         return forward(mapping, x, mask), None
     p = sys.modules["torch"].empty_like(x)
     return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
@@ -235,10 +236,10 @@ def logsumexp(x: Array) -> Array:
     """The threshold of softmax, but +inf for a row with +inf."""
     launch = load()
     assert not isinstance(launch, str), launch
-    return _number(launch, "logsumexp", native.Link("softmax", 0, 0.0, None, 0, 0), x)
+    return _number(launch, "logsumexp", Link("softmax", 0, 0.0, None, 0, 0), x)
 
 
-def _number(launch: Any, mode: str, link: native.Link, x: Array) -> Array:
+def _number(launch: Any, mode: str, link: Link, x: Array) -> Array:
     torch = sys.modules["torch"]
     out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     if out.numel():

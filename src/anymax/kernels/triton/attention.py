@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..native import Link
+from ..link import Link
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values

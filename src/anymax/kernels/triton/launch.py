@@ -11,7 +11,7 @@ import torch
 import triton
 
 from .._rows import merged
-from ..native import Link
+from ..link import Link
 from .backward import backward_rows
 from .dense import dense_parts, dense_rows
 from .perturb import perturb_rows

@@ -1,0 +1,50 @@
+// Arrays of NumPy and tensors of torch as the engine sees them: an address, sizes, and strides that count elements.
+#ifndef ANYMAX_PYTHON_ARRAYS_HPP
+#define ANYMAX_PYTHON_ARRAYS_HPP
+
+#include "anymax.h"
+#include "doors/python/objects.hpp"
+
+constexpr int AXES = 32;                                                                // more are not served
+constexpr int INTS = ANYMAX_F16 + 1, LONGS = INTS + 1, BOOLS = LONGS + 1, OTHER = -1;  // dtypes beside those of the engine
+
+enum Kind { NEITHER, NUMPY, TORCH };
+
+// An open array. It holds what it reads from until it goes.
+class Array {
+    Ref object;
+    Py_buffer buffer;
+    bool open = false;
+
+    bool from_buffer(PyObject *a, int flags);
+    bool from_exchange(PyObject *a);
+    bool from_attributes(PyObject *a);
+
+  public:
+    char *data = nullptr;
+    int dtype = OTHER, ndim = 0;
+    int64_t count = 0;
+    int64_t shape[AXES], strides[AXES];
+    bool aligned = true;  // strides are whole elements, and the address is one's
+
+    Array() = default;
+    Array(const Array &) = delete;
+    ~Array() { close(); }
+    void close();
+    // False, with no error set, where the numbers are not plainly there: another kind of array, another device, a lazy tensor.
+    bool read(Kind kind, PyObject *a, bool writable = false, bool ours = false);  // ours: made by a call of ours, and no lazy one
+    PyObject *get() const { return object.get(); }
+    int64_t item() const { return dtype == ANYMAX_F64 || dtype == LONGS ? 8 : dtype == ANYMAX_F32 || dtype == INTS ? 4 : dtype == BOOLS ? 1 : 2; }
+    bool dense() const;  // in C order
+    bool same_shape(const Array &other) const;
+    bool same_place(const Array &other) const;
+    bool apart(const Array &other) const;
+};
+
+Kind kind_of(PyObject *a);
+// True where torch runs calls as they come: no mode, trace or forward-mode level wants to see plain operations.
+bool ordinary();
+// What torch's DLPack exchange API is; false where this torch has none that we know.
+bool bind_exchange(PyObject *capsule);
+
+#endif

@@ -1,0 +1,108 @@
+// Probabilities and their gradients.
+#include "core/unit.h"
+#include "doors/python/rows.hpp"
+
+PyObject *none() {
+    if (PyErr_Occurred()) return nullptr;
+    return again(Py_None).give();
+}
+
+bool arguments(Py_ssize_t count, Py_ssize_t wanted) {
+    if (count != wanted) PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, count);
+    return count == wanted;
+}
+
+bool integer(PyObject *object, int64_t &value) {
+    value = PyLong_AsLongLong(object);
+    return !(value == -1 && PyErr_Occurred());
+}
+
+PyObject *answer(Rows &r, const Link &link, int code) {
+    if (code < 0) return nullptr;
+    if (code) return raise(code, "op", link.kind, r.n);
+    return r.result.give();
+}
+
+bool served(Kind kind, PyObject *mapping) {
+    if (kind == NEITHER || (kind == TORCH && !ordinary())) return false;
+    if (PyTuple_Check(mapping)) return true;
+    const Ref name = ask(bound.forced);
+    return name && (name.get() == Py_None || PyUnicode_CompareWithASCIIString(name.get(), "native") == 0);
+}
+
+namespace {
+
+// capacity: how many non-zeros of each row `memory` gets; 0: none, less than 0: as many as pay
+PyObject *forward(int op, PyObject *const *args, int64_t capacity, Ref &memory) {
+    Rows r(kind_of(args[1]));
+    Link link;
+    Array support, params;
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[2], &r.call.x) || !r.link(link, op, params)) return none();
+    if ((args[3] != Py_None && !r.mask(args[3])) || (capacity && !r.save(capacity, args[1], support, memory))) return none();
+    if (!r.write(args[4], op == ANYMAX_FORWARD)) return none();
+    return answer(r, link, r.run());
+}
+
+PyObject *backward(int op, PyObject *const *args) {
+    Rows r(kind_of(args[2]));
+    Link link;
+    Array support, params;
+    if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[2], args[4], &r.call.p) || !r.link(link, op, params)) return none();
+    if (!r.beside(args[3], &r.call.g) || (args[1] != Py_None && !r.beside(args[1], &r.call.x))) return none();
+    if (!r.support(args[5], support) || !r.write(Py_None, op == ANYMAX_VJP)) return none();
+    return answer(r, link, r.run());
+}
+
+}  // namespace
+
+// -- the engine's words -------------------------------------------------------------------------------------------------------------
+
+bool Link::read(PyObject *mapping) {
+    static PyObject *const found_before = name_of("_link");
+    chosen = PyTuple_Check(mapping);
+    if (chosen) {
+        tuple = again(mapping);
+    } else {
+        tuple = Ref(PyObject_GetAttr(mapping, found_before));
+        if (!tuple) PyErr_Clear(), tuple = ask(bound.link_of, mapping);
+        if (!tuple) return PyErr_Clear(), false;
+        if (!PyTuple_Check(tuple.get())) return false;  // a sentence: it has none
+    }
+    PyObject *t = tuple.get();
+    kind = PyTuple_GetItem(t, 0);
+    map = (int32_t)PyLong_AsLong(PyTuple_GetItem(t, 1)), param = PyFloat_AsDouble(PyTuple_GetItem(t, 2));
+    params = PyTuple_GetItem(t, 3);
+    noise = (int32_t)PyLong_AsLong(PyTuple_GetItem(t, 4)), nodes = PyLong_AsLongLong(PyTuple_GetItem(t, 5));
+    return params && !PyErr_Occurred();
+}
+
+PyObject *raise(int code, const char *what, PyObject *kind, int64_t n) {
+    if (code == ANYMAX_NO_MEMORY) return PyErr_Format(PyExc_MemoryError, "the native engine ran out of memory on rows of %lld classes", (long long)n);
+    return PyErr_Format(PyExc_RuntimeError, "the native engine refused %s of %S: %s", what, kind, anymax_error(code));
+}
+
+// (mapping, x, axis, mask, out) -> out
+ANYMAX_CALL(call_forward) {
+    Ref memory;
+    return arguments(count, 5) ? forward(ANYMAX_FORWARD, args, 0, memory) : nullptr;
+}
+
+// (mapping, x, axis, mask, out, capacity) -> (out, the support for vjp or None)
+ANYMAX_CALL(call_forward_saving) {
+    Ref memory;
+    int64_t capacity;
+    if (!arguments(count, 6) || !integer(args[5], capacity)) return nullptr;
+    Ref p(forward(ANYMAX_FORWARD, args, capacity, memory));
+    if (!p || p.get() == Py_None) return p.give();
+    return PyTuple_Pack(2, p.get(), memory ? memory.get() : Py_None);
+}
+
+// (mapping, x, axis, mask, out) -> out
+ANYMAX_CALL(call_log_forward) {
+    Ref memory;
+    return arguments(count, 5) ? forward(ANYMAX_LOG, args, 0, memory) : nullptr;
+}
+
+// (mapping, x or None, p, g, axis, the support or None) -> J^T g
+ANYMAX_CALL(call_vjp) { return arguments(count, 6) ? backward(ANYMAX_VJP, args) : nullptr; }
+ANYMAX_CALL(call_log_vjp) { return arguments(count, 6) ? backward(ANYMAX_LOG_VJP, args) : nullptr; }

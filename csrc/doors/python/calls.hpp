@@ -1,0 +1,49 @@
+// The functions of anymax._engine that work on arrays, as METH_FASTCALL has them. They answer None, with nothing written, where an argument is
+// out of the ordinary and Python is to see to it: another kind of array or dtype, shapes that don't fit, a mode of torch that looks on.
+#ifndef ANYMAX_PYTHON_CALLS_HPP
+#define ANYMAX_PYTHON_CALLS_HPP
+
+#include "doors/python/arrays.hpp"
+
+constexpr int64_t SMALL = 4096;      // elements of a call that is over before another thread would have had the interpreter
+
+// A mapping in the engine's words: the tuple `Link` of kernels/link.py.
+struct Link {
+    Ref tuple;
+    int32_t map = 0, noise = 0;
+    double param = 0.0;
+    int64_t nodes = 0;
+    bool chosen = false;  // it was given as such, and not found for a mapping
+    PyObject *kind = nullptr, *params = nullptr;  // borrowed of the tuple; params: None, or one number a row
+    bool read(PyObject *mapping_or_link);
+};
+
+#define ANYMAX_CALL(name) PyObject *name(PyObject *, PyObject *const *args, Py_ssize_t count)
+ANYMAX_CALL(call_forward);
+ANYMAX_CALL(call_forward_saving);
+ANYMAX_CALL(call_log_forward);
+ANYMAX_CALL(call_vjp);
+ANYMAX_CALL(call_log_vjp);
+ANYMAX_CALL(call_loss);
+ANYMAX_CALL(call_loss_grad);
+ANYMAX_CALL(call_threshold);
+ANYMAX_CALL(call_largest);
+ANYMAX_CALL(call_linear);
+ANYMAX_CALL(call_plan);
+
+// Raises what a code of the engine says; `what` and `n` for its sentence.
+PyObject *raise(int code, const char *what, PyObject *kind, int64_t n);
+
+// engine(pool) with the interpreter let go where the call is large.
+template <class F> int without_lock(Kind kind, int64_t elements, F engine) {
+    if (elements <= SMALL) return engine(0);
+    const Ref which(PyObject_CallFunctionObjArgs(bound.pool, kind == TORCH ? Py_True : Py_False, nullptr));
+    if (!which) return -1;
+    const int pool = (int)PyLong_AsLong(which.get());
+    PyThreadState *state = PyEval_SaveThread();
+    const int code = engine(pool);
+    PyEval_RestoreThread(state);
+    return code;
+}
+
+#endif

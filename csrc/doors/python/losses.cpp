@@ -1,0 +1,199 @@
+// Losses of class indices and their gradients, thresholds, the largest scores, linear attention.
+#include <stdlib.h>
+#include <string.h>
+
+#include "doors/python/rows.hpp"
+
+namespace {
+
+// One number a row: the caller's array, or scratch memory of ours where the caller has one number for all.
+class Each {
+    char small[1024];
+    char *own = nullptr;
+    const int64_t rows;
+    const bool wide;
+
+  public:
+    void *data;
+    Each(const Array &given, int64_t rows, bool one) : rows(rows), wide(given.dtype == ANYMAX_F64), data(given.data) {
+        const int64_t size = rows * (wide ? 8 : 4);
+        if (one) data = size <= (int64_t)sizeof small ? small : (own = (char *)malloc((size_t)size));
+    }
+    ~Each() { free(own); }
+    double at(const void *from, int64_t r) const { return wide ? ((const double *)from)[r] : (double)((const float *)from)[r]; }
+    void put(void *to, int64_t r, double value) const {
+        if (wide)
+            ((double *)to)[r] = value;
+        else
+            ((float *)to)[r] = (float)value;
+    }
+    void fill(double value) {
+        for (int64_t r = 0; r < rows; r++) put(data, r, value);
+    }
+    double sum() const {
+        double total = 0.0;
+        for (int64_t r = 0; r < rows; r++) total += at(data, r);
+        return total;
+    }
+};
+
+// The classes of the rows: from 0 to n - 1, or `ignored` and below 0, for rows to leave out, which are not counted.
+bool classes(const Array &index, int64_t n, int64_t ignored, int64_t &counted) {
+    const int64_t *classes = (const int64_t *)index.data;
+    bool stray = false;
+    counted = 0;
+    for (int64_t r = 0; r < index.count; r++) {
+        const bool left_out = classes[r] < 0 && (classes[r] == ignored || ignored == INT64_MIN);
+        stray |= !left_out && ((uint64_t)classes[r] >= (uint64_t)n || classes[r] == ignored);
+        counted += !left_out;
+    }
+    return !stray;
+}
+
+int wide_of(const Rows &r) { return r.dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32; }
+
+struct Loss {
+    Link link;
+    Array index, params, memory;
+    Ref copy;
+    int64_t counted = 0;
+    bool open(Rows &r, int op, PyObject *const *args, int64_t ignored) {
+        if (!served(r.kind, args[0]) || !link.read(args[0]) || !r.lead(args[1], args[4], &r.call.x) || !r.rows || !r.link(link, op, params)) return false;
+        if (!r.each(args[2], LONGS, index, copy) || !classes(index, r.n, ignored, counted)) return false;
+        r.call.index = (const int64_t *)index.data;
+        return true;
+    }
+};
+
+}  // namespace
+
+// (mapping, x, index, value, axis, ignored, reduction, save) -> (how many rows count, what loss_grad wants of it or None).
+// reduction 0: a value a row, 1: their sum, 2: their mean
+ANYMAX_CALL(call_loss) {
+    int64_t ignored, reduction;
+    if (!arguments(count, 8) || !integer(args[5], ignored) || !integer(args[6], reduction)) return nullptr;
+    Rows r(kind_of(args[1]));
+    Loss loss;
+    if (!loss.open(r, ANYMAX_LOSS, args, ignored)) return none();
+    Array value;
+    if (!value.read(r.kind, args[3], true) || value.dtype != wide_of(r) || !value.dense() || value.count != (reduction ? 1 : r.rows)) return none();
+    Ref memory;
+    if (args[7] == Py_True && !r.save(-1, args[1], loss.memory, memory)) return none();
+    Each each(value, r.rows, reduction != 0);
+    if (!each.data) return PyErr_NoMemory();
+    r.call.value = each.data;
+    const int code = r.run();
+    if (code) return code < 0 ? nullptr : raise(code, "the loss", loss.link.kind, r.n);
+    if (reduction) each.put(value.data, 0, each.sum() / (double)(reduction == 2 && loss.counted ? loss.counted : 1));
+    const Ref counted(PyLong_FromLongLong(loss.counted));
+    return PyTuple_Pack(2, counted.get(), memory ? memory.get() : Py_None);
+}
+
+// (mapping, x, index, scale, axis, factor, what loss has saved or None) -> factor scale (p - y); scale is one a row, or one for all
+ANYMAX_CALL(call_loss_grad) {
+    if (!arguments(count, 7)) return nullptr;
+    Rows r(kind_of(args[1]));
+    Loss loss;
+    const double factor = PyFloat_AsDouble(args[5]);
+    if (!loss.open(r, ANYMAX_LOSS_GRAD, args, INT64_MIN)) return none();
+    if (r.call.map != ANYMAX_SOFTMAX) {
+        if (!r.support(args[6], loss.memory)) return none();
+    } else if (args[6] != Py_None) {
+        if (!loss.memory.read(r.kind, args[6], true) || loss.memory.dtype != wide_of(r) || loss.memory.count != r.rows || !loss.memory.dense()) return none();
+        r.call.tau = loss.memory.data;
+    }
+    Array scale;
+    Ref copy;
+    if (!scale.read(r.kind, args[3]) || scale.dtype != wide_of(r)) return none();
+    const bool one = scale.ndim == 0;
+    if (!one && (factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy))) return none();
+    Each each(scale, r.rows, one);
+    if (!each.data) return PyErr_NoMemory();
+    if (one) each.fill(each.at(scale.data, 0) * factor);
+    r.call.scale = each.data;
+    if (!r.write(Py_None, true)) return none();
+    return answer(r, loss.link, r.run());
+}
+
+// (mapping, x, tau) -> True: tau [..., 1] of each row
+ANYMAX_CALL(call_threshold) {
+    if (!arguments(count, 3)) return nullptr;
+    Rows r(kind_of(args[1]));
+    Link link;
+    Array params, tau;
+    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, ANYMAX_THRESHOLD, params)) return none();
+    if (!tau.read(r.kind, args[2], true) || tau.dtype != wide_of(r) || tau.count != r.rows || !tau.dense()) return none();
+    r.call.tau = tau.data;
+    const int code = r.run();
+    return code < 0 ? nullptr : code ? raise(code, "the threshold", link.kind, r.n) : PyBool_FromLong(1);
+}
+
+// (mapping, x, code of the operation) -> the name of the way that its rows take, and the instruction set: anymax_plan. None: no such call
+ANYMAX_CALL(call_plan) {
+    int64_t op;
+    if (!arguments(count, 3) || !integer(args[2], op)) return nullptr;
+    Rows r(kind_of(args[1]));
+    Link link;
+    Array params;
+    if (!link.read(args[0]) || !r.lead(args[1], Py_None, &r.call.x) || !r.link(link, (int)op, params) || !r.lay_out()) return none();
+    r.call.p = r.call.g = r.call.out = r.call.x;
+    r.call.value = (void *)r.call.x.data, r.call.scale = r.call.value, r.call.index = (const int64_t *)r.call.value;  // asked whether they are there
+    const char *plan = anymax_plan(&r.call);
+    return plan ? PyUnicode_FromString(plan) : none();
+}
+
+// (x, k, value, positions) -> True: the k largest scores [..., k] of each row, and their places; all in C order
+ANYMAX_CALL(call_largest) {
+    if (!arguments(count, 4)) return nullptr;
+    const Kind kind = kind_of(args[0]);
+    Array x, value, positions;
+    const double k = PyFloat_AsDouble(args[1]);
+    if (!x.read(kind, args[0]) || !value.read(kind, args[2], true) || !positions.read(kind, args[3], true)) return none();
+    if (x.dtype > ANYMAX_F16 || value.dtype != x.dtype || positions.dtype != LONGS || !x.dense() || !value.dense() || !positions.dense() || x.ndim < 1) return none();
+    const int64_t n = x.shape[x.ndim - 1], rows = n ? x.count / n : 0;
+    if (value.count != rows * (int64_t)k || positions.count != value.count) return none();
+    anymax_call call;
+    memset(&call, 0, sizeof call);
+    call.op = ANYMAX_LARGEST, call.map = ANYMAX_TOPK, call.dtype = x.dtype, call.param = k, call.outer = rows, call.inner = 1, call.n = n;
+    call.x = anymax_view{x.data, n, 0, 1}, call.out = anymax_view{value.data, (int64_t)k, 0, 1}, call.positions = (int64_t *)positions.data;
+    const int code = without_lock(kind, x.count, [&](int pool) {
+        call.pool = pool;
+        return anymax_run(&call);
+    });
+    return code < 0 ? nullptr : code ? raise(code, "the largest scores", Py_None, n) : PyBool_FromLong(1);
+}
+
+// (q, k, v, out, lengths, below, g, dq, dk, dv, groups, causal, scale, threads) -> True, of the backward where there is g; all in C order, lengths of
+// NumPy, and None for what there is not
+ANYMAX_CALL(call_linear) {
+    if (!arguments(count, 14)) return nullptr;
+    const Kind kind = kind_of(args[0]);
+    Array a[10];
+    for (int i = 0; i < 10; i++) {
+        if (args[i] == Py_None) continue;
+        if (!a[i].read(i == 4 ? NUMPY : kind, args[i], i == 3 || (i > 6) || (i == 5 && args[6] == Py_None)) || !a[i].dense()) return none();
+        if (a[i].dtype != (i == 4 ? LONGS : a[0].dtype)) return none();
+    }
+    const Array &q = a[0], &k = a[1], &v = a[2];
+    if (q.ndim < 2 || k.ndim < 2 || v.ndim < 2) return none();
+    anymax_linear_call call;
+    memset(&call, 0, sizeof call);
+    int64_t threads;
+    if (!integer(args[10], call.groups) || !integer(args[13], threads)) return none();
+    call.dtype = q.dtype, call.causal = PyObject_IsTrue(args[11]), call.scale = PyFloat_AsDouble(args[12]), call.threads = (int32_t)threads;
+    call.heads = 1;
+    for (int i = 0; i < k.ndim - 2; i++) call.heads *= k.shape[i];
+    call.queries = q.shape[q.ndim - 2], call.d = q.shape[q.ndim - 1], call.keys = k.shape[k.ndim - 2], call.dv = v.shape[v.ndim - 1];
+    const int64_t queries = call.heads * call.groups * call.queries, keys = call.heads * call.keys;
+    const int64_t sizes[] = {queries * call.d, keys * call.d, keys * call.dv, queries * call.dv, call.heads, queries, queries * call.dv, queries * call.d, keys * call.d, keys * call.dv};
+    for (int i = 0; i < 10; i++)
+        if (args[i] != Py_None && a[i].count != sizes[i]) return none();
+    call.q = q.data, call.k = k.data, call.v = v.data, call.out = a[3].data, call.lengths = (const int64_t *)a[4].data, call.below = a[5].data;
+    call.g = a[6].data, call.dq = a[7].data, call.dk = a[8].data, call.dv_ = a[9].data;
+    const bool backward = args[6] != Py_None;
+    const int code = without_lock(kind, SMALL + 1, [&](int pool) {
+        call.pool = pool;
+        return backward ? anymax_linear_vjp(&call) : anymax_linear(&call);
+    });
+    return code < 0 ? nullptr : code ? raise(code, "linear attention", Py_None, call.d) : PyBool_FromLong(1);
+}

@@ -1,0 +1,62 @@
+// The rows of one call: their operands by axes, laid out for the engine with two strides for the rows and one for the classes.
+#ifndef ANYMAX_PYTHON_ROWS_HPP
+#define ANYMAX_PYTHON_ROWS_HPP
+
+#include <string.h>
+
+#include "doors/python/calls.hpp"
+
+// What takes part in a call: the operands that have classes, by the place of their view in anymax_call.
+struct Operand {
+    Array array;
+    int64_t strides[AXES];  // for the axes of the scores: 0 where it is broadcast
+    anymax_view *view = nullptr;
+    Ref copy;  // in its place
+};
+
+struct Axis {
+    int64_t size, steps[5];
+};
+
+class Rows {
+    int axis = 0, used = 0;
+    const Array *per_row = nullptr;  // parameters
+    Operand operands[5];  // x, p, g, out, mask: as far as the call has them
+
+    bool spread(Operand &o);  // its strides for the axes of the scores, by the rules of broadcasting
+    int merged(Axis *axes, int only) const;
+    bool replace(Operand &o);
+
+  public:
+    const Kind kind;
+    Operand *out = nullptr;
+    Ref result, scratch;  // what the call gives back; what stands in for it where it can't be written directly
+    int64_t shape[AXES], n = 0, rows = 1;
+    int ndim = 0, dtype = OTHER;
+    anymax_call call;
+
+    explicit Rows(Kind kind) : kind(kind) { memset(&call, 0, sizeof call); }
+    // The first operand: its shape is that of the call.
+    bool lead(PyObject *a, PyObject *asked_axis, anymax_view *view);
+    bool beside(PyObject *a, anymax_view *view);
+    bool mask(PyObject *a);
+    bool write(PyObject *given, bool zeros);
+    // A number a row, in C order; `copy` holds it where it had to be made.
+    bool each(PyObject *a, int wanted, Array &array, Ref &copy);
+    bool support(PyObject *memory, Array &array);                // None: there is none
+    bool save(int64_t capacity, PyObject *x, Array &array, Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
+    bool link(const Link &l, int op, Array &params);
+    bool lay_out();
+    int run();
+    bool batch_is(const Array &a) const;
+};
+
+// What all functions do with their arguments and results.
+PyObject *none();  // None, or the error that is set
+bool arguments(Py_ssize_t count, Py_ssize_t wanted);
+bool integer(PyObject *object, int64_t &value);
+// True where the engine may serve arrays of this kind now. A Link was chosen already; a mapping is served where no other engine is asked for.
+bool served(Kind kind, PyObject *mapping);
+PyObject *answer(Rows &r, const Link &link, int code);
+
+#endif

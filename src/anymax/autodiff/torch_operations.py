@@ -1,0 +1,109 @@
+"""PyTorch: the engines as opaque operations (`torch.ops.anymax`), for torch.compile and export."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from .._array import floating, upcast
+from .._mapping import Mapping
+from ..mappings import CATALOGUE
+from . import library
+
+Tensor = torch.Tensor
+
+_KINDS = {kind.__name__: kind for kind in CATALOGUE}
+_LIBRARY = library(__name__)
+_LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
+_LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
+_LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
+
+
+# -- a mapping as a string and its tensors, for the operations' schemas ---------------------------------------------------
+
+
+def spec_of(mapping: Mapping) -> str | None:
+    """The mapping without its tensors, in words that `_restore` understands; None for a kind with functions of the user's."""
+    if _KINDS.get(type(mapping).__name__) is not type(mapping):
+        return None
+    words = [type(mapping).__name__]
+    for key, value in mapping.constants().items():
+        if not (value is None or isinstance(value, (bool, int, float, str))):
+            return None
+        if isinstance(value, float):  # a symbol under torch.compile(dynamic=True): the ratio makes it a number again
+            over, under = value.as_integer_ratio()
+            value = over / under
+        words.append(f"{key}={value!r}")
+    for key in mapping.params():
+        words.append(key)
+    return ";".join(words)
+
+
+def _restore(spec: str, params: list[Tensor]) -> Mapping:
+    kind, *words = spec.split(";")
+    values = iter(params)
+    return _KINDS[kind](
+        **{k: ast.literal_eval(v) if sep else next(values) for k, sep, v in (w.partition("=") for w in words)}
+    )
+
+
+def _own(out: Tensor, *inputs: Tensor) -> Tensor:
+    """As an operation must return it: contiguous, and none of its inputs."""
+    return out.clone() if any(out is a for a in inputs) else out.contiguous()
+
+
+def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    mapping = _restore(spec, params)
+    return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
+
+
+def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    mapping = _restore(spec, params)
+    x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
+    return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
+
+
+def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    return _restore(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
+
+
+def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _vjp_fake(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    return torch.empty_like(p, memory_format=torch.contiguous_format)
+
+
+def _hold_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return x.new_empty((*x.shape[:-1], 2), dtype=dtype)
+
+
+for _name, _impl, _fake in (
+    ("forward", _forward_op, _forward_fake),
+    ("vjp", _vjp_op, _vjp_fake),
+    ("hold", _hold_op, _hold_fake),
+):
+    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
+
+
+def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: str) -> tuple[Tensor, int]:
+    """All batches in one call: the batch becomes the first axis of the scores, and of the parameters that have it."""
+    x_dim, param_dims, _ = in_dims
+    x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+    moved = []
+    for value, dim in zip(params, param_dims, strict=True):
+        if dim is not None:
+            value = value.movedim(dim, 0)
+            value = value.reshape(value.shape[0], *([1] * (x.ndim - value.ndim)), *value.shape[1:])
+        moved.append(value)
+    return torch.ops.anymax.hold(x, moved, spec), 0
+
+
+torch.library.register_vmap("anymax::hold", _hold_vmap, lib=_LIBRARY)

@@ -1,0 +1,81 @@
+"""A mapping in an engine's words, found once and handed on; and the facts of the links that engines know."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .._array import Array, is_array
+from .._mapping import Mapping
+
+# as csrc/anymax.h and csrc/maps.hpp have them, which is tested; they are here for engines that serve where nothing was compiled
+OPS = {
+    "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
+}  # fmt: skip
+MAPS = {
+    "softmax": 0, "sparsemax": 1, "entmax": 2, "budget": 3, "normmax": 4, "topk": 5, "topp": 6,
+    "taylor": 7, "sigsoftmax": 8, "perturb_max": 9, "relu": 10,
+}  # fmt: skip
+NOISES = {"normal": 0, "logistic": 1, "uniform": 2, "laplace": 3, "gumbel": 4}
+NEED_SCORES = ("taylor", "sigsoftmax", "perturb_max", "relu")
+SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
+WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
+WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
+_PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
+# what the library takes of each parameter (csrc/doors/abi.cpp checks it too); beyond, the reference serves
+RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
+    "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
+    "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
+}  # fmt: skip
+_NODES = 4096
+
+
+class Link(NamedTuple):
+    """What csrc/doors/python/calls.cpp reads, item by item."""
+
+    kind: str
+    code: int
+    param: float
+    params: Array | None  # one a row
+    noise: int
+    nodes: int  # 0: as many as the dtype wants
+
+
+def link_of(mapping: Mapping) -> Link | str:
+    """The mapping in the engines' words, or the sentence that says why it has none; the mapping keeps what was found."""
+    try:
+        return mapping._link
+    except AttributeError:
+        found = _find(mapping)
+        object.__setattr__(mapping, "_link", found)
+        return found
+
+
+def _find(mapping: Mapping) -> Link | str:
+    kind = mapping.kernel
+    if kind == "sparse_softmax":
+        kind = "topp" if getattr(mapping, "p", None) is not None else "topk"
+    if kind not in MAPS:
+        return f"it has no kernel for {mapping.name}"
+    if kind == "perturb_max":
+        noise, nodes, scale = (getattr(mapping, a) for a in ("noise", "nodes", "scale"))
+        if not isinstance(noise, str) or noise not in NOISES:
+            return f"it has no kernel for the noise {noise!r}; it knows {', '.join(NOISES)}"
+        if is_array(scale):
+            return "it takes one scale of the noise for all rows"
+        if (nodes or 0) > _NODES:
+            return f"it takes up to {_NODES} nodes, not {nodes}"
+        if reason := _out_of_range(kind, "scale", scale):
+            return reason
+        return Link(kind, MAPS[kind], float(scale), None, NOISES[noise], nodes or 0)
+    attribute = _PARAMETERS.get(kind)
+    value: Any = getattr(mapping, attribute) if attribute else 0.0
+    if is_array(value):
+        return Link(kind, MAPS[kind], 0.0, value, 0, 0)
+    if attribute and (reason := _out_of_range(kind, attribute, value)):
+        return reason
+    return Link(kind, MAPS[kind], float(value), None, 0, 0)
+
+
+def _out_of_range(kind: str, attribute: str, value: float) -> str | None:
+    low, high = RANGES[kind]
+    return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"
