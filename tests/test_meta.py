@@ -401,7 +401,8 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.saving",
+            "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
