@@ -38,6 +38,7 @@ enum Way {
     BATCH_LOSS,      // the same for losses and their gradients
     DENSE_BACKWARD,  // J^T g from all of p, as many rows in turn as a vector has lanes
     SAVED_BACKWARD,  // J^T g from saved supports, row after row in one loop
+    SAVED_GRADIENT,  // the same for the gradient of a loss
     SWEEP,           // one row: each step over all of it
     SWEEP_CROWDED,   // one row: the same where most of it is a candidate, else its candidates
     COUNT,           // one row: the k largest by counting over all of it
@@ -48,7 +49,7 @@ enum Way {
 };
 
 constexpr const char *WAY_NAMES[WAYS] = {
-    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "saved backward", "row: sweep",
+    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "saved backward", "saved gradient", "row: sweep",
     "row: sweep where most of it is a candidate, else candidates", "row: counting", "row: weighing", "row: candidates", "row",
 };
 
@@ -77,6 +78,7 @@ inline bool plain_few_largest(const anymax_call &c) { return plain_untold(c) && 
 inline bool plain_gradient(const anymax_call &c) { return plain_scores(c) && unsaved(c) && c.out.cls == 1; }
 inline bool dense_backward(const anymax_call &c) { return unsaved(c) && c.p.cls == 1 && c.g.cls == 1 && c.out.cls == 1; }
 inline bool saved_backward(const anymax_call &c) { return c.support.count && c.g.cls == 1 && c.out.cls == 1; }
+inline bool saved_gradient(const anymax_call &c) { return c.support.count && c.out.cls == 1; }
 inline bool dense_norm(const anymax_call &c) { return dense_backward(c) && c.param >= 1.5 && c.param <= 2.0; }  // below, 1 / (alpha - 1) times what floats leave out
 
 constexpr uint32_t bit(int i) { return 1u << i; }
@@ -119,6 +121,7 @@ static constexpr Rule RULES[] = {
     {DENSE_BACKWARD, VJPS, WEIGHED, F32, 1, DENSE_MOST, dense_backward},
     {DENSE_BACKWARD, VJPS, bit(NORM), F32, 1, DENSE_MOST, dense_norm},
     {SAVED_BACKWARD, VJPS, WEIGHED, F32, 1, ANY, saved_backward},
+    {SAVED_GRADIENT, GRADS, ~0u, F32, 1, ANY, saved_gradient},
     // one row at a time, where each may have a parameter of its own
     {SWEEP, FORWARDS, POWERS, ALL_TYPES, 1, SWEEP_MOST, nullptr},
     {SWEEP, FORWARDS, bit(POWER3, POWER4), F64, 1, SWEEP_MOST, nullptr},
@@ -148,7 +151,7 @@ struct Plan {
 inline Plan plan(const anymax_call &call) {
     const Link link = call.params ? NO_LINK : link_of(call.map, call.param);
     const Way way = first_of(TILE, call, link);
-    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD)};
+    return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD || way == SAVED_GRADIENT)};
 }
 
 // The way of a single row, which may have a parameter of its own.

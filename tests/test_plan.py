@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from anymax.kernels import _locate
+from anymax.kernels import native
 
 FORWARD, LOG, VJP, LOG_VJP, LOSS, LOSS_GRAD, THRESHOLD, LARGEST = range(8)
 MAPS = (
@@ -44,10 +44,10 @@ class Call(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library():
-    path = _locate.library_path()
-    if path is None:
-        pytest.skip("installed without the compiled library")
-    library = ctypes.CDLL(str(path))
+    engine = native.load()
+    if isinstance(engine, str):
+        pytest.skip(engine)
+    library = ctypes.CDLL(engine.__file__)
     library.anymax_plan.restype = library.anymax_isa.restype = ctypes.c_char_p
     library.anymax_plan.argtypes = [ctypes.POINTER(Call)]
     library.anymax_saves.restype = ctypes.c_int64
@@ -110,6 +110,7 @@ TABLE = (
     ((LOSS, "entmax", 1.5, 129, "float64"), "row: candidates", "row: candidates"),
     ((LOSS, "entmax", 1.3, 500, "float32", False, True), "row: candidates", "row: candidates"),  # with a threshold
     ((LOSS_GRAD, "sparsemax", 0, 129), "row: candidates", "row: candidates"),
+    ((LOSS_GRAD, "sparsemax", 0, 129, "float32", True), "saved gradient", "saved gradient"),
     ((THRESHOLD, "sparsemax", 0, 128), "tile of losses", "tile of losses"),
     ((LARGEST, "topk", 5, 500), "row", "row"),
     ((LOG, "softmax", 0, 10), "row", "row"),

@@ -68,7 +68,8 @@ static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, in
         case BATCH: run_batches(call, plan, begin, end, bypass, team, scratch); break;
         case BATCH_LOSS: run_batch_losses(call, plan, begin, end, bypass, team, scratch); break;
         case DENSE_BACKWARD:
-        case SAVED_BACKWARD: run_backward(call, plan, begin, end, bypass, team, scratch); break;
+        case SAVED_BACKWARD:
+        case SAVED_GRADIENT: run_backward(call, plan, begin, end, bypass, team, scratch); break;
         default: by_rows<C>(call, begin, end, bypass, team, scratch);
     }
     if (bypass) fence();
