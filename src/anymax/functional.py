@@ -334,6 +334,7 @@ def sparse_softmax(
     x: Any, axis: Axes = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
+    options = allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
     return _sugar("sparse_softmax", mapping, x, axis, out, options)
 
