@@ -19,6 +19,7 @@ import anymax as am
 from anymax import kernels
 from anymax.kernels import reference
 from anymax.kernels import triton as engine
+from anymax.kernels.link import SPARSE
 from anymax.kernels.triton import plans
 
 pytestmark = WARNINGS
@@ -308,7 +309,7 @@ def test_backward_is_the_references(case, n, form):
     close(got, want, 3e-6 * max(1.0, float(want.abs().max())))
 
 
-@each([c for c in FEW if c.mapping.kernel in engine._SPARSE or c.row == "SparseSoftmax"])
+@each([c for c in FEW if c.mapping.kernel in SPARSE or c.row == "SparseSoftmax"])
 @pytest.mark.parametrize("sigma", [0.02, 2.0, 8.0])
 @pytest.mark.parametrize("form", ["few", "parts"])
 def test_backward_from_the_lanes_that_the_forward_found(case, sigma, form):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from abi import Call, View
 from cases import CASES, each, on
 
 import anymax as am
@@ -733,23 +734,6 @@ def test_explain_names_the_engine():
             assert isa == native.isa()
             assert way
     assert "it takes log p of entmax from p" in told
-
-
-class View(ctypes.Structure):  # of csrc/anymax.h
-    _fields_ = [
-        (name, ctypes.c_void_p if name == "data" else ctypes.c_int64) for name in ("data", "outer", "inner", "cls")
-    ]
-
-
-class Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("op", "map", "dtype", "noise")),
-        *((name, ctypes.c_int64) for name in ("outer", "inner", "n")),
-        ("param", ctypes.c_double), ("params", ctypes.c_void_p), ("nodes", ctypes.c_int64),
-        *((name, View) for name in ("x", "p", "g", "out", "mask")), *((name, ctypes.c_void_p) for name in ("support", "values", "counts")),
-        ("capacity", ctypes.c_int64), *((name, ctypes.c_void_p) for name in ("index", "scale", "value", "tau", "positions")),
-        ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32),
-    ]  # fmt: skip
 
 
 def test_bad_calls_are_codes_and_never_crashes():

@@ -3,8 +3,9 @@
 import ctypes
 
 import pytest
+from abi import Call, Support, View
 
-from anymax.kernels import native
+from anymax.kernels import library as engine
 
 FORWARD, LOG, VJP, LOG_VJP, LOSS, LOSS_GRAD, THRESHOLD, LARGEST = range(8)
 MAPS = (
@@ -23,31 +24,12 @@ MAPS = (
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
-class View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("outer", "inner", "cls"))]
-
-
-class Support(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("index", "value", "count")), ("capacity", ctypes.c_int64)]
-
-
-class Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("op", "map", "dtype", "noise")),
-        *((name, ctypes.c_int64) for name in ("outer", "inner", "n")),
-        ("param", ctypes.c_double), ("params", ctypes.c_void_p), ("nodes", ctypes.c_int64),
-        *((name, View) for name in ("x", "p", "g", "out", "mask")), ("support", Support),
-        *((name, ctypes.c_void_p) for name in ("index", "scale", "value", "tau", "positions")),
-        ("pool", ctypes.c_int32), ("fresh", ctypes.c_int32),
-    ]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def library():
-    engine = native.load()
-    if isinstance(engine, str):
-        pytest.skip(engine)
-    library = ctypes.CDLL(engine.__file__)
+    path = engine.path()
+    if path is None:
+        pytest.skip("installed without the compiled library")
+    library = ctypes.CDLL(str(path))
     library.anymax_plan.restype = library.anymax_isa.restype = ctypes.c_char_p
     library.anymax_plan.argtypes = [ctypes.POINTER(Call)]
     library.anymax_saves.restype = ctypes.c_int64

@@ -599,11 +599,11 @@ def test_meta_tensors_give_shapes():
     "name", ["sparsemax", "entmax1.25", "entmax_rows", "entmax3", "budget", "normmax", "perturb_max"]
 )
 def test_opcheck(op, name):
-    from anymax.autodiff.torch import _spec
+    from anymax.autodiff.torch_operations import spec_of
 
     mapping = MAPS[name]
     x = scores(31)
-    params, spec = list(mapping.params().values()), _spec(mapping)
+    params, spec = list(mapping.params().values()), spec_of(mapping)
     p = A.apply(mapping, x)
     args = {"forward": (x, params, spec), "vjp": (x, p, scores(32), params, spec), "hold": (x, params, spec)}[op]
     torch.library.opcheck(getattr(torch.ops.anymax, op).default, args, raise_exception=True)

@@ -94,11 +94,12 @@ def apply(
 
 _QUICK: dict[type, Any] = {}  # what serves calls as they come, or answers None, for each kind of array that has it
 _compiling = _array.compiling
+_dynamo = _array.compiling  # the same, as quickly as it can be asked: the tracer of torch.compile reads this as True
 
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
     """p(x) by an engine that takes the call as it is, if there is one."""
-    if _compiling():
+    if _dynamo():
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
     return None if quick is None else quick(mapping, x, axis, mask, out)
@@ -106,7 +107,7 @@ def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | No
 
 def _learned(x: Any) -> Any:
     """The same of a framework whose first array has come; None where x is of no kind that has it."""
-    global _compiling
+    global _compiling, _dynamo
     leaf = bridge(x)
     if type(x) not in leaf.KINDS:
         return None
@@ -114,7 +115,7 @@ def _learned(x: Any) -> Any:
     if quick is not None:
         _QUICK.update(dict.fromkeys(leaf.KINDS, quick))
     if is_torch(x):
-        _compiling = leaf.compiling
+        _compiling, _dynamo = leaf.compiling, leaf.dynamo
     return quick
 
 
@@ -282,14 +283,14 @@ def _kept_map(kind: Any, value: Any) -> Mapping:
 
 def _made(kind: Any, value: Any) -> Mapping:
     """kind(value); one that is kept where that is a number as calls have it over and over."""
-    return _kept_map(kind, value) if type(value) in (float, int) and not _compiling() else kind(value)
+    return _kept_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
 
 
 def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: dict[str, Any]) -> Array:
     """`apply` in the name of a function of its own."""
     if options:
         return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
-    if not _compiling() and (quick := _QUICK.get(type(x))) is not None:
+    if not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
         p = quick(mapping, x, axis, None, out)
         if p is not None:
             return p
@@ -333,6 +334,7 @@ def sparse_softmax(
     x: Any, axis: Axes = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
 ) -> Array:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
+    options = allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
     return _sugar("sparse_softmax", mapping, x, axis, out, options)
 

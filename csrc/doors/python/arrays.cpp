@@ -84,8 +84,8 @@ Kind kind_of(PyObject *a) {
 
 bool ordinary() {
     static PyObject *const level_name = name_of("_current_level");
-    PyObject *level = PyDict_GetItemWithError(bound.forward_ad, level_name);  // borrowed
-    if (!zero(ask(bound.modes)) || !level || PyLong_AsLong(level) >= 0 || ask(bound.tracing).get() != Py_False) return false;
+    long long level = 0;
+    if (!zero(ask(bound.modes)) || !number(Ref(PyObject_GetItem(bound.forward_ad, level_name)), level) || level >= 0 || ask(bound.tracing).get() != Py_False) return false;
     return zero(ask(bound.functions)) || ask(bound.included, bound.before).get() == Py_False;  // a mode before dispatch comes with one of functions
 }
 

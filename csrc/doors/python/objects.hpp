@@ -2,9 +2,7 @@
 #ifndef ANYMAX_PYTHON_OBJECTS_HPP
 #define ANYMAX_PYTHON_OBJECTS_HPP
 
-#if !defined(Py_GIL_DISABLED) && !defined(Py_LIMITED_API)
-#define Py_LIMITED_API 0x030b0000
-#endif
+// CMakeLists.txt defines Py_LIMITED_API where there is one: not for a Python without a lock.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>

@@ -326,7 +326,7 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
 
 # -- a call as it comes: any axis, mask and strides go to the CPU engine as they are --------------------------------------------
 
-compiling = torch.compiler.is_compiling
+compiling, dynamo = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 _grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
 _WIDE = {
