@@ -231,7 +231,7 @@ def definition(mapping: Any) -> str:
 @program.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def show_config(as_json: bool) -> None:
-    """Versions, engines, instruction set and threads: what a bug report should say."""
+    """Versions, engines, threads: for a bug report."""
     found = _config.config()
     if as_json:
         dump(found)

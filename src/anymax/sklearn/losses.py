@@ -82,9 +82,10 @@ class IndexLoss:
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
-        if engine is not None:
-            value, saved, tau = engine.index_loss(mapping, z, target, True)
-            return value, engine.index_loss_grad(mapping, z, target, weights, saved, tau)
+        made = None if engine is None else engine.index_loss(mapping, z, target, True)
+        if made is not None:
+            value, saved, _ = made
+            return value, engine.index_loss_grad(mapping, z, target, weights, saved)
         p = apply(mapping, z)
         p[self.each, target] -= 1
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]
