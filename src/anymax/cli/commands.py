@@ -244,7 +244,7 @@ def show_config(as_json: bool) -> None:
 @click.argument("scores", nargs=-1, type=Score())
 @parameters
 def explain(name: str, scores: tuple[float, ...], **options: Any) -> None:
-    """Which engine serves a map, and why not the others. NAME is the map, SCORES one row of a call; the answer is given for
+    """Which engine serves a map, and why no other. NAME is the map, SCORES one row of a call; the answer is given for
     each framework that is installed.
     """
     with plain_errors():
