@@ -77,12 +77,14 @@ __all__ = [
 __all__ += mappings.__all__
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        import importlib
+if not TYPE_CHECKING:  # who checks types sees the modules that are imported above, and no other names
 
-        return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'anymax' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _LATE:
+            import importlib
+
+            return importlib.import_module(f".{name}", __name__)
+        raise AttributeError(f"module 'anymax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

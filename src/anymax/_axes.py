@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from ._array import Array, asarray, check_axis, is_array, namespace
 
-Axes = int | tuple[int, ...] | list[int] | None
-
 
 class Joined(NamedTuple):
     """Scores with the axes moved last and made one, and the way back."""

@@ -25,7 +25,7 @@ def names(function: Callable[..., Any]) -> tuple[str, ...]:
     return "axis", *(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
-def allowed(who: str, takes: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def allowed(who: str, takes: tuple[str, ...], options: Any) -> Any:
     """The options, all of them among the names in `takes`; an error in the name of `who` otherwise."""
     for name in options:
         if name not in takes:

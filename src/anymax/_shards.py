@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ._array import Array, asarray, check_axis, is_array, is_torch
-from ._axes import Axes
 from ._mapping import Mapping
+from ._typing import Axes
 
 
 def sharded(x: Any) -> bool:

@@ -30,7 +30,7 @@ from ._shards import refuse as refuse_sharded
 _REDUCTIONS = ("mean", "sum", "none")
 
 
-def one_axis(mapping: Mapping, scores: Any, target: Any, options: dict[str, Any]) -> tuple[Mapping, Any, Any]:
+def one_axis(mapping: Mapping, scores: Any, target: Any, options: Any) -> tuple[Mapping, Any, Any]:
     """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
     refuse_sharded("a loss", scores)
     axes = options.get("axis")
@@ -70,7 +70,7 @@ class Batch:
     dtype: Any
 
     @classmethod
-    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> Batch:
+    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
         mapping, scores, target = one_axis(mapping, scores, target, options)
         axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
         ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from ._array import (
     to_last,
     upcast,
 )
-from ._axes import Axes
 from ._mapping import Mapping, one_a_row
 from ._options import allowed, names
 from ._rows import aligned, check_mapping, hide, join, like_scores, prepare, restore_axis, split
 from ._shards import by_rows, sharded
 from ._shards import refuse as refuse_sharded
+from ._typing import ApplyOptions, ArrayT, Axes, LogOptions, Numbers
 from .autodiff import bridge
 from .kernels import reference
 from .mappings import (
@@ -51,14 +51,14 @@ class Threshold(NamedTuple):
 
 def apply(
     mapping: Mapping,
-    x: Any,
+    x: ArrayT | Numbers,
     axis: Axes = None,
     *,
     dim: Axes = None,
     mask: Any = None,
     out: Any = None,
     dtype: Any = None,
-) -> Array:
+) -> ArrayT:
     """p(x): the probabilities of a map, along one axis, as an array of the caller's kind and dtype.
 
     axis: the axis of the classes, the last by default, or a tuple of axes whose entries are one row; `dim` is another name of it.
@@ -77,19 +77,19 @@ def apply(
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
-    x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
+    scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
     leaf = bridge(rows)
     if keep is not None and not leaf.masks(mapping, rows):
         rows, keep = hide(rows, keep), None
-    if out is not None and rows.dtype == x.dtype:
+    if out is not None and rows.dtype == scores.dtype:
         to = _array.in_memory(out, "out")
         if (
             type(to) is type(rows)
-            and to.ndim == x.ndim
+            and to.ndim == scores.ndim
             and leaf.into(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         ):
             return out
-    return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), x), out)
+    return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
 
 
 _QUICK: dict[type, Any] = {}  # what serves calls as they come, or answers None, for each kind of array that has it
@@ -120,8 +120,8 @@ def _learned(x: Any) -> Any:
 
 
 def log_apply(
-    mapping: Mapping, x: Any, axis: Axes = None, *, dim: Axes = None, mask: Any = None, dtype: Any = None
-) -> Array:
+    mapping: Mapping, x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Any = None, dtype: Any = None
+) -> ArrayT:
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
     axis = pick_axis(axis, dim)
     if sharded(x):
@@ -208,7 +208,7 @@ def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
 
 
 def logsumexp(
-    x: Any,
+    x: ArrayT | Numbers,
     axis: Axes = None,
     *,
     dim: Axes = None,
@@ -216,7 +216,7 @@ def logsumexp(
     mask: Any = None,
     keepdims: bool = False,
     keepdim: bool = False,
-) -> Array:
+) -> ArrayT:
     """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly.
 
     keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
@@ -286,7 +286,7 @@ def _made(kind: Any, value: Any) -> Mapping:
     return _kept_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
 
 
-def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: dict[str, Any]) -> Array:
+def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
     """`apply` in the name of a function of its own."""
     if options:
         return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
@@ -300,69 +300,78 @@ def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: di
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def softmax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
+def softmax(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
     """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
     return _sugar("softmax", _SOFTMAX, x, axis, out, options)
 
 
-def log_softmax(x: Any, axis: Axes = None, **options: Any) -> Array:
+def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOptions]) -> ArrayT:
     """`x_i - logsumexp(x)`."""
     return log_apply(_SOFTMAX, x, axis, **allowed("log_softmax", _LOG_APPLY, options))
 
 
-def sparsemax(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
+def sparsemax(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
     """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
     return _sugar("sparsemax", _SPARSEMAX, x, axis, out, options)
 
 
-def entmax(x: Any, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
+def entmax(
+    x: ArrayT | Numbers, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
+) -> ArrayT:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
     return _sugar("entmax", _made(Entmax, alpha), x, axis, out, options)
 
 
-def entmax15(x: Any, axis: Axes = None, *, out: Any = None, **options: Any) -> Array:
+def entmax15(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
     """1.5-entmax."""
     return _sugar("entmax15", _ENTMAX15, x, axis, out, options)
 
 
-def taylor_softmax(x: Any, order: int = 2, axis: Axes = None, **options: Any) -> Array:
+def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
     return apply(_made(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
 
 
 def sparse_softmax(
-    x: Any, axis: Axes = None, *, k: int | None = None, p: Any = None, out: Any = None, **options: Any
-) -> Array:
+    x: ArrayT | Numbers,
+    axis: Axes = None,
+    *,
+    k: int | None = None,
+    p: Any = None,
+    out: Any = None,
+    **options: Unpack[LogOptions],
+) -> ArrayT:
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
-    options = allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
+    if options:
+        allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
     return _sugar("sparse_softmax", mapping, x, axis, out, options)
 
 
-def sigsoftmax(x: Any, axis: Axes = None, **options: Any) -> Array:
+def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """`exp(x_i) sigmoid(x_i)`, normalised; see `Sigsoftmax` and, for the options, `apply`."""
     return apply(Sigsoftmax(), x, axis, **allowed("sigsoftmax", _APPLY, options))
 
 
 def perturb_max(
-    x: Any,
+    x: ArrayT | Numbers,
     noise: Any = "normal",
     axis: Axes = None,
     *,
     nodes: int | None = None,
     scale: Any = 1.0,
-    **options: Any,
-) -> Array:
+    **options: Unpack[ApplyOptions],
+) -> ArrayT:
     """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
     return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **allowed("perturb_max", _APPLY, options))
 
 
-def normmax(x: Any, alpha: Any = 2.0, axis: Axes = None, **options: Any) -> Array:
+def normmax(x: ArrayT | Numbers, alpha: Any = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
     return apply(_made(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
 
 
-def budget(x: Any, k: Any, axis: Axes = None, **options: Any) -> Array:
+def budget(x: ArrayT | Numbers, k: Any, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
     return apply(_made(Budget, k), x, axis, **allowed("budget", _APPLY, options))
 

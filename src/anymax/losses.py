@@ -11,7 +11,7 @@ nothing is 0.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 from . import _array
 from ._array import (
@@ -32,6 +32,7 @@ from ._array import (
 from ._mapping import Mapping
 from ._rows import prepare
 from ._targets import Batch, cast, check_reduction, class_axis, class_weights, one_axis, reduced, result_dtype
+from ._typing import ArrayT, LossOptions, Numbers, Reduction
 from .autodiff import bridge
 from .functional import log_rows
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -40,7 +41,9 @@ from .margins import as_margin
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def fenchel_young(
+    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+) -> ArrayT:
     """`Omega*(x) + Omega(y) - <x, y>`: convex, >= 0, 0 exactly where y = p(x); its gradient in the scores is p - y.
 
     For a map with a potential; others say which loss to use instead. Blondel, Martins and Niculae 2020.
@@ -48,7 +51,9 @@ def fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any = None
     return _fenchel_young(mapping, scores, target, weight, True, options)
 
 
-def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def nll(
+    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+) -> ArrayT:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
     mapping, scores, target = one_axis(mapping, scores, target, options)
     if isinstance(mapping, Mapping) and mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
@@ -66,8 +71,14 @@ def nll(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **option
 
 
 def smoothed_nll(
-    mapping: Mapping, scores: Any, target: Any, weight: Any = None, *, epsilon: float = 1e-6, **options: Any
-) -> Array:
+    mapping: Mapping,
+    scores: ArrayT | Numbers,
+    target: Any,
+    weight: Any = None,
+    *,
+    epsilon: float = 1e-6,
+    **options: Unpack[LossOptions],
+) -> ArrayT:
     """`-log((p_t + epsilon) / (1 + n epsilon))`, the cross-entropy made finite for sparse outputs.
 
     Not convex, and nearly without gradient where p_t is 0: `fenchel_young` is the better loss. n counts the unmasked classes.
@@ -88,14 +99,18 @@ def smoothed_nll(
         return batch.reduce(value, weighted=True)
 
 
-def accuracy_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def accuracy_loss(
+    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+) -> ArrayT:
     """`-p_t`, minus the smooth accuracy: in [-1, 0]; its gradient vanishes far from the answer, so fine-tune with it."""
     batch = Batch.of(mapping, scores, target, weight, options)
     p = bridge(batch.rows).apply(batch.mapping, batch.rows)
     return batch.reduce(-dot(batch.y, p, batch.xp))
 
 
-def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def stop_gradient_loss(
+    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+) -> ArrayT:
     """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential.
 
     The value means nothing: it may have either sign, and a smaller one is not better. Watch `nll` or the accuracy instead.
@@ -109,22 +124,21 @@ def stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, weight: Any =
 
 def margin_loss(
     mapping: Mapping,
-    cosines: Any,
+    cosines: ArrayT | Numbers,
     target: Any,
     weight: Any = None,
     *,
     margin: Any = 0.35,
     scale: Any = 30.0,
-    axis: int | None = None,
-    dim: int | None = None,
-    **options: Any,
-) -> Array:
+    **options: Unpack[LossOptions],
+) -> ArrayT:
     """The map's loss on `scale * margin(cosines, target)`: AM/CosFace for a number, or any margin of `anymax.margins`.
 
     The Fenchel-Young loss where the map has one, else `nll`. `target` is class indices; cosines come from `transforms.cosine`.
     """
     cosines = asarray(cosines, "cosines")
-    axis = class_axis(cosines, axis, dim)
+    given: Any = options
+    axis = class_axis(cosines, given.pop("axis", None), given.pop("dim", None))
     if not isinstance(mapping, Mapping):
         raise TypeError(
             f"margin_loss: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
@@ -138,21 +152,21 @@ def margin_loss(
     counted = xp.where(counted == ignored, -xp.ones_like(counted), counted)
     scores = as_margin(margin)(wide, counted, axis) * _array.like(_array.number(scale), wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll
-    out = loss(mapping, scores, target, weight, axis=axis, **options)
+    out = loss(mapping, scores, target, weight, axis=axis, **given)
     return cast(out, dtype, xp)
 
 
 def multilabel_softmax_loss(
-    scores: Any,
+    scores: ArrayT | Numbers,
     target: Any,
     weight: Any = None,
     *,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
-) -> Array:
+) -> ArrayT:
     """`log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`: softmax and cross-entropy for many labels, with threshold 0.
 
     target: 1 for a label, 0 for none, or anything between; an entry of `ignore_index` is left out. Su 2020; Su et al. 2022.
@@ -193,53 +207,65 @@ def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def cross_entropy(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
     """`logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`."""
     return nll(_SOFTMAX, scores, target, weight, **options)
 
 
-def sparsemax_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def sparsemax_loss(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
     """The Fenchel-Young loss of sparsemax; the modified Huber loss for two classes."""
     return fenchel_young(_SPARSEMAX, scores, target, weight, **options)
 
 
-def entmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 1.5, **options: Any) -> Array:
+def entmax_loss(
+    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, alpha: Any = 1.5, **options: Unpack[LossOptions]
+) -> ArrayT:
     """The Fenchel-Young loss of alpha-entmax, with an exact gradient in alpha."""
     return fenchel_young(Entmax(alpha), scores, target, weight, **options)
 
 
-def entmax15_loss(scores: Any, target: Any, weight: Any = None, **options: Any) -> Array:
+def entmax15_loss(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
     """The Fenchel-Young loss of 1.5-entmax."""
     return fenchel_young(_ENTMAX15, scores, target, weight, **options)
 
 
 def sparse_softmax_loss(
-    scores: Any, target: Any, weight: Any = None, *, k: int | None = None, p: Any = None, **options: Any
-) -> Array:
+    scores: ArrayT | Numbers,
+    target: Any,
+    weight: Any = None,
+    *,
+    k: int | None = None,
+    p: Any = None,
+    **options: Unpack[LossOptions],
+) -> ArrayT:
     """`logsumexp over the kept classes - <x, y>`; finite, with a full gradient, also when the target is not kept."""
     return _fenchel_young(SparseSoftmax(k=k, p=p), scores, target, weight, False, options)
 
 
-def taylor_softmax_loss(scores: Any, target: Any, weight: Any = None, *, order: int = 2, **options: Any) -> Array:
+def taylor_softmax_loss(
+    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, order: int = 2, **options: Unpack[LossOptions]
+) -> ArrayT:
     """`-log p_t` of Taylor softmax."""
     return nll(Taylor(order), scores, target, weight, **options)
 
 
-def normmax_loss(scores: Any, target: Any, weight: Any = None, *, alpha: Any = 2.0, **options: Any) -> Array:
+def normmax_loss(
+    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, alpha: Any = 2.0, **options: Unpack[LossOptions]
+) -> ArrayT:
     """The Fenchel-Young loss of normmax."""
     return fenchel_young(NormMax(alpha), scores, target, weight, **options)
 
 
 def perturb_max_loss(
-    scores: Any,
+    scores: ArrayT | Numbers,
     target: Any,
     weight: Any = None,
     *,
     noise: Any = "normal",
     nodes: int | None = None,
     scale: Any = 1.0,
-    **options: Any,
-) -> Array:
+    **options: Unpack[LossOptions],
+) -> ArrayT:
     """`E max(x + noise) - x_t`, less the mean of the noise: the Fenchel-Young loss of perturb-max."""
     return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
 
@@ -247,9 +273,7 @@ def perturb_max_loss(
 # -- the one implementation -------------------------------------------------------------------------------------------------------
 
 
-def _fenchel_young(
-    mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: dict[str, Any]
-) -> Array:
+def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: Any) -> Array:
     if not isinstance(mapping, Mapping):
         raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
     if not mapping.facts.has_potential:
@@ -291,7 +315,7 @@ def _not_below_zero(batch: Batch, value: Array, masked: Array) -> Array:
     return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
 
 
-def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: dict[str, Any]) -> Array | None:
+def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Array | None:
     """The loss of class indices by an engine that has it in one pass; None where it is to be composed, or refused with a sentence."""
     if not is_array(scores) or not is_array(target) or not is_integer(target) or is_torch(scores) != is_torch(target):
         return None

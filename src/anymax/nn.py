@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from . import functional, losses, margins, transforms
-from ._axes import Axes
 from ._mapping import Mapping
+from ._typing import Axes
 from .attention import attention, is_causal_bias, kept_by, operands
 from .attention.scores import transforms_of
 from .mappings import Softmax as _Softmax

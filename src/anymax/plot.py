@@ -479,10 +479,11 @@ def _tidy(ax: Axes, entries: int) -> Axes:
 def _legend(ax: Axes, entries: int) -> None:
     """Below the axes, where it covers nothing: under the ticks, their numbers and the label."""
     import matplotlib as mpl  # late, like pyplot
+    from matplotlib.font_manager import FontProperties
     from matplotlib.transforms import ScaledTranslation
 
     def points(size: Any) -> float:
-        return mpl.font_manager.FontProperties(size=size).get_size_in_points()
+        return FontProperties(size=size).get_size_in_points()
 
     down = sum(1.3 * points(mpl.rcParams[key]) for key in ("xtick.labelsize", "axes.labelsize"))
     down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))

@@ -83,7 +83,7 @@ class IndexLoss:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
         made = None if engine is None else engine.index_loss(mapping, z, target, True)
-        if made is not None:
+        if engine is not None and made is not None:
             value, saved, _ = made
             return value, engine.index_loss_grad(mapping, z, target, weights, saved)
         p = apply(mapping, z)
