@@ -340,7 +340,7 @@ def destination(out: str | None, name: str) -> Path:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--no-pictures", is_flag=True, help="Tables only.")
 def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
-    """All maps on one vector, in a small classifier and in pictures."""
+    """All maps on one vector, in a classifier and in pictures."""
     from . import tour as run  # late: it needs torch and scikit-learn
 
     with plain_errors():
