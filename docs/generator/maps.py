@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,49 +211,59 @@ def draw(page: Page, folder: Path) -> None:
     sources += [Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md"]
     if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
         return
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": page.kind.name}):
+
+    def portrait(plt: Any) -> Any:
         figure = pictures.portrait(page.mapping, pictures.SCORES)
         figure.set_size_inches(8.8, 7.4)  # smaller, so that the words are larger
+        return figure
+
+    save(target, portrait)
+
+
+def save(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:
+    """What `picture` draws with pyplot, in a file that is the same for the same picture."""
+    from anymax import plot
+    from anymax.cli import pictures
+
+    pictures.prepare()
+    plt = plot.pyplot()
+    with plt.rc_context({"svg.hashsalt": target.stem, **settings}):
+        figure = picture(plt)
         figure.savefig(target, metadata={"Date": None})
     plt.close(figure)
 
 
 README = Path(__file__).parents[1] / "_static" / "readme.svg"
+THREE = (anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax())
 
 
 def front(target: Path) -> None:
     """README's picture, which is kept in the repository: `cd docs && python -m generator.maps` draws it anew."""
     from anymax import plot
-    from anymax.cli import pictures
 
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": "readme", "font.size": 11}):
+    def picture(plt: Any) -> Any:
         figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained", width_ratios=(1.1, 1))
-        maps = [anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax()]
-        plot.bars(maps, ax=left)
-        plot.curves(maps, ax=right)
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
+        plot.bars(THREE, ax=left)
+        plot.curves(THREE, ax=right)
+        return figure
+
+    save(target, picture, **{"font.size": 11})
 
 
 def hero(target: Path) -> None:
     """The picture of the start page: two classes under three maps, three classes under sparsemax."""
     from anymax import plot
-    from anymax.cli import pictures
 
     if target.exists() and target.stat().st_mtime > max(Path(m).stat().st_mtime for m in (plot.__file__, __file__)):
         return
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": "hero"}):
+
+    def picture(plt: Any) -> Any:
         figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.5), layout="constrained", width_ratios=(1.35, 1))
-        plot.curves([anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax()], ax=left)
+        plot.curves(THREE, ax=left)
         plot.simplex(anymax.Sparsemax(), ax=right).set_title("Three classes, sparsemax")
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
+        return figure
+
+    save(target, picture)
 
 
 if __name__ == "__main__":
