@@ -550,7 +550,7 @@ def test_only_tensors_go_to_the_pool_of_torch():
             assert bool(calls) == want, (name, want, calls)
     calls.clear()
     am.sparsemax(torch.from_numpy(x), axis=0), am.sparsemax(torch.zeros(4000, 48), axis=0), am.sparsemax(torch.zeros(9, 32000))
-    assert calls == [48, 16, 1], calls  # rows side by side are turned sixteen at once
+    assert calls == [48, 16, 1], calls  # adjacent rows are transposed sixteen at once
     """
     in_a_child(code)
 

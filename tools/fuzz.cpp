@@ -351,7 +351,7 @@ double number(uint64_t bits, int32_t dtype) { return bits == ~0ull ? NaN : decod
 
 struct How {
     int pool = 0, threads = 1;
-    int direct = 0;  // 1: the unit itself with all rows, told to write past the caches; 2: and with a team
+    int direct = 0;  // 1: the unit itself with all rows, told to bypass the caches; 2: and with a team
     int64_t row = -1;  // this row alone
     bool cleared = false;  // into zeros
 };
@@ -986,7 +986,7 @@ void again(Random &random, Case &c, const Result &first) {
     }
     if (random.chance(0.3)) {
         const How how{0, 2, 1 + (int)random.below(2), -1};
-        compare(first, counted(c, how), -1, "written past the caches");
+        compare(first, counted(c, how), -1, "written bypassing the caches");
     }
     if (c.to_rows() && c.op != ANYMAX_LARGEST && random.chance(0.3)) {
         const How how{0, 2, (int)random.below(3), -1, true};

@@ -136,19 +136,13 @@ def copied(folder: Path) -> None:
     (folder / "src" / "_editable_skbc_anymax.py").write_text("")
 
 
-_ENGINE = re.compile(r"(lib)?anymax\.(so|dylib|dll)|_engine\..*(so|pyd)")
-
-
-def built(folders: Iterable[Path]) -> Path | None:
-    """The compiled engine in one of these folders."""
-    return next((path for folder in folders for path in folder.rglob("*") if _ENGINE.fullmatch(path.name)), None)
+_ENGINE = re.compile(r"_engine\..*(so|pyd)")
 
 
 def installed() -> str:
-    """The engine of this environment."""
-    code = "import anymax; print(*anymax.__path__, sep='\\n')"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    return str(built(map(Path, out.splitlines())) or "")
+    """The engine of this environment; asked of a child, for this process is to load no anymax but the copy's."""
+    code = "from anymax.kernels import library; print(library.path() or '')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 class Library:
@@ -180,9 +174,7 @@ class Library:
 
     @property
     def file(self) -> Path:
-        found = built([self.build])
-        assert found, "nothing was built"
-        return found
+        return next(path for path in self.build.rglob("*") if _ENGINE.fullmatch(path.name))
 
 
 def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, str, float]:
