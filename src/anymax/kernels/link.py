@@ -21,7 +21,7 @@ SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
 WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
 WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
-# what the library takes of each parameter (csrc/doors/abi.cpp checks it too); beyond, the reference serves
+# what the library takes of each parameter (csrc/maps.hpp has its own ranges); beyond, the reference serves
 RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
     "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
     "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
