@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 6
+#define ANYMAX_ABI 7
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -94,18 +94,6 @@ ANYMAX_API int anymax_run(const anymax_call *call);
 /* The short way for x and p contiguous, classes last, without mask or support: code = op | map << 8 | dtype << 16 | pool << 24 (pool 0 or 1). */
 ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param);
 
-/* The same and ANYMAX_VJP from one piece of memory: a caller that pays for every argument passes a single one. `saved`, where it is not NULL, is the
-   support in one piece: the values, the indices, the counts, as in anymax_support. */
-typedef struct {
-    int64_t code;
-    void *x, *p, *g, *out;
-    int64_t rows, n;
-    double param;
-    void *saved;
-    int64_t capacity;
-} anymax_packed_call;
-ANYMAX_API int anymax_packed(const anymax_packed_call *call);
-
 /* Attention with Taylor softmax of order 2, at a cost that grows with the length and not its square: sum_l w_l v_l / sum_l w_l over the keys of a
    head, w_l = 1 + s + s^2 / 2, s = scale <q, k_l>; zeros where there is no key. In C order, F32 or F64: q [heads, groups, queries, d] and out
    [heads, groups, queries, dv], k [heads, keys, d] and v [heads, keys, dv]; out overlaps none of them. */
@@ -123,6 +111,42 @@ typedef struct {
 } anymax_linear_call;
 ANYMAX_API int anymax_linear(const anymax_linear_call *call);
 ANYMAX_API int anymax_linear_vjp(const anymax_linear_call *call); /* of what anymax_linear has made: `out` and `below` are read */
+
+/* Truncations of rows one after the other, then draws from a map of the scores that they leave. A step keeps `least` classes at least; equal scores
+   at the end of a step stay by their place, but for TYPICAL and WITHOUT_TOP, which treat them alike. */
+enum anymax_step_kind {
+    ANYMAX_TEMPERATURE = 0,      /* scores / value; at 0 the largest alone */
+    ANYMAX_LARGEST_SCORES = 1,   /* the `value` largest */
+    ANYMAX_NUCLEUS_MASS = 2,     /* the fewest largest of softmax mass `value` */
+    ANYMAX_SHARE_OF_LARGEST = 3, /* probability at least `value` of the largest */
+    ANYMAX_DEVIATIONS = 4,       /* within `value` standard deviations of the largest score */
+    ANYMAX_LEAST_SHARE = 5,      /* probability at least `value` */
+    ANYMAX_ETA = 6,              /* probability at least min(value, sqrt(value) exp(-entropy)) */
+    ANYMAX_TYPICAL = 7,          /* -log p nearest to the entropy, of mass `value` */
+    ANYMAX_WITHOUT_TOP = 8,      /* of those with a probability of `value` or more only the least likely */
+    ANYMAX_STEPS = 9
+};
+typedef struct {
+    int32_t kind, least;
+    double value;
+} anymax_step;
+typedef struct {
+    int32_t map, dtype, pool; /* a map that may have zeros, or softmax */
+    int64_t rows, n, stride;  /* row r begins at x + r * stride, its classes side by side */
+    double param;
+    const void *x;
+    const anymax_step *steps;
+    int64_t count;
+    const double *values; /* [rows, count]: the steps' values row by row, or NULL */
+    uint8_t *keep;        /* [rows, n]: which classes are left, or NULL */
+    int64_t draws;
+    const double *u;      /* [rows, draws], from 0 to 1: for each a class is drawn, */
+    int64_t *index;       /* [rows, draws]: and goes here, -1 where there is none; */
+    const int64_t *given; /* [rows, draws]: or NULL; classes in the place of draws */
+    double *log_p;        /* [rows, draws]: log p of each, or NULL */
+    double *entropy;      /* [rows]: of the probabilities, or NULL */
+} anymax_decode_call;
+ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 
 ANYMAX_API const char *anymax_error(int code);
 

@@ -109,7 +109,7 @@ for target in ${*:-linux-x86_64 linux-aarch64 macos-arm64 windows-x86_64 wasm32}
             smoke $target x86_64-windows-gnu wine
             ;;
         wasm32)
-            build $target wasm32-wasi simd128 "-msimd128 -DANYMAX_NO_THREADS -DANYMAX_NO_ATTENTION"
+            build $target wasm32-wasi simd128 "-msimd128 -DANYMAX_NO_THREADS -DANYMAX_MAPS_ALONE"
             "${zig[@]}" c++ -target wasm32-wasi -mexec-model=reactor -s "$out/$target"/*.o -o "$out/anymax.wasm" \
                 $(printf -- '-Wl,--export=%s ' $names malloc free)
             node_of "$root/tools/wasm.mjs" "$out/anymax.wasm"

@@ -126,7 +126,7 @@ def compile_kernels() -> bytes:
     clang = shlex.split(os.environ.get("CLANG", "clang++"))
     if not shutil.which(clang[0]):
         sys.exit(f"there is no {clang[0]}, which compiles the kernels for the page; see the head of tools/explorer.py")
-    defines = ["-DANYMAX_NO_THREADS", "-DANYMAX_NO_ATTENTION", "-DANYMAX_HAVE_SIMD128=1", "-DANYMAX_UNIT=simd128"]
+    defines = ["-DANYMAX_NO_THREADS", "-DANYMAX_MAPS_ALONE", "-DANYMAX_HAVE_SIMD128=1", "-DANYMAX_UNIT=simd128"]
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for unit in UNITS:

@@ -1027,27 +1027,13 @@ void again(Random &random, Case &c, const Result &first) {
 
 void short_calls(const Case &c, const Result &first, Random &random) {
     if (c.shape.rows() == 0 || c.shape.inner != 1 || c.mask.block.data || !c.per_row.empty() || c.in_place || c.map == ANYMAX_PERTURB) return;
-    if (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP) return;
-    const auto dense = [&](const Operand &o) { return !o.block.data || (o.layout.outer == c.shape.n && o.layout.cls == 1); };
-    if (!dense(c.x) || !dense(c.p) || !dense(c.g) || c.out.outer != c.shape.n || c.out.cls != 1) return;
+    if ((c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG) || c.saves) return;
+    if (c.x.layout.outer != c.shape.n || c.x.layout.cls != 1 || c.out.outer != c.shape.n || c.out.cls != 1) return;
     const int64_t code = c.op | c.map << 8 | c.dtype << 16 | random.below(2) << 24;
     Operand out;
     out.make(c.shape, c.dtype, c.out, 0xa5);
-    anymax_packed_call call{code, c.x.view().data, c.p.view().data, c.g.view().data, out.view().data, c.shape.rows(), c.shape.n, c.param, nullptr, 0};
-    Block saved;
-    if (c.saves || c.reads_support) {
-        if (c.capacity < 1 || c.capacity > c.shape.n) return;
-        const int64_t size = c.shape.rows() * c.capacity, wide = c.wide() ? 8 : 4;
-        saved.make(size * (wide + 4) + c.shape.rows() * 4, 0xa5);
-        if (c.reads_support) {
-            memcpy(saved.data, c.s_value.data, size * wide), memcpy(saved.data + size * wide, c.s_index.data, size * 4);
-            memcpy(saved.data + size * (wide + 4), c.s_count.data, c.shape.rows() * 4);
-        }
-        call.saved = saved.data, call.capacity = c.capacity;
-    }
     calls++;
-    const bool plain = c.op != ANYMAX_VJP && !call.saved && random.chance(0.5);
-    const int said = plain ? anymax_rows(code, call.x, call.out, call.rows, call.n, call.param) : anymax_packed(&call);
+    const int said = anymax_rows(code, c.x.view().data, out.view().data, c.shape.rows(), c.shape.n, c.param);
     if (c.map == ANYMAX_BUDGET && !(c.param <= (double)c.shape.n)) {
         if (said != ANYMAX_BAD_PARAM) fail("the short call took a budget of %g for %ld classes", c.param, (long)c.shape.n);
         return;
@@ -1244,6 +1230,70 @@ void linear_heads(Random &random, const std::string &isa) {
                 fail("gradient %d, entry %ld: %.9g, and not %.9g", i, (long)j, at(made[i].data, (int64_t)j), want[i][j]);
 }
 
+// -- truncations and draws ----------------------------------------------------------------------------------------------------------------------
+
+// Random rows, steps and a map: what is left is never empty where a row has a class, holds what is drawn, is as many as the k largest say, and is
+// the same however the work is shared out and whatever a neighbour holds.
+void decoded(Random &random, const std::string &isa) {
+    anymax_decode_call c;
+    memset(&c, 0, sizeof c);
+    c.dtype = (int32_t)random.below(4), c.rows = 1 + random.below(6), c.n = 1 + random.below(random.chance(0.2) ? 20000 : 300), c.draws = 1 + random.below(3);
+    c.stride = c.n, c.map = random.pick({(int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SOFTMAX, (int32_t)ANYMAX_SPARSEMAX, (int32_t)ANYMAX_ENTMAX, (int32_t)ANYMAX_TOPP});
+    c.param = c.map == ANYMAX_ENTMAX ? random.real(1.01, 2.5) : 0.9;
+    Block x, u;
+    x.make(c.rows * c.n * size_of(c.dtype), 0), u.make(c.rows * c.draws * 8, 0);
+    const bool ties = random.chance(0.3);
+    for (int64_t i = 0; i < c.rows * c.n; i++) {
+        const double v = random.normal() * 3.0;
+        encode(x.data + i * size_of(c.dtype), c.dtype, random.chance(0.05) ? -INF : ties ? floor(v) : v);
+    }
+    const int64_t lost = random.chance(0.2) ? random.below(c.rows) : -1;
+    if (lost >= 0) encode(x.data + (lost * c.n + random.below(c.n)) * size_of(c.dtype), c.dtype, NaN);
+    for (int64_t i = 0; i < c.rows * c.draws; i++) ((double *)u.data)[i] = random.chance(0.1) ? 0.0 : random.chance(0.1) ? 1.0 - 0x1p-53 : random.real();
+    std::vector<anymax_step> steps((size_t)random.below(5));
+    int64_t most = c.n;
+    for (anymax_step &step : steps) {
+        step.kind = (int32_t)random.below(ANYMAX_STEPS), step.least = (int32_t)(random.chance(0.3) ? random.below(8) : 1), step.value = random.real(1e-6, 1.0);
+        if (step.kind == ANYMAX_TEMPERATURE) step.value = random.chance(0.1) ? 0.0 : random.real(0.1, 3.0);
+        if (step.kind == ANYMAX_LARGEST_SCORES) step.value = (double)(1 + random.below(c.n)), most = std::min<int64_t>(most, std::max<int64_t>((int64_t)step.value, step.least));
+        if (step.kind == ANYMAX_DEVIATIONS) step.value *= 4.0;
+    }
+    c.steps = steps.data(), c.count = (int64_t)steps.size(), c.x = x.data, c.u = (const double *)u.data;
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; %ld steps by %s, %s: %ld rows of %ld", (long)c.count, isa.c_str(), DTYPE[c.dtype], (long)c.rows, (long)c.n);
+    Block keep, index, log_p;
+    for (int turn = 0; turn < 2; turn++) {
+        Block k, i, l;
+        k.make(c.rows * c.n, 7), i.make(c.rows * c.draws * 8, 0x5a), l.make(c.rows * c.draws * 8, 0x5a);
+        c.keep = (uint8_t *)k.data, c.index = (int64_t *)i.data, c.log_p = (double *)l.data, c.pool = turn ? 0 : -1;
+        anymax_set_num_threads(turn ? (int)(1 + random.below(4)) : 1);
+        calls++;
+        if (const int code = anymax_decode(&c)) fail("the draw was refused: %s", anymax_error(code));
+        if (turn && (!keep.is(k.copy()) || !index.is(i.copy()) || !log_p.is(l.copy()))) fail("the work was shared out, and the draws differ");
+        if (!turn) keep = std::move(k), index = std::move(i), log_p = std::move(l);
+    }
+    for (int64_t r = 0; r < c.rows; r++) {
+        int64_t left = 0, live = 0;
+        for (int64_t i = 0; i < c.n; i++) {
+            const bool there = decode(x.data + (r * c.n + i) * size_of(c.dtype), c.dtype) != -INF, kept = keep.data[r * c.n + i] == 1;
+            if (keep.data[r * c.n + i] & ~1) fail("row %ld: a byte that is no truth value", (long)r);
+            if (kept && !there) fail("row %ld keeps a class of -inf", (long)r);
+            left += kept, live += there;
+        }
+        if (r != lost && (live ? left < 1 : left) ) fail("row %ld of %ld classes has %ld left", (long)r, (long)live, (long)left);
+        if (r != lost && left > most) fail("row %ld has %ld left, and not at most %ld", (long)r, (long)left, (long)most);
+        for (int64_t d = r * c.draws; d < (r + 1) * c.draws; d++) {
+            const int64_t drawn = ((int64_t *)index.data)[d];
+            const double log_of = ((double *)log_p.data)[d];
+            if (r == lost || !live) {
+                if (drawn != -1) fail("row %ld has no class to draw, and %ld was", (long)r, (long)drawn);
+                continue;
+            }
+            if (drawn < 0 || drawn >= c.n || keep.data[r * c.n + drawn] != 1) fail("row %ld: the class %ld is not left, and was drawn", (long)r, (long)drawn);
+            if (!(log_of <= 1e-6) || log_of == -INF) fail("row %ld: log p %g", (long)r, log_of);
+        }
+    }
+}
+
 void one_case(uint64_t seed, const std::vector<std::string> &units) {
     Random random(seed);
     const std::string isa = units[(size_t)random.below((int64_t)units.size())];
@@ -1267,6 +1317,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
         by_xla(c, got, lender);
     }
     again(random, c, got);
+    if (random.chance(0.2)) decoded(random, isa);
     if (random.chance(0.1)) (random.chance(0.5) ? linear_heads<float> : linear_heads<double>)(random, isa);
     alarm(0);
     words[0] = 0;
@@ -1392,7 +1443,7 @@ void refused() {
                 if (anymax_run(&empty) != 0) fail("a call of no rows was refused");
             }
     snprintf(words, sizeof words, "calls without a call");
-    if (anymax_run(nullptr) == 0 || anymax_packed(nullptr) == 0) fail("nothing was served");
+    if (anymax_run(nullptr) == 0 || anymax_decode(nullptr) == 0) fail("nothing was served");
     if (anymax_rows(0, nullptr, nullptr, 1, 1, 0.0) == 0) fail("nothing was served");
     for (int64_t code : {(int64_t)ANYMAX_VJP, (int64_t)ANYMAX_LOSS, (int64_t)ANYMAX_LARGEST, (int64_t)255, (int64_t)200 << 8, (int64_t)9 << 16, (int64_t)-1, INT64_MIN})
         if (anymax_rows(code, bytes.data(), bytes.data(), 1, n, 1.5) == 0) fail("the short call with code %ld was served", (long)code);

@@ -1,15 +1,22 @@
-// What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb and
-// linear, each a file in units/.
+// What the families of kernels give each other, each compiled once for an instruction set: rows, batch, tile, backward, perturb,
+// decode and linear, each a file in units/.
 #pragma once
 
 #include "core/unit.h"
 #include "core/rows.hpp"
+#include "maps.hpp"
 
 namespace ANYMAX_UNIT {
 
 // The rows [begin, end) of a call, one after the other: any operation, dtype and layout.
 template <class C>
 void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch);
+
+// The non-zeros of a row of a map that has zeros (shapes/candidates.hpp).
+template <class C>
+struct Support;
+template <class C>
+Support<C> row_support(Link link, double param, const C *x, int64_t n, Scratch &scratch);
 
 struct Plan;  // plan.hpp
 
@@ -29,7 +36,10 @@ void perturb_vjp(int noise, double scale, int64_t nodes, const C *x, const C *p,
 template <class C>
 double perturb_loss(int noise, double scale, int64_t nodes, const C *x, int64_t n, int64_t target, C *p, double *work);
 
-#if !defined(ANYMAX_NO_ATTENTION)
+#if !defined(ANYMAX_MAPS_ALONE)
+// The rows [begin, end) of a call, truncated and drawn from.
+int decode(const anymax_decode_call *call, int64_t begin, int64_t end);
+
 int linear(const anymax_linear_call *call, anymax_parallel team);
 int linear_vjp(const anymax_linear_call *call, anymax_parallel team);
 #endif

@@ -9,7 +9,7 @@ namespace ANYMAX_UNIT {
 // -- scratch memory: one a task, slots that only grow ------------------------------------------------------------------------
 
 struct Scratch {
-    enum { SLOTS = 15 };
+    enum { SLOTS = 19 };
     void *memory[SLOTS] = {};
     size_t size[SLOTS] = {};
     bool failed = false;
@@ -32,7 +32,7 @@ struct Scratch {
         return (T *)(((uintptr_t)memory[slot] + 63) & ~(uintptr_t)63);
     }
 };
-enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT };
+enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS };
 
 // Memory that a thread keeps from one call to the next, where `leave` does not find it too much.
 struct Room {

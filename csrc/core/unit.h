@@ -13,6 +13,7 @@ typedef struct {
     int64_t (*saves)(int32_t op, int32_t map, double param, int64_t rows, int64_t n);
     int (*linear)(const anymax_linear_call *call, anymax_parallel team);
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);
+    int (*decode)(const anymax_decode_call *call, int64_t begin, int64_t end);
 } anymax_unit;
 
 /* The support that lies in one piece: the values, the indices, the counts. */

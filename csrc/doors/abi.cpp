@@ -213,29 +213,16 @@ extern "C" int anymax_run(const anymax_call *call) {
     return anymax_run_by(call, parallel_of(call->pool));
 }
 
-extern "C" int anymax_packed(const anymax_packed_call *call) {
-    if (!call) return ANYMAX_BAD_CALL;
+extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
     anymax_call c;
     memset(&c, 0, sizeof c);
-    const int64_t code = call->code, n = call->n;
     c.op = (int32_t)(code & 255), c.map = (int32_t)(code >> 8 & 255), c.dtype = (int32_t)(code >> 16 & 255), c.pool = (int32_t)(code >> 24 & 1);
-    if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG && c.op != ANYMAX_VJP)) return ANYMAX_BAD_CALL;
-    c.outer = call->rows, c.inner = 1, c.n = n, c.param = call->param;
+    if (code >> 25 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_LOG)) return ANYMAX_BAD_CALL;
+    c.outer = rows, c.inner = 1, c.n = n, c.param = param;
     if (c.map == ANYMAX_BUDGET && !(c.param <= (double)n)) return ANYMAX_BAD_PARAM;  // no mask may have left fewer classes: the caller's mistake
-    c.x = anymax_view{call->x, n, 0, 1};
-    c.p = anymax_view{call->p, n, 0, 1};
-    c.g = anymax_view{call->g, n, 0, 1};
-    c.out = anymax_view{call->out, n, 0, 1};
-    if (call->saved) {
-        if (call->capacity < 1 || call->capacity > n || call->rows < 1 || n < 1 || call->rows > INT64_MAX / 16 / n) return ANYMAX_BAD_SHAPE;
-        c.support = anymax_support_in(call->saved, call->rows, call->capacity, c.dtype);
-    }
+    c.x = anymax_view{(void *)x, n, 0, 1};
+    c.out = anymax_view{out, n, 0, 1};
     return anymax_run(&c);
-}
-
-extern "C" int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param) {
-    const anymax_packed_call call{code, (void *)x, nullptr, nullptr, out, rows, n, param, nullptr, 0};
-    return anymax_packed(&call);
 }
 
 static int check(const anymax_linear_call *call) {
@@ -265,6 +252,64 @@ extern "C" int anymax_linear_vjp(const anymax_linear_call *call) {
     if (queries && (!call->below || (call->dv && !call->g))) return ANYMAX_BAD_POINTER;
     if (keys && call->dk && call->dv && !call->dv_) return ANYMAX_BAD_POINTER;
     return entry()->unit->linear_vjp(call, parallel_of(call->pool));
+}
+
+// -- truncations and draws ---------------------------------------------------------------------------------------------------------
+
+// The range of a step's value.
+static bool fits(int32_t kind, double value) {
+    switch (kind) {
+        case ANYMAX_TEMPERATURE:
+        case ANYMAX_DEVIATIONS: return value >= 0.0 && value - value == 0.0;
+        case ANYMAX_LARGEST_SCORES: return value >= 1.0;
+        case ANYMAX_WITHOUT_TOP: return value > 0.0;  // beyond 1: nothing happens
+        default: return value > 0.0 && value <= 1.0;
+    }
+}
+
+static int check(const anymax_decode_call *call) {
+    if (!call || !entry() || !entry()->unit->decode) return ANYMAX_BAD_CALL;
+    if (call->map < 0 || call->map >= ANYMAX_MAPS || call->map == ANYMAX_PERTURB || MAPS[call->map].scores) return ANYMAX_BAD_MAP;
+    if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
+    if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
+    if (call->rows < 0 || call->n < 1 || call->n > INT32_MAX - 1024 || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
+    if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
+    if (!call->rows) return ANYMAX_OK;
+    if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;
+    for (int64_t k = 0; k < call->count; k++) {
+        if (call->steps[k].kind < 0 || call->steps[k].kind >= ANYMAX_STEPS || call->steps[k].least < 0) return ANYMAX_BAD_CALL;
+        for (int64_t r = 0; r < (call->values ? call->rows : 1); r++)
+            if (!fits(call->steps[k].kind, call->values ? call->values[r * call->count + k] : call->steps[k].value)) return ANYMAX_BAD_PARAM;
+    }
+    return ANYMAX_OK;
+}
+
+namespace {
+
+struct Decode {
+    const anymax_decode_call *call;
+    const anymax_unit *unit;
+    std::atomic<int> code;
+};
+
+void some_decoded(int64_t begin, int64_t end, void *context) {
+    Decode *d = (Decode *)context;
+    const int code = d->unit->decode(d->call, begin, end);
+    if (code) d->code.store(code);
+}
+
+}  // namespace
+
+extern "C" int anymax_decode(const anymax_decode_call *call) {
+    const int code = check(call);
+    if (code || !call->rows) return code;
+    const anymax_parallel run = parallel_of(call->pool);
+    Decode d{call, entry()->unit, {0}};
+    if (run && call->rows > 1 && call->rows * call->n >= ALONE_MOST)
+        run(0, call->rows, ALONE_MOST / 2 / call->n + 1, some_decoded, &d);
+    else
+        some_decoded(0, call->rows, &d);
+    return d.code.load();
 }
 
 extern "C" const char *anymax_error(int code) {

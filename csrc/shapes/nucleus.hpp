@@ -15,16 +15,13 @@ struct Nucleus {
     double mass;
 };
 
-// e = exp(x - top), z their sum, mass < 1. By weighing what reaches a level, within a bracket that is copied out as soon as it holds little.
+// The fewest largest x whose weights e reach `mass` < 1 of their sum z; all of x from low on, without high, are asked. By weighing what reaches a
+// level, within a bracket that is copied out as soon as it holds little.
 template <class C>
-inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
+inline Nucleus<C> weigh_down(const C *x, const C *e, int64_t n, double mass, double z, C low, C high, Scratch &scratch) {
     constexpr int64_t W = width<C>, SORTED_MOST = 16;
     const double goal = mass * z;
     const Nucleus<C> failed{C(0), 0, false, 0.0};
-    // All classes of less than an n-th of what the nucleus leaves out are left out.
-    C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6), high = top_ + C(1e-3) + absolute(top_) * C(1e-6);
-    const C least = -lanes_max(C());
-    if (low < least) low = least;
     double at_low = z, at_high = 0.0, beyond = 0.0;  // the mass of what reaches low (at most), and high; and of what lies above all that is in a
     int64_t many = n, few = 0, above = 0;            // and the numbers of these
     const C *a = x, *w = e;
@@ -96,6 +93,16 @@ inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, do
         if (total >= goal || i + 1 == count) return Nucleus<C>{value[i], equal, i + 1 == count || value[i + 1] < value[i], total};
     }
     return Nucleus<C>{high, n, true, at_high};  // by rounding
+}
+
+// The same of e = exp(x - top).
+template <class C>
+inline Nucleus<C> nucleus_end(const C *x, const C *e, int64_t n, double mass, double z, C top_, Scratch &scratch) {
+    // All classes of less than an n-th of what the nucleus leaves out are left out.
+    C low = top_ + (C)::log((1.0 - mass) * z / (double)n) - C(1e-3) - absolute(top_) * C(1e-6);
+    const C high = top_ + C(1e-3) + absolute(top_) * C(1e-6), least = -lanes_max(C());
+    if (low < least) low = least;
+    return weigh_down(x, e, n, mass, z, low, high, scratch);
 }
 
 // Softmax over the nucleus, without candidates: its i-th vector, from the exponentials in e.

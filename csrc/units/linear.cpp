@@ -1,5 +1,5 @@
 // Linear attention for one instruction set.
-#if !defined(ANYMAX_NO_ATTENTION)
+#if !defined(ANYMAX_MAPS_ALONE)
 #include "core/families.hpp"
 #include "linear/backward.hpp"
 

@@ -60,6 +60,13 @@ template void by_rows<float>(const anymax_call &, int64_t, int64_t, bool, const 
 template void by_rows<double>(const anymax_call &, int64_t, int64_t, bool, const Team &, Scratch &);
 
 template <class C>
+Support<C> row_support(Link link, double param, const C *x, int64_t n, Scratch &scratch) {
+    return support_of(link, param, x, n, scratch, Team{nullptr});
+}
+template Support<float> row_support<float>(Link, double, const float *, int64_t, Scratch &);
+template Support<double> row_support<double>(Link, double, const double *, int64_t, Scratch &);
+
+template <class C>
 static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, int64_t end, bool bypass, const Team &team) {
     Scratch scratch;
     switch (plan.way) {
@@ -95,12 +102,14 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass,
 
 static const char *plan_name(const anymax_call *call) { return WAY_NAMES[plan(*call).way]; }
 
-#if defined(ANYMAX_NO_ATTENTION)
+#if defined(ANYMAX_MAPS_ALONE)
 constexpr decltype(anymax_unit::linear) linear = nullptr, linear_vjp = nullptr;
+constexpr decltype(anymax_unit::decode) decode = nullptr;
 #endif
 
 }  // namespace ANYMAX_UNIT
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp};
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp,
+                                                                            ANYMAX_UNIT::decode};

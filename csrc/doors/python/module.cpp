@@ -88,6 +88,7 @@ PyMethodDef methods[] = {
     FAST(loss_grad),
     FAST(threshold),
     FAST(largest),
+    FAST(decode),
     FAST(linear),
     FAST(plan),
     {"bind", bind, METH_O, nullptr},

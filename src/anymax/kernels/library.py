@@ -12,7 +12,7 @@ from typing import Any
 
 from .._array import torch_loaded
 
-ABI = 6  # of csrc/anymax.h
+ABI = 7
 _NAME = "anymax._engine"
 
 

@@ -1,0 +1,170 @@
+// Draws from the probabilities of what is left of a row, by their distribution function.
+#pragma once
+
+#include "core/families.hpp"
+#include "decode/left.hpp"
+
+namespace ANYMAX_UNIT {
+
+constexpr int64_t DRAW_BLOCK = 512;  // weights whose sum is kept
+
+// Weights of which classes are drawn: up to[k] is the sum of all up to the end of the k-th block.
+template <class T>
+struct Wheel {
+    const T *weight;
+    int64_t count, blocks;
+    double *upto;
+    double total() const { return blocks ? upto[blocks - 1] : 0.0; }
+};
+
+template <class T>
+inline Wheel<T> wheel(const T *weight, int64_t count, Scratch &scratch) {
+    constexpr int64_t W = width<T>;
+    Wheel<T> out{weight, count, (count + DRAW_BLOCK - 1) / DRAW_BLOCK, nullptr};
+    out.upto = scratch.take<double>(LEFT_SUMS, out.blocks);
+    double total = 0.0;
+    for (int64_t k = 0; k < out.blocks && out.upto; k++) {
+        const int64_t begin = k * DRAW_BLOCK, end = begin + DRAW_BLOCK < count ? begin + DRAW_BLOCK : count;
+        vd part{};
+        for (int64_t i = begin; i < end; i += W) part = widen_add(part, load_or(weight, i, end, T(0)));
+        out.upto[k] = total += sum(part);
+    }
+    return out;
+}
+
+// The first entry up to which the weights exceed the share u of their sum, never one of weight 0; -1 where all are 0.
+template <class T>
+inline int64_t turn(const Wheel<T> &wheel, double u) {
+    const double goal = u * wheel.total();
+    int64_t low = 0, high = wheel.blocks - 1;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (wheel.upto[middle] > goal)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    const int64_t begin = low * DRAW_BLOCK, end = begin + DRAW_BLOCK < wheel.count ? begin + DRAW_BLOCK : wheel.count;
+    double running = low ? wheel.upto[low - 1] : 0.0;
+    int64_t last = -1;
+    for (int64_t i = begin; i < end; i++) {
+        if (!(wheel.weight[i] > T(0))) continue;
+        running += (double)wheel.weight[i], last = i;
+        if (running > goal) return i;
+    }
+    for (int64_t i = begin; last < 0 && i-- > 0;) last = wheel.weight[i] > T(0) ? i : -1;  // sums of the same, rounded otherwise
+    return last;
+}
+
+// The exponentials of what is left; 0 for what is here and does not count.
+template <class C>
+inline C *exponentials(const Left<C> &l, Scratch &scratch) {
+    constexpr int64_t W = width<C>;
+    if (!l.ended) {
+        C *e = scratch.take<C>(EXTRA, l.count + W);
+        if (e) exp_sum<C, true>(l.value, 0, l.count, l.top, e);
+        return e;
+    }
+    C *e = l.weight;
+    const vec<C> last = splat(l.end.last);
+    write(e, 0, l.count, false, [&](int64_t i) ANYMAX_EACH { return load_or(l.value, i, l.count, -infinity<C>) >= last ? load_or(e, i, l.count, C(0)) : vec<C>{}; });
+    int64_t spare = l.end.equal;
+    for (int64_t i = 0; !l.end.all_equal && i < l.count; i += W)
+        for (uint32_t some = bits(load_or(l.value, i, l.count, -infinity<C>) == last); some; some &= some - 1)
+            if (--spare < 0) e[i + __builtin_ctz(some)] = C(0);
+    return e;
+}
+
+// What is asked of a row: classes drawn, or given, and log p of each; the entropy. `log_of` is log p of an entry, `index` the classes of the entries,
+// in order (NULL: they are the entries).
+template <class T, class F>
+inline void answers(const anymax_decode_call &call, int64_t row, const Wheel<T> &wheel, const int32_t *index, F log_of) {
+    for (int64_t d = row * call.draws; d < (row + 1) * call.draws; d++) {
+        int64_t i = -1;
+        if (!call.given) {
+            i = turn(wheel, call.u[d]);
+            call.index[d] = i < 0 ? -1 : index ? index[i] : i;
+        } else if (const int64_t t = call.given[d]; t >= 0 && t < call.n) {
+            i = index ? first_from(index, wheel.count, t) : t;
+            if (index && (i == wheel.count || index[i] != t)) i = -1;
+        }
+        if (call.log_p) call.log_p[d] = i < 0 || !(wheel.weight[i] > T(0)) ? -inf64 : log_of(i);
+    }
+}
+
+// The same of a row that has no class.
+inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) {
+    for (int64_t d = row * call.draws; d < (row + 1) * call.draws; d++) {
+        if (call.index) call.index[d] = -1;
+        if (call.log_p) call.log_p[d] = sound ? -inf64 : not_a_number<double>;
+    }
+    if (call.entropy) call.entropy[row] = sound ? 0.0 : not_a_number<double>;
+}
+
+// Which classes are left, a byte each; of a row without a number all but those of -inf.
+template <class C>
+inline void mark(uint8_t *to, const C *x, int64_t n, const Left<C> &l, bool sound, Scratch &scratch) {
+    if (!sound || (!l.index && !l.ended)) {
+        for (int64_t i = 0; i < n; i++) to[i] = !(x[i] == -infinity<C>);
+        return;
+    }
+    if (l.ended) {
+        const C *e = exponentials(l, scratch);
+        const C last = l.end.last;
+        for (int64_t i = 0; i < n; i++) to[i] = (l.value[i] > last) | ((l.value[i] == last) & (e[i] > C(0)));
+        return;
+    }
+    memset(to, 0, (size_t)n);
+    for (int64_t i = 0; i < l.count; i++) to[l.index[i]] = 1;
+}
+
+template <class C>
+inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, Scratch &scratch) {
+    const char *at = (const char *)call.x + row * call.stride * item(call.dtype);
+    const int64_t n = call.n;
+    const C *x = stage<C>(at, 1, call.dtype, nullptr, 0, n, scratch, STAGED);
+    if (scratch.failed) return;
+    Left<C> l = all_of(x, n, scratch);
+    const bool sound = l.cells.sound && l.top != -infinity<C>;
+    for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) take(l, call.steps[k], call.values ? call.values[row * call.count + k] : call.steps[k].value, scratch);
+    if (scratch.failed) return;
+    if (call.keep) mark(call.keep + row * n, x, n, l, l.cells.sound, scratch);
+    if ((!call.draws && !call.entropy) || scratch.failed) return;
+    if (!sound) return no_answers(call, row, l.cells.sound);
+    warm(l, scratch);
+    if (link == EXPONENTIAL) {
+        const C *e = exponentials(l, scratch);
+        if (scratch.failed) return;
+        const Wheel<C> w = wheel(e, l.count, scratch);
+        if (scratch.failed) return;
+        const double log_total = ::log(w.total());
+        if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / w.total();
+        return answers(call, row, w, l.index, [&](int64_t i) { return (double)l.value[i] - (double)l.top - log_total; });
+    }
+    settle(l, scratch);
+    const int32_t *classes = nullptr;
+    const C *scores = l.value;
+    if (l.index) {  // where the map's own candidates go
+        C *copy = scratch.take<C>(LEFT_KEYS, l.count + width<C>);
+        int32_t *index = scratch.take<int32_t>(LEFT_CLASSES, l.count);
+        if (scratch.failed) return;
+        memcpy(copy, l.value, (size_t)l.count * sizeof(C));
+        memcpy(index, l.index, (size_t)l.count * sizeof(int32_t));
+        scores = copy, classes = index;
+    }
+    const Support<C> found = row_support(link, call.param, scores, l.count, scratch);
+    if (scratch.failed) return;
+    if (!found.sound || !found.any) return no_answers(call, row, found.sound);
+    const Wheel<double> w = wheel(found.p, found.count, scratch);
+    int32_t *index = classes ? (int32_t *)classes : scratch.take<int32_t>(LEFT_CLASSES, found.count);
+    if (scratch.failed) return;
+    for (int64_t i = 0; i < found.count; i++) index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
+    if (call.entropy) {
+        double entropy = 0.0;
+        for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] * ::log(found.p[i]) : 0.0;
+        call.entropy[row] = entropy;
+    }
+    answers(call, row, w, index, [&](int64_t i) { return ::log(found.p[i]); });
+}
+
+}  // namespace ANYMAX_UNIT

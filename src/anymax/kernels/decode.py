@@ -1,0 +1,97 @@
+"""Truncations, draws and log-probabilities by the C++ engine, in one pass over the rows (csrc/decode/)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array import Array, is_array
+from .._mapping import Mapping
+from . import asked, native
+from .link import NEED_SCORES, link_of
+
+STEPS = {
+    "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
+}  # as csrc/anymax.h has them, which is tested  # fmt: skip
+_MOST = 64  # steps
+
+
+class Step(NamedTuple):
+    """One truncation, or a temperature: what it is called, its value (a number, or one a row, [..., 1]), how many classes stay at least."""
+
+    name: str
+    value: Any
+    least: int = 1
+
+
+class Decoded(NamedTuple):
+    """What was asked for, as arrays of the scores' kind; None else."""
+
+    keep: Array | None  # bool, like the scores
+    index: Array | None  # int64 [..., draws]
+    log_p: Array | None  # float64 [..., draws]
+    entropy: Array | None  # float64 [...]
+
+
+def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
+    """Why the engine doesn't serve a pass; None where it does."""
+    if asked() not in (None, native.name):
+        return f"the engine {asked()} is asked for"
+    if (reason := native.refuse_array(x)) is not None:
+        return reason
+    link = link_of(mapping)
+    if isinstance(link, str):
+        return link
+    if link.kind in NEED_SCORES:
+        return f"it draws from maps that have a threshold, and {link.kind} has none"
+    if link.params is not None:
+        return "it takes one parameter of a map for all rows"
+    if len(steps) > _MOST or any(step.name not in STEPS for step in steps):
+        return f"it has up to {_MOST} steps among {', '.join(STEPS)}"
+    return "it serves rows of at least one class" if not x.ndim or not x.shape[-1] else None
+
+
+def run(
+    mapping: Mapping,
+    x: Array,
+    steps: tuple[Step, ...] = (),
+    *,
+    keep: bool = False,
+    u: Array | None = None,
+    given: Array | None = None,
+    log_p: bool = False,
+    entropy: bool = False,
+) -> Decoded:
+    """A pass over rows whose classes are last, of what `refuse` does not refuse.
+
+    u: float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes in their place.
+    """
+    world = native.world_of(x)
+    x = world.contiguous(x.detach() if hasattr(x, "detach") else x)
+    batch = tuple(x.shape[:-1])
+    table = np.array([[STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64)
+    values = None
+    if any(is_array(s.value) for s in steps):
+        each = [np.broadcast_to(_numbers(s.value), (*batch, 1)).reshape(-1) for s in steps]
+        values = np.ascontiguousarray(np.stack(each, axis=-1), dtype=np.float64)
+    asks = u if u is not None else given
+    draws = () if asks is None else (*batch, asks.shape[-1])
+    index = world.empty(draws, "int64") if u is not None else None if given is None else world.contiguous(given)
+    out = Decoded(
+        world.empty(tuple(x.shape), "bool") if keep else None,
+        index,
+        world.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
+        world.empty(batch, "float64") if entropy else None,
+    )
+    made = native.engine_for(x).decode(
+        mapping, x, table.reshape(-1, 3), values, out.keep, None if u is None else world.contiguous(u), index, out.log_p, out.entropy
+    )
+    if made is None:
+        raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")
+    return out
+
+
+def _numbers(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
