@@ -67,7 +67,7 @@ def test_a_wrong_example_is_seen(tmp_path):
 
 
 def test_there_are_examples():
-    assert {"index", "start", "choose", "numerics", "attention", "huggingface", "sklearn", "zh"} <= {
+    assert {"index", "start", "choose", "numerics", "attention", "decoding", "huggingface", "sklearn", "zh"} <= {
         p.stem for p in PAGES if blocks(p)
     }
 

@@ -25,7 +25,8 @@ PUBLIC = """
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
-    sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
+    typical eta epsilon_cutoff xtc repetition_penalty logit_bias
+    sample gumbel_max gumbel_softmax perturb_argmax gumbel_topk topk_log_prob speculative_accept attention linear_attention LinearState
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
     choose explain explain_attention use warm_up show_config __version__
 """.split()

@@ -10,9 +10,12 @@ from kinds import KINDS, back, every_kind, generator, readonly
 from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
-from anymax._random import uniform
-from anymax.mappings import Entmax, Softmax, Sparsemax, SparseSoftmax
-from anymax.samplers import _first_above, _invert, gumbel_max, gumbel_softmax, perturb_argmax, sample
+from anymax import _draws, _random
+from anymax._array import namespace
+from anymax._draws import first_above, invert, uniforms
+from anymax.mappings import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax
+from anymax.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from anymax.transforms import compose, logit_bias, minp, noise, prior, temperature, topk, topp
 
 INF = math.inf
 N = 20_000
@@ -51,7 +54,7 @@ def test_gumbel_max_is_softmax(kind):
 @every_kind
 def test_the_extremes_of_fp32_noise_have_no_ties(kind):
     """24 random bits give some among the thousand largest of a million, and ties favour the first classes."""
-    u = back(uniform((2**20,), KINDS[kind](np.zeros(1, np.float32)), generator(kind)))
+    u = back(_random.uniform((2**20,), KINDS[kind](np.zeros(1, np.float32)), generator(kind)))
     assert u.dtype == np.float32
     assert u.min() > 0
     assert u.max() < 1
@@ -140,24 +143,22 @@ def test_a_class_of_probability_zero_is_never_drawn(kind):
     c = KINDS[kind]
     p = np.zeros((1, 40), np.float32)
     p[0, [7, 20, 21]] = 0.25, 1e-30, 0.75
-    xp = __import__("anymax._array", fromlist=["namespace"]).namespace(c(p))
-    index = back(_invert(c(p), 5000, generator(kind), xp))
+    xp = namespace(c(p))
+    index = back(invert(c(p), uniforms(c(p), 5000, generator(kind), xp), xp))
     assert set(np.unique(index)) == {7, 21}
 
 
 def test_sums_that_are_not_monotone(monkeypatch):
     """What a parallel sum may do, made gross: the sum grows where there is no mass."""
-    import anymax.samplers as s
-
     p = np.array([[0.0, 0.5, 0.0, 0.0, 0.5, 0.0]])
-    exact = s.running_sum
+    exact = _draws.running_sum
 
     def rough(x, xp, dtype=None):
         out = exact(x, xp, dtype)
         return out + np.array([0.1, 0.0, 0.1, -0.05, 0.0, 0.1]) if np.issubdtype(out.dtype, np.floating) else out
 
-    monkeypatch.setattr(s, "running_sum", rough)
-    index = s._invert(p, 5000, np.random.default_rng(0), np)
+    monkeypatch.setattr(_draws, "running_sum", rough)
+    index = invert(p, np.random.default_rng(0).random((1, 5000)), np)
     assert set(np.unique(index)) == {1, 4}
 
 
@@ -167,7 +168,7 @@ def test_bisection_is_searchsorted(n):
     rows = np.sort(rng.integers(0, 9, (4, n)), axis=-1)
     level = rng.integers(-1, 11, (4, 50))
     want = np.stack([np.searchsorted(r, v, side="right") for r, v in zip(rows, level)])
-    assert np.array_equal(_first_above(rows, level, np), np.minimum(want, n - 1))
+    assert np.array_equal(first_above(rows, level, np), np.minimum(want, n - 1))
 
 
 # -- relaxed samples ------------------------------------------------------------------------------------------------------
@@ -257,11 +258,11 @@ def test_generators(kind, verb):
     assert np.array_equal(back(draw(x, generator=generator(kind))), back(draw(x, generator=generator(kind))))
     moving = generator(kind)
     assert np.array_equal(back(draw(x, generator=moving)), back(draw(x, generator=moving))) == (kind == "jax")
-    with pytest.raises(TypeError, match="generator"):
-        draw(x)
+    if kind != "jax":
+        assert draw(x) is not None
     words = {"numpy": "numpy.random.default_rng", "torch": "torch.Generator", "jax": "jax.random.key"}
     others = [generator(k) for k in KINDS if k != kind and {k, kind} != {"numpy", "strict"}]
-    for wrong in (None, True, 1.5, np.random, *others):
+    for wrong in (True, 1.5, np.random, *others, *([None] if kind == "jax" else [])):
         with pytest.raises(TypeError, match=words.get(kind, "numpy.random.Generator")):
             draw(x, generator=wrong)
     assert np.array_equal(back(x), np.zeros(1000))
@@ -317,3 +318,239 @@ def test_jax_gradient():
     soft, hard = (jax.jit(jax.grad(value), static_argnums=1)(x, h) for h in (False, True))
     np.testing.assert_allclose(soft, hard, rtol=1e-6)
     assert np.isfinite(soft).all()
+
+
+# -- one number a row --------------------------------------------------------------------------------------------------------
+
+CUT = compose(temperature(0.7), topk(6), topp(0.9), minp(0.02))
+
+
+def vocabulary(rows=6, n=40, seed=0):
+    x = np.random.default_rng(seed).normal(0, 1.5, (rows, n)).astype(np.float32)
+    x[:, 3] = -INF
+    return x
+
+
+@every_kind
+def test_the_inverse_at_its_ends(kind):
+    """u = 0 and u = 1 - ulp give the first and the last class with mass, whatever lies outside."""
+    c = KINDS[kind]
+    p = np.zeros((3, 9), np.float32)
+    p[0, [2, 5]] = 0.3, 0.7
+    p[1, 4] = 1.0
+    p[2, [1, 2, 7]] = 0.1, 1e-45, 1 / 3
+    ulp = 2.0**-24 if kind == "jax" else 2.0**-53
+    u = np.tile(np.array([0.0, 1 - ulp]), (3, 1)).astype(np.float32 if kind == "jax" else np.float64)
+    index = back(invert(c(p), c(u), namespace(c(p))))
+    assert index.tolist() == [[2, 5], [4, 4], [1, 7]]
+
+
+@every_kind
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), SparseSoftmax(k=4)], ids=lambda m: m.name)
+def test_a_row_does_not_mind_its_neighbours(kind, mapping):
+    """From one seed row i has the i-th number, however many follow; from a list its own, whatever stands before it."""
+    c, x = KINDS[kind], vocabulary()
+    whole = back(sample(mapping, c(x), transform=CUT, generator=5))
+    few = back(sample(mapping, c(x[:2]), transform=CUT, generator=5))
+    assert np.array_equal(whole[:2], few)
+    many = back(sample(mapping, c(x), transform=CUT, generator=5, num_samples=7))
+    assert np.array_equal(many[:, :2], back(sample(mapping, c(x[:2]), transform=CUT, generator=5, num_samples=7)))
+    seeds = [7, 1, 7, 3, 2, 9]
+    for count in (None, 5):
+        rows = back(sample(mapping, c(x), transform=CUT, generator=seeds, num_samples=count))
+        alone = [back(sample(mapping, c(r), transform=CUT, generator=s, num_samples=count)) for r, s in zip(x, seeds)]
+        assert np.array_equal(rows, np.stack(alone, axis=-1))
+    drawn = back(sample(mapping, c(np.zeros((6, 1000), np.float32)), generator=[1, 1, 2, 2, 3, 3]))
+    assert (drawn[::2] == drawn[1::2]).all()
+    assert len(set(drawn.tolist())) > 1
+
+
+@every_kind
+@pytest.mark.parametrize("verb", VERBS)
+def test_generators_a_row(kind, verb):
+    draw, c, x = VERBS[verb], KINDS[kind], np.random.default_rng(1).normal(size=(2, 2, 30)).astype(np.float32)
+    rows = back(draw(c(x), generator=[generator(kind, s) for s in (4, 5, 6, 7)]))
+    for i, seed in enumerate((4, 5, 6, 7)):
+        assert np.array_equal(
+            rows.reshape(4, -1)[i], back(draw(c(x.reshape(4, 30)[i]), generator=generator(kind, seed))).ravel()
+        )
+    moved = back(draw(c(np.moveaxis(x, -1, 0)), generator=(4, 5, 6, 7), axis=0))
+    straight = back(draw(c(x), generator=[4, 5, 6, 7]))
+    assert np.array_equal(moved if verb != "gumbel_softmax" else np.moveaxis(moved, 0, -1), straight)
+    with pytest.raises(ValueError, match="got 3 for 4 rows; give one for each row, or one for all"):
+        draw(c(x), generator=[1, 2, 3])
+
+
+def test_keys_a_row():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(vocabulary())
+    keys = jax.random.split(jax.random.key(0), 6)
+    got = jax.jit(lambda x, keys: sample(Softmax(), x, transform=CUT, generator=keys))(x, keys)
+    assert np.array_equal(got, sample(Softmax(), x, transform=CUT, generator=list(keys)))
+    each = jax.vmap(lambda r, k: sample(Softmax(), r, transform=CUT, generator=k))(x, keys)
+    assert np.array_equal(got, each)
+
+
+def test_the_global_generators():
+    torch = pytest.importorskip("torch")
+    x = vocabulary()
+    for c, seed in ((np.asarray, np.random.seed), (torch.tensor, torch.manual_seed)):
+        drawn = []
+        for _ in range(2):
+            seed(3)
+            drawn.append(np.stack([back(sample(Softmax(), c(x))) for _ in range(5)]))
+        assert np.array_equal(*drawn)
+        assert len(np.unique(drawn[0], axis=0)) > 1
+    x = torch.tensor(x)
+    torch.manual_seed(0)
+    first = sample(Softmax(), x)
+    assert torch.equal(first, sample(Softmax(), x, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_generator_of_another_device():
+    """Asked of scores without data, since a machine may have one device only."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"generator: it is on cpu and the scores are on meta; use torch\.Generator"):
+        _random.uniform((3, 1), torch.zeros(3, device="meta"), torch.Generator())
+
+
+# -- transforms, log p, supports ---------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_draws_after_transforms_have_their_frequencies(kind):
+    x = vocabulary(rows=2, n=12)
+    drawn = back(sample(Softmax(), KINDS[kind](x), transform=CUT, generator=generator(kind), num_samples=N))
+    for row, r in zip(drawn.T, x):
+        agrees(row, scipy_softmax(CUT(r.astype(np.float64))))
+    sparse = compose(topk(4), prior(scale=0.5))
+    drawn = back(sample(Sparsemax(), KINDS[kind](x), transform=sparse, generator=generator(kind), num_samples=N))
+    for row, r in zip(drawn.T, x.astype(np.float64)):
+        agrees(row, np.where(np.isinf(sparse(r)), 0, sparsemax_row(np.maximum(sparse(r), -1e3))))
+
+
+@every_kind
+@pytest.mark.parametrize("count", [None, 3])
+def test_log_prob_and_support(kind, count):
+    c, x = KINDS[kind], vocabulary()
+    x[1], x[4, 5] = -INF, math.nan
+    order = compose(logit_bias({0: 1.0, 7: -INF}), topk(9), temperature(0.7), topp(0.9))
+    whole = compose(logit_bias({0: 1.0, 7: -INF}), temperature(0.7))
+    drawn = sample(
+        Softmax(), c(x), transform=order, generator=2, num_samples=count, return_log_prob=True, return_support=True
+    )
+    index, log_prob, full, (ids, offsets) = (back(a) if i < 3 else tuple(map(back, a)) for i, a in enumerate(drawn))
+    assert np.array_equal(index, back(sample(Softmax(), c(x), transform=order, generator=2, num_samples=count)))
+    assert index.shape == log_prob.shape == full.shape == ((6,) if count is None else (3, 6))
+    assert offsets.shape == (7,)
+    assert offsets[0] == 0
+    assert offsets[-1] == len(ids)
+    for i, r in enumerate(x.astype(np.float64)):
+        kept = ids[offsets[i] : offsets[i + 1]]
+        each = index[..., i].ravel()
+        if i in (1, 4):
+            assert len(kept) == 0
+            assert (each == -1).all()
+            for a in (log_prob, full):
+                assert (np.isnan if i == 4 else np.isneginf)(a[..., i]).all()
+            continue
+        p, q = scipy_softmax(order(r)), scipy_softmax(whole(r))
+        assert np.array_equal(kept, np.flatnonzero(p))
+        found, whole_found = log_prob[..., i].ravel(), full[..., i].ravel()
+        np.testing.assert_allclose(found, np.log(p[each]), atol=2e-6)
+        np.testing.assert_allclose(whole_found, np.log(q[each]), atol=2e-6)
+        np.testing.assert_allclose(whole_found - found, np.log(q[kept].sum()), atol=3e-6)  # the kept mass
+
+
+@every_kind
+def test_log_prob_of_other_maps_axes_and_masks(kind):
+    c, x = KINDS[kind], vocabulary()
+    keep = np.arange(40) % 2 == 0
+    drawn = sample(
+        Sparsemax(), c(x.T), transform=compose(prior(scale=0.3), topk(5)), generator=2, axis=0, mask=c(keep[:, None]),
+        return_log_prob=True, return_support=True,
+    )  # fmt: skip
+    ids, offsets = map(back, drawn.support)
+    for i, r in enumerate(x.astype(np.float64)):
+        r = np.where(keep, r, -INF) * 0.3
+        cut = np.where(topk(5)(r) > -INF, r, -1e3)
+        p, q = sparsemax_row(cut), sparsemax_row(np.maximum(r, -1e3))
+        assert np.array_equal(ids[offsets[i] : offsets[i + 1]], np.flatnonzero(p))
+        assert p[back(drawn.index)[i]] > 0
+        np.testing.assert_allclose(back(drawn.log_prob)[i], np.log(p[back(drawn.index)[i]]), atol=1e-5)
+        with np.errstate(divide="ignore"):
+            np.testing.assert_allclose(back(drawn.full_log_prob)[i], np.log(q[back(drawn.index)[i]]), atol=1e-5)
+    two = sample(Budget(2), c(np.array([3.0, 1.0, 0.5, -9.0])), generator=0, num_samples=50, return_log_prob=True)
+    want = np.log(np.array([1.0, 0.75, 0.25]) / 2)[back(two.index)]  # one class is drawn, of a mass of 2
+    np.testing.assert_allclose(back(two.log_prob), want, atol=1e-6)
+    half = sample(Budget(3), c(np.array([3.0, 1.0, -INF, -INF])), generator=0, num_samples=50, return_log_prob=True)
+    np.testing.assert_allclose(back(half.log_prob), math.log(0.5), atol=1e-6)
+
+
+@every_kind
+def test_log_prob_with_noise_in_the_transform(kind):
+    """The same noise in both log p: without a truncation before it they agree to the kept mass."""
+    x = vocabulary(rows=3, n=8)
+    order = compose(topk(5), noise("gumbel", 2.0, generator=generator(kind)), topk(3))
+    drawn = sample(Softmax(), KINDS[kind](x), transform=order, generator=1, return_log_prob=True, return_support=True)
+    assert (back(drawn.log_prob) >= back(drawn.full_log_prob) - 1e-6).all()
+    assert (np.diff(back(drawn.support.offsets)) == 3).all()
+    plain = sample(Softmax(), KINDS[kind](x), generator=1, return_log_prob=True)
+    assert np.array_equal(back(plain.log_prob), back(plain.full_log_prob))
+    assert plain.support is None
+
+
+@every_kind
+def test_transforms_go_along_the_axis_of_the_classes(kind):
+    c, x = KINDS[kind], vocabulary()
+    straight = back(sample(Softmax(), c(x), transform=compose(temperature(0.5), topk(2)), generator=4, num_samples=3))
+    for cut in (compose(temperature(0.5), topk(2)), compose(temperature(0.5), topk(2, axis=0))):
+        assert np.array_equal(
+            straight, back(sample(Softmax(), c(x.T), transform=cut, generator=4, num_samples=3, axis=0))
+        )
+    with pytest.raises(ValueError, match=r"topk\(k=2, axis=1\) goes along axis 1 and the classes are axis 0"):
+        sample(Softmax(), c(x.T), transform=topk(2, axis=1), axis=0, generator=4)
+    for wrong in (0.7, Softmax, [topk(2)]):
+        with pytest.raises(TypeError, match="transform must be a function scores -> scores"):
+            sample(Softmax(), c(x), transform=wrong, generator=4)
+    own = back(sample(Softmax(), c(x), transform=lambda s: topk(2)(temperature(0.5)(s)), generator=4, num_samples=3))
+    assert np.array_equal(straight, own)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_log_prob_of_halves_is_fp32(half):
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(vocabulary()).to(getattr(torch, half))
+    mine = sample(Softmax(), x, transform=CUT, generator=0, return_log_prob=True)
+    theirs = sample(Softmax(), x.float(), transform=CUT, generator=0, return_log_prob=True)
+    assert mine.log_prob.dtype == mine.full_log_prob.dtype == torch.float32
+    for a, b in zip(mine[:3], theirs[:3]):
+        assert torch.equal(a, b)
+
+
+def test_no_derivative_and_learned_parameters():
+    torch = pytest.importorskip("torch")
+    alpha = torch.tensor(1.5, requires_grad=True)
+    x = torch.tensor(vocabulary(), requires_grad=True)
+    drawn = sample(Entmax(alpha), x, transform=temperature(alpha), generator=0, return_log_prob=True)
+    assert not any(a.requires_grad for a in drawn[:3])
+
+
+def test_jit_with_transforms_and_log_prob():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(vocabulary())
+    draw = lambda x, key: sample(Softmax(), x, transform=CUT, generator=key, return_log_prob=True)[:3]  # noqa: E731
+    for a, b in zip(jax.jit(draw)(x, jax.random.key(1)), draw(x, jax.random.key(1))):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    with pytest.raises(TypeError, match="return_support: how many classes there are depends on the scores"):
+        jax.jit(lambda x: sample(Softmax(), x, generator=0, return_support=True).support)(x)
+
+
+@every_kind
+def test_empty_batches(kind):
+    drawn = sample(
+        Softmax(), KINDS[kind](np.zeros((0, 4))), transform=CUT, generator=0, return_log_prob=True, return_support=True
+    )
+    assert back(drawn.index).shape == back(drawn.log_prob).shape == (0,)
+    assert back(drawn.support.offsets).tolist() == [0]
+    assert sample(Softmax(), KINDS[kind](np.zeros((0, 4))), generator=[]).shape == (0,)

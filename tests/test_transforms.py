@@ -14,17 +14,23 @@ import anymax as A
 from anymax.transforms import (
     compose,
     cosine,
+    epsilon_cutoff,
+    eta,
+    logit_bias,
     mask,
     minp,
     mix,
     noise,
     normalize,
     prior,
+    repetition_penalty,
     scalable,
     temperature,
     topk,
     topnsigma,
     topp,
+    typical,
+    xtc,
 )
 
 INF = math.inf
@@ -56,7 +62,7 @@ def topk_row(row, k):
     return kept(row, order(row)[:k])
 
 
-def topp_row(row, p):
+def topp_row(row, p, least=1):
     if np.all(row == -INF):
         return row
     q = scipy_softmax(row.astype(np.float64))
@@ -64,16 +70,51 @@ def topp_row(row, p):
     for i in order(row):
         chosen.append(i)
         mass += q[i]
-        if mass >= p - 1e-7:
+        if mass >= p - 1e-7 and len(chosen) >= least:
             break
     return kept(row, chosen)
 
 
-def minp_row(row, p):
+def minp_row(row, p, least=1):
     if np.all(row == -INF):
         return row
     q = scipy_softmax(row.astype(np.float64))
-    return np.where(q >= p * q.max() * (1 - 1e-6), row, -INF).astype(row.dtype)
+    chosen = set(np.flatnonzero(q >= p * q.max() * (1 - 1e-6))) | set(order(row)[:least])
+    return kept(row, chosen)
+
+
+def typical_row(row, mass, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    live = [i for i in range(len(row)) if row[i] > -INF]
+    entropy = -sum(q[i] * math.log(q[i]) for i in live)
+    far = {i: abs(-math.log(q[i]) - entropy) for i in live}
+    sum_, chosen = 0.0, []
+    for i in sorted(live, key=lambda i: far[i]):
+        chosen.append(i)
+        sum_ += q[i]
+        if sum_ >= mass - 1e-7 and len(chosen) >= least:
+            break
+    edge = far[chosen[-1]]
+    return kept(row, {i for i in live if far[i] <= edge + 1e-9})
+
+
+def cutoff_row(row, bar, least=1):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    bar = bar(-np.sum(q[q > 0] * np.log(q[q > 0]))) if callable(bar) else bar
+    edge = np.sort(row)[::-1][min(least, len(row)) - 1]
+    return np.where(((q >= bar) | (row >= edge)) & (row > -INF), row, -INF).astype(row.dtype)
+
+
+def xtc_row(row, threshold):
+    if np.all(row == -INF):
+        return row
+    q = scipy_softmax(row.astype(np.float64))
+    tops = [i for i in order(row) if q[i] >= threshold and row[i] > -INF]
+    return kept(row, set(range(len(row))) - set(tops[:-1]))
 
 
 def topnsigma_row(row, n):
@@ -94,6 +135,22 @@ TRUNCATIONS = {
     "minp1": (minp(1), lambda r: minp_row(r, 1.0)),
     "topnsigma1": (topnsigma(1.0), lambda r: topnsigma_row(r, 1.0)),
     "topnsigma0": (topnsigma(0), lambda r: topnsigma_row(r, 0.0)),
+    "topk1,3": (topk(1, min_keep=3), lambda r: topk_row(r, 3)),
+    "topp.05,3": (topp(0.05, min_keep=3), lambda r: topp_row(r, 0.05, 3)),
+    "topp.83,99": (topp(0.83, min_keep=99), lambda r: topp_row(r, 0.83, 99)),
+    "minp.9,4": (minp(0.9, min_keep=4), lambda r: minp_row(r, 0.9, 4)),
+    "typical.31": (typical(0.31), lambda r: typical_row(r, 0.31)),
+    "typical.83": (typical(0.83), lambda r: typical_row(r, 0.83)),
+    "typical1": (typical(1), lambda r: r),
+    "typical.1,4": (typical(0.1, min_keep=4), lambda r: typical_row(r, 0.1, 4)),
+    "epsilon.11": (epsilon_cutoff(0.11), lambda r: cutoff_row(r, 0.11)),
+    "epsilon.9": (epsilon_cutoff(0.9), lambda r: cutoff_row(r, 0.9)),
+    "epsilon.5,3": (epsilon_cutoff(0.5, min_keep=3), lambda r: cutoff_row(r, 0.5, 3)),
+    "eta.11": (eta(0.11), lambda r: cutoff_row(r, lambda h: min(0.11, math.sqrt(0.11) * math.exp(-h)))),
+    "eta.8,2": (eta(0.8, 2), lambda r: cutoff_row(r, lambda h: min(0.8, math.sqrt(0.8) * math.exp(-h)), 2)),
+    "xtc.11": (xtc(0.11, 1, generator=0), lambda r: xtc_row(r, 0.11)),
+    "xtc0": (xtc(0, 1.0, generator=0), lambda r: xtc_row(r, 0.0)),
+    "xtc never": (xtc(0.05, 0, generator=0), lambda r: r),
 }
 truncations = pytest.mark.parametrize("name", TRUNCATIONS)
 
@@ -160,7 +217,15 @@ def test_topp_sorts_by_the_scores_and_not_by_their_rounded_differences():
 def test_a_level_for_each_row(kind):
     x = scores(ties=False)
     p = np.linspace(0.1, 1.0, len(x), dtype=np.float32)[:, None]
-    for transform, oracle in ((topp, topp_row), (minp, minp_row)):
+    roots = lambda e: lambda h: min(e, math.sqrt(e) * math.exp(-h))  # noqa: E731
+    for transform, oracle in (
+        (topp, topp_row),
+        (minp, minp_row),
+        (typical, typical_row),
+        (lambda p: epsilon_cutoff(0.9 * p), lambda r, p: cutoff_row(r, 0.9 * p)),
+        (lambda p: eta(0.9 * p), lambda r, p: cutoff_row(r, roots(0.9 * p))),
+        (lambda p: xtc(0.5 * p, 1, generator=0), lambda r, p: xtc_row(r, 0.5 * p)),
+    ):
         want = np.stack([oracle(r, float(q[0])) for r, q in zip(x, p)])
         assert np.array_equal(back(transform(KINDS[kind](p))(KINDS[kind](x))), want)
 
@@ -299,9 +364,93 @@ def test_noise_and_its_generator(kind):
     assert np.array_equal(back(seeded(x)), back(seeded(x)))
     moving = noise(generator=generator(kind))
     assert np.array_equal(back(moving(x)), back(moving(x))) == (kind == "jax")
-    for wrong in (None, True, 0.5, "seed", np.random.RandomState(0)):
+    for wrong in (True, 0.5, "seed", np.random.RandomState(0), *([None] if kind == "jax" else [])):
         with pytest.raises(TypeError, match=r"generator: .* need .*, or an integer seed; got"):
             noise(generator=wrong)(x)
+
+
+@every_kind
+def test_the_global_generators_serve(kind):
+    x = KINDS[kind](np.zeros((3, 6), np.float32))
+    for transform in (noise(), xtc(0.1, 0.5)):
+        if kind == "jax":
+            with pytest.raises(TypeError, match=r"JAX arrays need a key such as jax.random.key\(0\)"):
+                transform(x)
+            continue
+        first, second = _seeded(transform, x), _seeded(transform, x)
+        assert np.array_equal(first, second)
+        assert first.std() > 0
+
+
+def _seeded(transform, x):
+    """With the global generators of NumPy and torch at a seed."""
+    import torch
+
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    return np.concatenate([np.nan_to_num(back(transform(x)), neginf=-9.0) for _ in range(9)])
+
+
+@every_kind
+def test_xtc_cuts_as_often_as_it_is_told(kind):
+    x = np.tile(np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32)), (4000, 1))
+    y = back(xtc(0.15, 0.3, generator=generator(kind))(KINDS[kind](x)))
+    cut = np.isneginf(y)
+    assert (cut[:, 0] == cut[:, 1]).all()
+    assert not cut[:, 2:].any()
+    assert abs(cut[:, 0].mean() - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 4000)
+    seeds = list(range(6))
+    rows = back(xtc(0.15, 0.5, generator=seeds)(KINDS[kind](x[:6])))
+    alone = [back(xtc(0.15, 0.5, generator=s)(KINDS[kind](x[0]))) for s in seeds]
+    assert np.array_equal(rows, np.stack(alone))
+    assert 0 < np.isneginf(rows[:, 0]).sum() < 6
+
+
+@every_kind
+def test_repetition_penalty(kind):
+    """A score at a time, by the definition of OpenAI's, vLLM's and llama.cpp's samplers."""
+    c = KINDS[kind]
+    rng = np.random.default_rng(5)
+    x = np.array(scores(n=7, rows=4, seed=3, ties=False))
+    x[0], x[1, 0] = rng.normal(size=7), 0.0
+    tokens = np.array([[0, 3, 3, 6], [6, 0, -1, -1], [1, 1, 1, 1], [-1, -1, -1, -1]])
+
+    def want(x, tokens, r, a, f):
+        out = x.astype(np.float64).copy()
+        for i, row in enumerate(tokens):
+            for t in set(row.tolist()) - {-1}:
+                s = out[i, t]
+                out[i, t] = (s / r if s > 0 else s * r) - a - f * row.tolist().count(t)
+        return out
+
+    for r, a, f in ((1.3, 0, 0), (1, 0.4, 0), (1, 0, -0.3), (0.7, 0.4, 0.3)):
+        got = back(repetition_penalty(c(tokens), r, a, f)(c(x)))
+        np.testing.assert_allclose(got, want(x, tokens, r, a, f), rtol=2e-6)
+    rows = np.array([[1.1], [2.0], [1.0], [3.0]], np.float32)
+    got = back(repetition_penalty(tokens, c(rows), frequency=c(rows / 4))(c(x)))
+    alone = [want(x[i : i + 1], tokens[i : i + 1], float(r), 0, float(r) / 4) for i, r in enumerate(rows[:, 0])]
+    np.testing.assert_allclose(got, np.concatenate(alone), rtol=2e-6)
+    got = back(repetition_penalty([2, 2, 5], 1.5, axis=0)(c(x.T))).T
+    np.testing.assert_allclose(got, want(x, np.array([[2, 2, 5]] * 4), 1.5, 0, 0), rtol=2e-6)
+    got = back(repetition_penalty(c(tokens), 1.5, axis=0)(c(x.T))).T
+    np.testing.assert_allclose(got, want(x, tokens, 1.5, 0, 0), rtol=2e-6)
+    assert np.array_equal(back(repetition_penalty([], 2.0, 1.0, 1.0)(c(x))), x)
+    if kind == "strict":
+        return
+    cube = np.stack([x, -np.where(np.isinf(x), 0, x)])
+    got = back(repetition_penalty(c(tokens), 1.3, 0.1, 0.2)(c(cube)))
+    np.testing.assert_allclose(got, np.stack([want(v, tokens, 1.3, 0.1, 0.2) for v in cube]), rtol=2e-6)
+
+
+@every_kind
+def test_logit_bias(kind):
+    c, x = KINDS[kind], scores(n=4, rows=5)
+    want = x + np.array([0, -INF, 0.5, 0], np.float32)
+    assert np.array_equal(back(logit_bias({1: -INF, np.int64(2): 0.5})(c(x))), want)
+    assert np.array_equal(back(logit_bias(c(np.array([0, -INF, 0.5, 0], np.float32)))(c(x))), want)
+    assert np.array_equal(back(logit_bias({2: 0.5, 1: -INF}, axis=0)(c(x.T))), want.T)
+    assert np.array_equal(back(logit_bias({})(c(x))), x)
+    assert logit_bias({1: 2}) == logit_bias({1: 2.0})
 
 
 @every_kind
@@ -394,6 +543,15 @@ ALL = {
     "scalable": scalable(0.7, 1.2, 0.1),
     "cosine": cosine(np.random.default_rng(0).normal(size=(5, 5))),
     "noise": noise("gumbel", 0.5, generator=7),
+    "topp 3": topp(0.3, min_keep=3),
+    "minp 3": minp(0.9, min_keep=3),
+    "typical": typical(0.6, min_keep=2),
+    "epsilon": epsilon_cutoff(0.2),
+    "eta": eta(0.3, min_keep=2),
+    "xtc": xtc(0.15, 1.0, generator=7),
+    "penalty": repetition_penalty([0, 2, 2, -1], 1.3, 0.2, 0.1),
+    "bias": logit_bias({1: 0.5, 3: -2}),
+    "bias[]": logit_bias(np.linspace(-1, 1, 5)),
     "compose": compose(temperature(0.7), topk(4), normalize("l2")),
 }
 everyone = pytest.mark.parametrize("name", ALL)
@@ -521,7 +679,32 @@ def test_halves_are_computed_in_fp32(name, half):
         (lambda: cosine(np.ones((2, 3)))(np.ones(4)), ValueError, "4 features and weight has 3"),
         (lambda: noise("cauchy", generator=0), ValueError, "gumbel, normal"),
         (lambda: noise(scale=-1, generator=0), ValueError, "at least 0"),
-        (lambda: noise(), TypeError, "generator"),
+        (lambda: topk(3, min_keep=0), ValueError, "min_keep must be an integer of at least 1"),
+        (lambda: topp(0.5, min_keep=1.5), ValueError, "min_keep must be an integer of at least 1"),
+        (lambda: typical(0), ValueError, "above 0 and at most 1"),
+        (lambda: typical(1.01), ValueError, "above 0 and at most 1"),
+        (lambda: epsilon_cutoff(1.0), ValueError, "above 0 and below 1"),
+        (lambda: epsilon_cutoff(np.array([0.5, np.nan])), ValueError, "above 0 and below 1"),
+        (lambda: eta(0.0), ValueError, "above 0 and below 1"),
+        (lambda: eta("0.1"), TypeError, "epsilon must be a number or an array"),
+        (lambda: xtc(-0.1), ValueError, "threshold must be from 0 to 1"),
+        (lambda: xtc(0.1, 1.1), ValueError, "probability must be from 0 to 1"),
+        (lambda: xtc(0.1, generator="0")([1.0, 2.0]), TypeError, "generator: NumPy arrays need"),
+        (lambda: xtc(generator=[1, 2])(np.zeros((3, 2))), ValueError, "got 2 for 3 rows; give one for each row"),
+        (lambda: repetition_penalty(3), ValueError, "tokens must have an axis"),
+        (lambda: repetition_penalty([0.5]), TypeError, "tokens must be integers"),
+        (lambda: repetition_penalty([0], 0.0), ValueError, "penalty must be above 0 and finite"),
+        (lambda: repetition_penalty([0], presence=INF), ValueError, "presence must be finite"),
+        (lambda: repetition_penalty([0, 5])(np.ones(5)), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
+        (lambda: repetition_penalty([0, -2])(np.ones(5)), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
+        (lambda: repetition_penalty([[0], [1]])(np.ones((3, 5))), ValueError, "do not belong to rows"),
+        (lambda: repetition_penalty([[0], [1]])(np.ones(5)), ValueError, "do not belong to rows"),
+        (lambda: logit_bias({5: 1.0})(np.ones(5)), ValueError, "class 5 is out of range for 5 classes"),
+        (lambda: logit_bias({-1: 1.0})(np.ones(5)), ValueError, "class -1 is out of range for 5 classes"),
+        (lambda: logit_bias({0.5: 1.0}), TypeError, "keys of bias must be classes"),
+        (lambda: logit_bias({0: "1"}), TypeError, "values of bias must be numbers"),
+        (lambda: logit_bias({0: INF}), ValueError, "below infinity"),
+        (lambda: logit_bias([0.0, np.nan]), ValueError, "below infinity"),
         (lambda: mix([0.5, 0.5], [0.5, 0.5], 1.5), ValueError, "from 0 to 1"),
         (lambda: temperature(np.ones((2, 2, 2)), axis=0)(np.ones((2, 2))), ValueError, "does not broadcast"),
     ],
@@ -620,11 +803,11 @@ def test_torch_compile_and_vmap(name):
     torch = pytest.importorskip("torch")
     transform = ALL[name]
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    if name != "noise":  # torch.compile cannot trace a torch.Generator
+    if name not in ("noise", "xtc"):  # torch.compile cannot trace a torch.Generator
         torch._dynamo.reset()
         got = torch.compile(lambda v: transform(v), fullgraph=True, backend="eager")(x)
         torch.testing.assert_close(got, transform(x))
-    if name not in ("temperature[]", "noise"):
+    if name not in ("temperature[]", "noise", "xtc"):
         torch.testing.assert_close(torch.func.vmap(transform)(x), transform(x))
         first = type(transform)(transform.rows, transform.params, axis=0) if name != "compose" else transform
         cube = torch.stack([x.T, -x.T]) if name != "compose" else torch.stack([x, -x])

@@ -26,7 +26,11 @@ PAGES = {
         "Functions from scores to scores, which compose with every map; and `mix`, after the map.",
     ),
     "margins": ("Margins", "Make the target's cosine smaller, so that training must push it further."),
-    "samplers": ("Samplers", "Randomness is always an argument: a generator, a key or a seed."),
+    "samplers": (
+        "Samplers",
+        "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
+    ),
+    "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
@@ -41,11 +45,14 @@ PAGES = {
 # module of the top level -> page
 OF = {
     "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
+    "decoding": "decoding",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
 RESULTS = {  # types that public functions return or raise
     "transforms": ("Transform", "Composed"),
+    "samplers": ("Sample", "Support"),
+    "decoding": ("TopK", "Accepted"),
     "kernels": ("Explanation",),
     "contract": ("BrokenLaw",),
 }

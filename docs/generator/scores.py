@@ -16,7 +16,7 @@ from . import examples, text
 
 PROSE = Path(__file__).parents[1] / "scores"
 SECTIONS = ("Definition", "Gradient", "When it helps", "When it hurts", "Paper")
-ORDER = ("temperature", "scalable", "mask", "prior", "normalize", "truncation", "cosine", "noise", "margins")
+ORDER = ("temperature", "scalable", "mask", "prior", "normalize", "truncation", "tokens", "cosine", "noise", "margins")
 KINDS = ("transform", "noise", "margin")  # how the picture is drawn and the example written
 VECTOR = (2.0, 1.0, 0.1, -1.0)
 ANGLES = np.linspace(0.0, np.pi, 361)
@@ -50,7 +50,7 @@ def public() -> set[str]:
     made = {
         n
         for n, f in vars(transforms).items()
-        if inspect.isfunction(f) and not n.startswith("_") and f.__module__ == transforms.__name__
+        if inspect.isfunction(f) and not n.startswith("_") and f.__module__.startswith(transforms.__name__)
     }
     kinds = {
         n
@@ -130,7 +130,7 @@ def draw(page: Page, target: Path) -> None:
 
     sources = [
         Path(plot.__file__),
-        Path(transforms.__file__),
+        *Path(transforms.__file__).parent.glob("*.py"),
         Path(margins.__file__),
         Path(__file__),
         PROSE / f"{page.name}.md",

@@ -14,6 +14,7 @@ from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
 from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
+from .decoding import gumbel_topk, speculative_accept, topk_log_prob
 from .functional import (
     Threshold,
     apply,
@@ -53,7 +54,26 @@ from .losses import (
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
-from .transforms import compose, cosine, mask, minp, mix, normalize, prior, scalable, temperature, topk, topnsigma, topp
+from .transforms import (
+    compose,
+    cosine,
+    epsilon_cutoff,
+    eta,
+    logit_bias,
+    mask,
+    minp,
+    mix,
+    normalize,
+    prior,
+    repetition_penalty,
+    scalable,
+    temperature,
+    topk,
+    topnsigma,
+    topp,
+    typical,
+    xtc,
+)
 
 if TYPE_CHECKING:
     from . import hf as hf
@@ -64,15 +84,17 @@ if TYPE_CHECKING:
 _LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
 
 __all__ = [
-    "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss", "apply",
-    "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
-    "entmax15_loss", "entmax_loss", "entropy", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
-    "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap",
-    "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize",
-    "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable",
-    "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
-    "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk",
-    "topnsigma", "topp", "transforms", "use", "warm_up",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss",
+    "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax",
+    "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta", "explain",
+    "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk", "jacobian",
+    "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_bias", "logit_gap", "logsumexp",
+    "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax",
+    "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "repetition_penalty",
+    "sample", "scalable", "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax",
+    "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept", "stop_gradient_loss", "support",
+    "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_log_prob", "topnsigma",
+    "topp", "transforms", "typical", "use", "warm_up", "xtc",
 ]  # fmt: skip
 __all__ += mappings.__all__
 

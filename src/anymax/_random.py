@@ -1,27 +1,36 @@
-"""Random numbers for arrays of any kind, always from a generator that the caller gives.
+"""Random numbers for arrays of any kind, from a generator that the caller gives or, where none is given, the framework's global one.
 
-A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer
-seed for all.
+A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer seed for all; or one
+of these for each row, in a list or as an array of keys. NumPy and torch have global generators (`numpy.random.seed`,
+`torch.manual_seed`); JAX has none and asks for a key.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ._array import Array, is_jax, is_torch, namespace
+from ._array import Array, dtype_name, is_jax, is_torch, namespace
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-    """Numbers in the open interval (0, 1), in the dtype of `like` (fp32 or fp64) and on its device."""
+    """Numbers in the open interval (0, 1), in the dtype of `like` (fp32 or fp64) and on its device.
+
+    On a CPU and in JAX, number i, in C order, depends on the generator and on i, and not on how many follow. With a generator for each
+    row, the row that is the last axis is what its generator gives alone.
+    """
+    if _one_a_row(generator):
+        return _each(uniform, shape, like, generator)
     xp = namespace(like)
     single = like.dtype == xp.float32
     if single:
         # two draws: 24 bits alone would give ties among the extremes of a large vocabulary
-        both = _draw("uniform", (2, *shape), like, generator)
-        u = both[0, ...] + both[1, ...] * (2.0**-23 if is_jax(like) else 2.0**-24)
+        both = _draw("uniform", (*shape, 2), like, generator)
+        u = both[..., 0] + both[..., 1] * (2.0**-23 if is_jax(like) else 2.0**-24)
     else:
         u = _draw("uniform", shape, like, generator)
     low, high = (2.0**-48, 1 - 2.0**-24) if single else (2.0**-54, 1 - 2.0**-53)
@@ -30,37 +39,71 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
 
 
 def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device."""
+    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device; generators a row as for `uniform`."""
+    if _one_a_row(generator):
+        return _each(normal, shape, like, generator)
     return _draw("normal", shape, like, generator)
+
+
+def listed(generator: Any) -> Any:
+    """The generator as data that a frozen object can have: a list of them, one a row, as a tuple."""
+    return tuple(generator) if isinstance(generator, list) else generator
+
+
+def _one_a_row(generator: Any) -> bool:
+    keys = is_jax(generator) and "key" in dtype_name(generator)
+    return isinstance(generator, (list, tuple)) or (keys and generator.ndim > 0)
+
+
+def _each(draw: Callable[..., Array], shape: tuple[int, ...], like: Array, generators: Any) -> Array:
+    """Rows, each from its own generator."""
+    rows = math.prod(shape[:-1])
+    if is_jax(generators):
+        generators = generators.reshape(-1)
+    if len(generators) != rows:
+        raise ValueError(f"generator: got {len(generators)} for {rows} rows; give one for each row, or one for all")
+    if is_jax(generators) and rows:
+        out = sys.modules["jax"].vmap(lambda key: draw(shape[-1:], like, key))(generators)
+    else:
+        parts = [draw(shape[-1:], like, one) for one in generators]
+        out = namespace(like).stack(parts) if parts else draw(shape, like, 0)
+    return namespace(like).reshape(out, shape)
 
 
 def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
     """Each framework's own uniform [0, 1) and normal numbers."""
-    seeded = _is_seed(generator)
     if is_torch(like):
-        torch, source = sys.modules["torch"], torch_source(like, generator)
+        torch = sys.modules["torch"]
+        source = None if generator is None else torch_source(like, generator)
         draw = torch.rand if what == "uniform" else torch.randn
         return draw(shape, generator=source, dtype=like.dtype, device=like.device)
     if is_jax(like):
         random = sys.modules["jax"].random
-        if seeded:
+        if _is_seed(generator):
             generator = random.key(int(generator))
         if not is_jax(generator):
             raise TypeError(_wrong("JAX arrays", "a key such as jax.random.key(0)", generator))
         return getattr(random, what)(generator, shape, dtype=like.dtype)
-    if seeded:
-        generator = np.random.default_rng(int(generator))
-    if not isinstance(generator, np.random.Generator):
-        kind = "NumPy arrays" if isinstance(like, np.ndarray) else "these arrays"
-        raise TypeError(_wrong(kind, "a numpy.random.Generator such as numpy.random.default_rng(0)", generator))
     xp = namespace(like)
-    draw = generator.random if what == "uniform" else generator.standard_normal
-    out = draw(shape, dtype=np.float32 if like.dtype == xp.float32 else np.float64)
+    out = _draw_numpy(what, shape, np.float32 if like.dtype == xp.float32 else np.float64, like, generator)
     if isinstance(like, np.ndarray):
         return out
     from array_api_compat import device  # late: not at `import anymax`
 
     return xp.asarray(out, device=device(like))
+
+
+def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, generator: Any) -> np.ndarray:
+    if generator is None:  # what numpy.random.seed sets
+        old = np.random.random_sample if what == "uniform" else np.random.standard_normal
+        return np.asarray(old(shape), dtype)
+    if _is_seed(generator):
+        generator = np.random.default_rng(int(generator))
+    if not isinstance(generator, np.random.Generator):
+        kind = "NumPy arrays" if isinstance(like, np.ndarray) else "these arrays"
+        raise TypeError(_wrong(kind, "a numpy.random.Generator such as numpy.random.default_rng(0)", generator))
+    draw = generator.random if what == "uniform" else generator.standard_normal
+    return draw(shape, dtype=dtype)
 
 
 def _is_seed(generator: Any) -> bool:

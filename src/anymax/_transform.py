@@ -1,8 +1,12 @@
-"""What a transform is: a frozen function on rows with its parameters, lined up with the scores; and several of them in a row."""
+"""What a transform is: a frozen function on rows with its parameters, lined up with the scores; and several of them in a row.
+
+It is data: a name, parameters by name, an axis. A composition is a tuple of them, which an engine may read instead of calling it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,36 +29,46 @@ from ._array import (
     narrow,
     number,
     quiet,
+    safe,
     stop_gradient,
     to_last,
     upcast,
 )
+from ._typing import ArrayT, Numbers
 
 _BROADCAST = (
-    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta",
+    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta", "mass", "epsilon", "threshold", "probability", "penalty",
+    "presence", "frequency", "bias",
 )  # the parameters that line up with the scores  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Transform:
-    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters."""
+    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters.
+
+    >>> from anymax import topp
+    >>> cut = topp(0.9)
+    >>> cut.name, cut.params, cut.axis
+    ('topp', (('p', 0.9),), -1)
+    """
 
     rows: Callable[..., Array]
     params: tuple[tuple[str, Any], ...]
     axis: int = -1
     whole: bool = False  # True: a part of the rows does not get what it gets among all
+    truncates: bool = False  # True: it masks classes by their scores, and leaves the others as they are
+    random: bool = False  # True: it adds numbers that it draws
 
-    def __call__(self, x: Array) -> Array:
-        x = asarray(x)
-        xp = namespace(x)
-        axis = check_axis(self.axis, x.ndim)
-        x = floating(x, xp)
-        y = upcast(x, xp)
-        y = to_last(y, axis, xp)
+    def __call__(self, x: ArrayT | Numbers) -> ArrayT:
+        scores = asarray(x)
+        xp = namespace(scores)
+        axis = check_axis(self.axis, scores.ndim)
+        scores = floating(scores, xp)
+        y = to_last(upcast(scores, xp), axis, xp)
         params = {k: _align(k, v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
-        with quiet(x):
+        with quiet(scores):
             y = self.rows(y, xp, **params)
-        y = y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
+        y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
 
     def __repr__(self) -> str:
@@ -83,21 +97,78 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Composed:
-    """Transforms one after the other, left to right."""
+    """Transforms one after the other, left to right.
+
+    >>> from anymax import compose, temperature, topk
+    >>> [part.name for part in compose(temperature(0.7), topk(50)).transforms]
+    ['temperature', 'topk']
+    """
 
     transforms: tuple[Callable[[Array], Array], ...]
 
-    def __call__(self, x: Array) -> Array:
-        x = asarray(x)
-        xp = namespace(x)
-        x = floating(x, xp)
-        y = upcast(x, xp)  # once: no rounding to half precision in between
+    def __call__(self, x: ArrayT | Numbers) -> ArrayT:
+        scores = asarray(x)
+        xp = namespace(scores)
+        scores = floating(scores, xp)
+        y = upcast(scores, xp)  # once: no rounding to half precision in between
         for transform in self.transforms:
             y = transform(y)
-        return y if y.dtype == x.dtype or narrow(x) else xp.astype(y, x.dtype)
+        return y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.transforms))})"
+
+
+# -- the transforms of a verb --------------------------------------------------------------------------------------------------
+
+
+def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
+    """The transforms that a verb applies, one after the other, each along the axis of its classes."""
+    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
+            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
+        )
+    parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
+    return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
+    if not isinstance(t, Transform) or t.axis in (axis, axis - ndim):
+        return t
+    if t.axis != -1:
+        raise ValueError(f"{who}: {t!r} goes along axis {t.axis} and the classes are axis {axis}; leave its axis out")
+    return dataclasses.replace(t, axis=axis)
+
+
+def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
+    """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
+    cut = full = x
+    for t in parts:
+        if both and isinstance(t, Transform) and t.truncates:
+            cut = t(cut)
+        elif cut is full:
+            cut = full = t(full)
+        elif isinstance(t, Transform) and t.random:
+            added = t(namespace(x).zeros_like(x))
+            cut, full = cut + added, full + added
+        else:
+            cut, full = t(cut), t(full)
+    return cut, full
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------------
+
+
+def masked(x: Array, keep: Array, xp: Namespace) -> Array:
+    """-inf where not `keep`."""
+    return xp.where(keep, x, -math.inf * xp.ones_like(x))
+
+
+def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
+    """`function(x)`, with masked entries masked still and no derivative through them."""
+    keep = x != -math.inf
+    return masked(function(safe(x, keep, 0.0, xp)), keep, xp)
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------------
@@ -117,7 +188,7 @@ def native(value: Any, x: Array, xp: Namespace) -> Any:
 
 def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     """A parameter lined up with scores whose class axis has been moved last."""
-    if value is None or isinstance(value, (int, float)):
+    if value is None or isinstance(value, (int, float, tuple)):
         return value
     value = native(value, x, xp) if name == "keep" else cast(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:

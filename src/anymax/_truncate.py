@@ -1,22 +1,36 @@
-"""Which entries a truncation keeps: the k largest, or the nucleus of mass p. Both are masks without a derivative.
+"""Which entries a truncation keeps, as masks without a derivative: the k largest, the nucleus of mass p, the typical ones, ...
 
-A threshold on the sorted row and a count of its ties, so that shapes never depend on values and equal scores are kept
-by position. Classes on the last axis; -inf is never kept; a row with a NaN keeps all the rest, for its maker to find.
+Thresholds on the row and counts of ties, so that shapes never depend on values. Classes on the last axis; -inf is never kept; a row
+with a NaN or +inf keeps all the rest, for its maker to find.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._array import Array, Namespace, descending, is_array, is_jax, is_torch, like, running_sum, stop_gradient, top
+from ._array import (
+    Array,
+    Namespace,
+    descending,
+    finite_scores,
+    is_array,
+    is_jax,
+    is_torch,
+    like,
+    positions,
+    running_sum,
+    stop_gradient,
+    top,
+    total,
+)
 
 
 def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
-    """True at the k largest entries of each row, exactly k of them where the row has as many."""
+    """True at the k largest entries of each row, exactly k of them where the row has as many: of equal ones the first."""
     n = x.shape[-1]
     if k >= n:
         return x != -math.inf
@@ -24,11 +38,11 @@ def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
     return _first(x, _kth(x, k, xp), k, xp)
 
 
-def topp_keep(x: Array, p: Any, xp: Namespace) -> Array:
+def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1) -> Array:
     """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
 
-    An entry is kept where the mass of the entries before it is still below p: the largest one always, and all where p
-    is 1.
+    An entry is kept where the mass of the entries before it is still below p, or fewer than `min_keep` are before it: the largest one
+    always, and all where p is 1.
     """
     x = stop_gradient(x)
     live = x != -math.inf
@@ -40,22 +54,109 @@ def topp_keep(x: Array, p: Any, xp: Namespace) -> Array:
     # the standard's sort is stable, for which torch's ONNX exporter has no translation
     s = y.sort(dim=-1, descending=True).values if is_torch(y) else descending(y, xp)
     e = xp.exp(s - xp.where(high > -math.inf, s[..., :1], xp.zeros_like(high)))
-    # NumPy sums one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus
-    wide = s.dtype if is_torch(s) or is_jax(s) else xp.float64
-    upto = running_sum(e, xp, wide)
-    before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
-    level = stop_gradient(like(p, upto, xp))
-    inside = before < level * upto[..., -1:]
+    level = stop_gradient(like(p, e, xp))
+    inside = _before(e, level, xp)
+    if min_keep > 1:
+        inside = inside | (positions(s, xp.int32, xp) < min_keep)
     count = xp.sum(xp.astype(inside, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)
     edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
-    kept = _first(y, edge, count, xp) | strange
+    return _or_all(_first(y, edge, count, xp) | strange, level, live)
+
+
+def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array:
+    """True at the entries whose -log p is nearest to the entropy, the fewest whose mass reaches `mass`, and at least `min_keep`.
+
+    Entries that are equally near are kept or left out together.
+    """
+    found = _probabilities(x, xp)
+    far = xp.abs(found.log_p + found.entropy(xp))
+    far = xp.where(found.live, far, math.inf * xp.ones_like(far))
+    order = _ascending(far, xp)
+    near, p = (xp.take_along_axis(a, order, axis=-1) for a in (far, found.p))
+    level = stop_gradient(like(mass, p, xp))
+    inside = _before(p, level, xp)
+    if min_keep > 1:
+        inside = inside | (positions(near, xp.int32, xp) < min_keep)
+    edge = top(xp.where(inside, near, -xp.ones_like(near)), xp)
+    return _or_all((far <= edge) | found.strange, level, found.live)
+
+
+def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_entropy: bool = False) -> Array:
+    """True where p is at least epsilon, or `by_entropy` at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
+
+    Entries not below the `min_keep`-th largest are kept too, all of them where several equal it.
+    """
+    found = _probabilities(x, xp)
+    if by_entropy:
+        epsilon = epsilon if is_array(epsilon) else epsilon + 0.0 * found.p[..., :1]
+        lower = xp.sqrt(epsilon) * xp.exp(-found.entropy(xp))
+        epsilon = stop_gradient(xp.where(lower < epsilon, lower, epsilon))
+    y = xp.where(found.live & ~found.strange, stop_gradient(x), -math.inf * xp.ones_like(x))
+    return ((found.p >= epsilon) | (y >= _kth(y, min(min_keep, x.shape[-1]), xp)) | found.strange) & found.live
+
+
+def xtc_keep(x: Array, chosen: Array, threshold: Any, xp: Namespace) -> Array:
+    """False, in the rows that are `chosen` [..., 1], at all entries of probability `threshold` or more but the least probable of these.
+
+    Of equal ones the last counts as the least.
+    """
+    found = _probabilities(x, xp)
+    above = found.live & (found.p >= stop_gradient(threshold))
+    y = stop_gradient(x)
+    least = xp.min(xp.where(above, y, math.inf * xp.ones_like(y)), axis=-1, keepdims=True)
+    place = running_sum(above & (y == least), xp, xp.int32)
+    last = above & (y == least) & (place == place[..., -1:])
+    return (~(above & chosen) | last | found.strange) & found.live
+
+
+class _Probabilities(NamedTuple):
+    """The softmax of rows, constants of differentiation; log p is 0 where an entry is masked or the row strange."""
+
+    p: Array
+    log_p: Array
+    live: Array  # False at -inf
+    strange: Array  # [..., 1], True for a row with a NaN or +inf, whose p is 1 / n
+
+    def entropy(self, xp: Namespace) -> Array:
+        return -total(self.p * self.log_p, xp)
+
+
+def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
+    y, live, strange = finite_scores(stop_gradient(x), xp)
+    zero = xp.zeros_like(y)
+    high = top(xp.where(live, y, -math.inf * xp.ones_like(y)), xp)
+    y = xp.where(live, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), zero)
+    e = xp.where(live, xp.exp(y), zero)
+    z = total(e, xp)
+    z = xp.where(z == 0, xp.ones_like(z), z)
+    return _Probabilities(e / z, xp.where(live, y - xp.log(z), zero), live, strange)
+
+
+def _before(mass: Array, level: Any, xp: Namespace) -> Array:
+    """True at the entries before which less than `level` of the row's mass lies."""
+    # NumPy sums one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus
+    wide = mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
+    upto = running_sum(mass, xp, wide)
+    before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
+    return before < like(level, upto, xp) * upto[..., -1:]
+
+
+def _or_all(kept: Array, level: Any, live: Array) -> Array:
+    """What is kept of the live entries: all where the level is 1."""
     if is_array(level):
         return (kept | (level >= 1)) & live
     return live if level >= 1 else kept & live  # a bool beside a tensor is no operation of torch.jit.trace
 
 
+def _ascending(x: Array, xp: Namespace) -> Array:
+    """The order of each row, the smallest first."""
+    return x.sort(dim=-1).indices if is_torch(x) else xp.argsort(x, axis=-1)
+
+
 def _kth(x: Array, k: int, xp: Namespace) -> Array:
     """The k-th largest entry of each row, by the selection of each framework where it has one."""
+    if k == 1:
+        return top(x, xp)
     if is_torch(x):
         return x.topk(k, dim=-1).values[..., -1:]
     if is_jax(x):

@@ -21,6 +21,9 @@ class AnyArray(Protocol):
     def dtype(self) -> Any: ...
 
 
+Number = float | AnyArray  # a parameter: a number, or an array of them that broadcasts
+
+
 class LogOptions(TypedDict, total=False):
     """Options of `log_apply`, and of its sugar."""
 

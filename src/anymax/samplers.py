@@ -1,14 +1,17 @@
-"""Samples: classes drawn from a map, and the relaxed samples of Gumbel-softmax. Randomness is always an argument.
+"""Samples: classes drawn from a map, and the relaxed samples of Gumbel-softmax.
 
-`generator` is a `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for
-JAX, or an integer seed for any. Indices come in the namespace's default integer dtype, with `num_samples` as a new
-first axis. A masked class is never drawn; a row with no class to draw (all masked, or with NaN or +inf) gives -1.
+`generator` is a `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX, or an integer
+seed for any; or a list of these, one a row (JAX: or an array of keys), and then a row's result depends on its own generator and scores
+alone. Without one, NumPy's or torch's global generator serves (`numpy.random.seed`, `torch.manual_seed`); JAX has none and asks for a
+key. Indices come in the namespace's default integer dtype, with `num_samples` as a new first axis. A masked class is never drawn; a row
+with no class to draw (all masked, or with NaN or +inf) gives -1.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -17,10 +20,11 @@ from ._array import (
     Namespace,
     asarray,
     check_axis,
+    eager,
     finite_scores,
     floating,
     from_last,
-    is_jax,
+    is_array,
     is_torch,
     namespace,
     number,
@@ -30,21 +34,61 @@ from ._array import (
     running_sum,
     stop_gradient,
     to_last,
+    total,
     upcast,
 )
-from ._mapping import Mapping
-from ._noises import draw
-from ._random import uniform
-from .functional import apply
+from ._draws import at, invert, uniforms
+from ._mapping import Mapping, Separable
+from ._noises import Noise, draw
+from ._rows import check_mapping, prepare
+from ._transform import cut_and_full, transforms_of
+from ._typing import AnyArray, ArrayT, Number, Numbers
+from .functional import apply, log_rows
 from .mappings import Softmax
 from .transforms import noise as noisy
 from .transforms import temperature as tempered
 
 
+class Support(NamedTuple):
+    """The classes that could be drawn, a row after the other: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in rising order."""
+
+    ids: Any
+    offsets: Any
+
+
+class Sample(NamedTuple):
+    """What `sample` drew, and what was asked for beside it; None where it was not.
+
+    index: the classes, -1 where a row has none.
+    log_prob: log p of them, over the classes that the transform keeps.
+    full_log_prob: log p of them as if the truncations had been left out of the transform.
+    support: the classes that could be drawn.
+    """
+
+    index: Any
+    log_prob: Any = None
+    full_log_prob: Any = None
+    support: Support | None = None
+
+
 def gumbel_max(
-    x: Any, *, generator: Any, axis: int | None = None, dim: int | None = None, num_samples: int | None = None
-) -> Array:
-    """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`. Gumbel 1954; Maddison et al. 2014.
+    x: ArrayT | Numbers,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT:
+    """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
+
+    One random number a class, where `sample` takes one a row. Gumbel 1954; Maddison et al. 2014.
+
+    x: the scores; -inf masks a class.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    num_samples: how many to draw from each row, as a new first axis.
+
+    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
     >>> gumbel_max([0.0, 1.0, -float("inf")], generator=0, num_samples=6)
     array([1, 0, 1, 1, 1, 0])
@@ -53,18 +97,27 @@ def gumbel_max(
 
 
 def perturb_argmax(
-    x: Any,
-    noise: Any = "normal",
+    x: ArrayT | Numbers,
+    noise: str | Noise = "normal",
     scale: float = 1.0,
     *,
-    generator: Any,
+    generator: Any = None,
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
-) -> Array:
+) -> ArrayT:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
+    Perturb and argmax, for any noise; the probabilities themselves are `perturb_max(x, noise)`.
+
+    x: the scores; -inf masks a class.
     noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
+    scale: a number of at least 0, which multiplies the noise.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    num_samples: how many to draw from each row, as a new first axis.
+
+    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
     array(1)
@@ -76,105 +129,202 @@ def perturb_argmax(
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
     rows, xp = _rows(x, pick_axis(axis, dim))
     y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
-    shape = tuple(y.shape) if num_samples is None else (_count(num_samples), *y.shape)
+    lead, n = tuple(y.shape[:-1]), y.shape[-1]
+    size = 1 if num_samples is None else _count(num_samples)
     with quiet(y):
-        z = y + scale * draw(noise, shape, y, generator)
+        added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
+        z = xp.expand_dims(y, axis=-2) + scale * added
+    keep = xp.expand_dims(keep, axis=-2)
     index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
-    dead = (poisoned | ~xp.any(keep, axis=-1, keepdims=True))[..., 0]
-    return xp.where(dead, -xp.ones_like(index), index)
+    dead = poisoned | ~xp.any(keep, axis=-1)
+    return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
 
 def gumbel_softmax(
-    x: Any,
-    temperature: Any = 1.0,
+    x: ArrayT | Numbers,
+    temperature: Number = 1.0,
     *,
     hard: bool = False,
-    generator: Any,
+    generator: Any = None,
     axis: int | None = None,
     dim: int | None = None,
     mapping: Mapping | None = None,
-) -> Array:
+) -> ArrayT:
     """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or any other map of it.
 
-    hard: the one-hot of its largest entry, with the gradient of the relaxed sample (straight-through); temperature 0 is one-hot with
-    gradient 0. As `torch.nn.functional.gumbel_softmax`. Jang et al. 2017; Maddison et al. 2017.
+    For a discrete choice inside a model that gradients train; as `torch.nn.functional.gumbel_softmax`. Jang et al. 2017;
+    Maddison et al. 2017.
+
+    x: the scores; -inf masks a class.
+    temperature: a number of at least 0, or an array of them, one a row; 0 is one-hot with gradient 0.
+    hard: the one-hot of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mapping: the map, softmax by default.
+
+    Returns probabilities, an array of the kind, shape and dtype of x.
 
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])
     """
     axis = pick_axis(axis, dim)
-    x = asarray(x)
-    xp = namespace(x)
-    x = floating(x, xp)
-    z = tempered(temperature)(noisy("gumbel", generator=generator)(upcast(x, xp)))
+    scores = asarray(x)
+    xp = namespace(scores)
+    scores = floating(scores, xp)
+    axis = check_axis(axis, scores.ndim)
+    z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
     p = apply(Softmax() if mapping is None else mapping, z, axis)
     if hard:
-        axis = check_axis(axis, x.ndim)
         rows = to_last(p, axis, xp)
         first = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
         one = xp.astype((positions(rows, first.dtype, xp) == first) & ~(rows <= 0), p.dtype)
         p = from_last(one, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
-    return p if p.dtype == x.dtype else xp.astype(p, x.dtype)
+    return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
 
 
+@overload
 def sample(
     mapping: Mapping,
-    x: Any,
+    x: ArrayT | Numbers,
     *,
-    generator: Any,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
     num_samples: int | None = None,
     axis: int | None = None,
     dim: int | None = None,
     mask: Any = None,
-) -> Array:
-    """Indices distributed as the probabilities p(x) of any map, by its inverse distribution function.
+    return_log_prob: Literal[False] = False,
+    return_support: Literal[False] = False,
+) -> ArrayT: ...
+@overload
+def sample(
+    mapping: Mapping,
+    x: AnyArray | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[True],
+    return_support: bool = False,
+) -> Sample: ...
+@overload
+def sample(
+    mapping: Mapping,
+    x: AnyArray | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: bool = False,
+    return_support: Literal[True],
+) -> Sample: ...
+def sample(
+    mapping: Mapping,
+    x: Any,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: bool = False,
+    return_support: bool = False,
+) -> Any:
+    """Classes drawn with the probabilities of any map, after any transforms of the scores.
 
-    A class of probability exactly 0 is never drawn, so a sparse map samples from its support.
+    A language model's sampler, or a policy's: `sample(Softmax(), logits, transform=compose(temperature(0.7), topk(50), topp(0.95)))`. One
+    uniform number a row, through the inverse of the distribution function; a class of probability exactly 0 is never drawn, so a sparse
+    map samples from its support.
 
-    >>> from anymax.mappings import Sparsemax
-    >>> sample(Sparsemax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
-    array([0, 0, 0, 0, 1, 1])
+    mapping: the map, such as `Softmax()`.
+    x: the scores; -inf masks a class.
+    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
+        Those of `anymax.transforms` go along `axis`, whichever it is.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+        From one generator row i, in C order of the other axes, takes the numbers i, i + 1, ... up to `num_samples` of them, so that more
+        rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by how many are asked for).
+    num_samples: how many to draw from each row, independently, as a new first axis.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mask: boolean, broadcastable to x, True = keep; before the transforms.
+    return_log_prob: give `log_prob` and `full_log_prob` too.
+        `log_prob` is that of what was drawn, over the classes that were kept: what vLLM calls processed, and what belongs into the ratio
+        of importance of a trainer that restricts itself to the same support. `full_log_prob` is that of the same map after the same
+        transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
+        vocabulary; penalties, biases and temperatures are in both. A map that truncates by itself, as `SparseSoftmax`, does so in both.
+        Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
+        NaN or +inf.
+    return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+
+    Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, where one of the last
+    two is asked for, a named tuple (index, log_prob, full_log_prob, support).
+
+    >>> from anymax import Softmax, compose, temperature, topk, topp
+    >>> sample(Softmax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
+    array([1, 0, 0, 0, 1, 1])
+    >>> cut = compose(temperature(0.7), topk(2), topp(0.9))
+    >>> drawn = sample(Softmax(), [1.0, 0.5, -3.0], transform=cut, generator=0, return_log_prob=True, return_support=True)
+    >>> int(drawn.index), float(drawn.log_prob.round(3)), float(drawn.full_log_prob.round(3)), drawn.support.ids
+    (0, -0.398, -0.401, array([0, 1]))
     """
+    check_mapping(mapping)
     axis = pick_axis(axis, dim)
-    x = asarray(x)
-    rows, xp = _rows(x, axis)
-    axis = check_axis(axis, x.ndim)
-    p = apply(mapping, stop_gradient(from_last(upcast(rows, xp), axis, xp)), axis, mask=mask)
-    p = stop_gradient(to_last(p, axis, xp))
-    index = _invert(p, 1 if num_samples is None else _count(num_samples), generator, xp)
+    _rows(x, axis)
+    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    mapping, xp = mapping.frozen(), namespace(rows)
+    cut, full = stop_gradient(upcast(rows, xp)), None
+    if transform is not None:
+        parts = transforms_of(transform, axis, scores.ndim, "sample")
+        cut, full = cut_and_full(parts, from_last(cut, axis, xp), return_log_prob)
+        cut, full = (
+            stop_gradient(to_last(cut, axis, xp)),
+            None if full is cut else stop_gradient(to_last(full, axis, xp)),
+        )
+    p = stop_gradient(apply(mapping, cut))
+    index = invert(p, uniforms(p, 1 if num_samples is None else _count(num_samples), generator, xp), xp)
+    drawn = Sample(_samples_first(index, num_samples, xp))
+    if return_log_prob:
+        log_prob = _samples_first(_log_prob(mapping, cut, index, xp), num_samples, xp)
+        whole = log_prob if full is None else _samples_first(_log_prob(mapping, full, index, xp), num_samples, xp)
+        drawn = drawn._replace(log_prob=log_prob, full_log_prob=whole)
+    if return_support:
+        drawn = drawn._replace(support=_support(p, xp))
+    return drawn if return_log_prob or return_support else drawn.index
+
+
+def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
+    """log p at the indices, normalised: budget's probabilities sum to k, and one of its classes is drawn."""
+    log_p = stop_gradient(log_rows(mapping, rows))
+    if isinstance(mapping, Separable) and (is_array(mapping.mass) or mapping.mass != 1.0):
+        mass = total(stop_gradient(apply(mapping, rows)), xp)
+        log_p = log_p - xp.log(xp.where(mass > 0, mass, xp.ones_like(mass)))
+    return at(log_p, index, xp)
+
+
+def _support(p: Array, xp: Namespace) -> Support:
+    if not eager(p):
+        raise TypeError(
+            "return_support: how many classes there are depends on the scores; leave it out where they are traced (jit)"
+        )
+    keep = xp.reshape(p > 0, (-1, p.shape[-1]))
+    ids = xp.nonzero(keep)[1]
+    size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
+    place = {"device": p.device} if is_torch(p) else {}
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
+
+
+def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
+    """[..., samples] with the samples as a new first axis, or without them where one was drawn."""
     if num_samples is None:
         return index[..., 0]
     last = index.ndim - 1
     return xp.permute_dims(index, (last, *range(last)))
-
-
-def _invert(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
-    """`size` indices a row, [..., size], each the first whose cumulative probability exceeds a uniform number."""
-    wide = p.dtype if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.float64
-    upto = running_sum(p, xp, wide)
-    u = uniform((*p.shape[:-1], size), upto, generator)
-    index = _first_above(upto, u * upto[..., -1:], xp)
-    # Parallel sums need not be monotone in the last bit, so that a class of mass 0 could be met: move on to the next
-    # with mass
-    rank = running_sum(p > 0, xp, xp.int32)
-    wanted = xp.take_along_axis(rank, index, axis=-1) - xp.astype(xp.take_along_axis(p, index, axis=-1) > 0, xp.int32)
-    last = rank[..., -1:] - 1
-    index = _first_above(rank, xp.where(wanted < last, wanted, last), xp)
-    dead = xp.isnan(upto[..., -1:]) | (rank[..., -1:] == 0)
-    return xp.where(dead, -xp.ones_like(index), index)
-
-
-def _first_above(ascending: Array, level: Array, xp: Namespace) -> Array:
-    """The first index of each row whose value is above each of its levels, by bisection; the last if none is."""
-    n = ascending.shape[-1]
-    low = xp.zeros_like(level, dtype=xp.asarray(0).dtype)
-    high = low + (n - 1)
-    for _ in range(int(n).bit_length()):
-        middle = (low + high) // 2
-        above = xp.take_along_axis(ascending, middle, axis=-1) > level
-        high = xp.where(above, middle, high)
-        low = xp.where(above | (middle >= high), low, middle + 1)
-    return high
 
 
 def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:

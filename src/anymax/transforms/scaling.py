@@ -1,23 +1,11 @@
-"""Transforms: functions scores -> scores that compose with every map and every verb.
-
-Each factory returns a frozen callable. A transform keeps -inf (a masked entry) where it is, lets a NaN touch its own
-row only, and is differentiable in the scores it keeps. Parameters that are arrays broadcast against the scores as
-NumPy does; one of a single dimension runs along `axis`.
-
->>> import numpy as np
->>> compose(temperature(0.5), topk(2))(np.array([1.0, 3.0, 2.0]))
-array([-inf,   6.,   4.])
-"""
+"""Transforms that move scores: temperatures, masks, priors, normalisation, cosines, noise; and `mix`, after the map."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from ._array import (
+from .._array import (
     Array,
     Namespace,
     asarray,
@@ -37,30 +25,23 @@ from ._array import (
     total,
     upcast,
 )
-from ._noises import draw, find
-from ._transform import Composed, Transform, cast, check_range
-from ._truncate import topk_keep, topp_keep
+from .._noises import Noise, draw, find
+from .._random import listed
+from .._transform import Transform, cast, check_range, masked, on_kept
+from .._typing import ArrayT, Number, Numbers
 
 
-def compose(*transforms: Callable[[Array], Array]) -> Composed:
-    """Apply transforms left to right; `compose()` changes nothing. Any function scores -> scores may take part.
+def temperature(T: Number, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
-    >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
-    compose(temperature(T=2.0), topk(k=3), minp(p=0.1))
-    """
-    flat: list[Callable[[Array], Array]] = []
-    for t in transforms:
-        if not callable(t) or isinstance(t, type):
-            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}")
-        flat.extend(t.transforms if isinstance(t, Composed) else (t,))
-    return Composed(tuple(flat))
+    The usual first step of a sampler, before or after the truncations: the order matters to top-p, min-p and their kin.
 
+    T: a number of at least 0, or an array of them, one a row: [..., 1].
+        T = 0 is the limit, argmax: the largest scores become 0 and the others are masked, so that every map gives equal shares to
+        the largest; its gradient is 0.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
 
-def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it. T is a number or an array (per row: [..., 1]).
-
-    T = 0 is the limit, argmax: the largest scores become 0 and the others are masked, so that every map gives equal shares to the
-    largest; its gradient is 0.
+    Returns a function scores -> scores.
 
     >>> temperature(2.0)([1.0, 3.0])
     array([0.5, 1.5])
@@ -74,11 +55,11 @@ def temperature(T: Any, *, axis: int | None = None, dim: int | None = None) -> T
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
     tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
     if not is_array(T):
-        return _on_kept(x, lambda y: y / T, xp) if tiny <= T else _largest(x, xp)
+        return on_kept(x, lambda y: y / T, xp) if tiny <= T else _largest(x, xp)
     cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
-        return _on_kept(x, lambda y: y / T, xp)
-    warm = _on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
+        return on_kept(x, lambda y: y / T, xp)
+    warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
     return xp.where(cold, _largest(x, xp), warm)
 
 
@@ -91,19 +72,26 @@ def _largest(x: Array, xp: Namespace) -> Array:
 
 
 def scalable(
-    beta: Any = 1.0,
-    gamma: Any = 1.0,
-    delta: Any = 0.0,
-    n: Any = None,
+    beta: Number = 1.0,
+    gamma: Number = 1.0,
+    delta: Number = 0.0,
+    n: Number | None = None,
     *,
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
     """`(delta + beta log(n)^gamma) x`: a temperature that follows the length n of the row, so that long rows do not flatten.
 
-    n is the number of entries that are not masked (under a causal mask: the keys that the query sees), or what is given. The default
-    is scalable softmax, with beta to be learned, one a head: [heads, 1, 1] (Nakanishi 2025); delta and gamma make it
-    the adaptive form of Vasylenko et al. 2025.
+    For attention over contexts longer than those of training. The default is scalable softmax (Nakanishi 2025); delta and gamma make
+    it the adaptive form of Vasylenko et al. 2025.
+
+    beta: the factor of the logarithm, a number or an array; learned, it is one a head: [heads, 1, 1].
+    gamma: the power of the logarithm, a number or an array.
+    delta: what is added to it, a number or an array.
+    n: the length, at least 1; by default the number of entries that are not masked, under a causal mask the keys that the query sees.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
 
     >>> scalable(beta=0.5)([1.0, 2.0, 4.0, 8.0]).round(4)
     array([0.6931, 1.3863, 2.7726, 5.5452])
@@ -120,7 +108,7 @@ def _scalable(x: Array, xp: Namespace, beta: Any, gamma: Any, delta: Any, n: Any
     if n is None:
         n = total(xp.astype(x != -math.inf, x.dtype), xp)
     grown = power(xp.log(xp.where(n > 1, n, xp.ones_like(n))), gamma, xp) if is_array(n) else _grown(n, gamma)
-    return _on_kept(x, lambda y: y * (delta + beta * grown), xp)
+    return on_kept(x, lambda y: y * (delta + beta * grown), xp)
 
 
 def _grown(n: float, gamma: Any) -> Any:
@@ -129,6 +117,13 @@ def _grown(n: float, gamma: Any) -> Any:
 
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
+
+    For classes that may not be drawn or that are padding; every verb takes `mask=` too.
+
+    keep: a boolean array or list that broadcasts to the scores, True = keep the entry.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
 
     >>> mask([True, False])([1.0, 3.0])
     array([  1., -inf])
@@ -140,13 +135,25 @@ def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Trans
 
 
 def _mask(x: Array, xp: Namespace, keep: Array) -> Array:
-    return xp.where(keep, x, -math.inf * xp.ones_like(x))
+    return masked(x, keep, xp)
 
 
-def prior(log_p: Any = None, scale: Any = None, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def prior(
+    log_p: Number | Numbers | None = None,
+    scale: Number | Numbers | None = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
     """Prior knowledge before the map: `scale * x + log_p`, either or both. For the form after the map see `mix`.
 
     With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies).
+
+    log_p: what is added to the scores: a number, an array or a list that broadcasts to them; -inf masks a class.
+    scale: what multiplies the scores, likewise.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
 
     >>> prior(log_p=[0.0, -1.0])([2.0, 2.0])
     array([2., 1.])
@@ -165,15 +172,24 @@ def _prior(x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
         y = y if scale is None else y * scale
         return y if log_p is None else y + log_p
 
-    return _on_kept(x, move, xp)
+    return on_kept(x, move, xp)
 
 
-def normalize(kind: str = "l2", *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Divide each row by `sum |x|` ("l1"), `sqrt(sum x^2)` ("l2") or `max x` ("max"). A row of zeros stays zeros.
-    "standard" is the standard score, `(x - mean) / deviation` with the deviation of all entries (division by their number).
+def normalize(
+    kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
+) -> Transform:
+    """Divide each row by a norm of it, or take its standard scores. A row of zeros stays zeros.
 
-    "max" divides by the largest score where that is positive. Where it is not, dividing by it would turn the order
-    round (or divide by 0), so such a row is divided by its largest absolute value.
+    For scores whose size says nothing, before a map that minds it.
+
+    kind: what to divide by:
+        "l1" is `sum |x|`, "l2" `sqrt(sum x^2)`.
+        "max" is the largest score where that is positive. Where it is not, dividing by it would turn the order round (or divide by 0),
+        so such a row is divided by its largest absolute value.
+        "standard" is the standard score, `(x - mean) / deviation` with the deviation of all entries (division by their number).
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
 
     >>> normalize("l1")([1.0, -3.0])
     array([ 0.25, -0.75])
@@ -224,84 +240,16 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
     return xp.where(keep, y - mean, xp.zeros_like(y))
 
 
-def topk(k: int, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the k largest scores, exactly k (ties: the first ones), and mask the others; all, where k is larger.
+def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Embeddings [..., d] to cosine scores [..., C]: the cosine of each embedding with the weight of each class.
 
-    >>> topk(2)([3.0, 1.0, 3.0, 3.0])
-    array([  3., -inf,   3., -inf])
-    """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
-    if k < 1:
-        raise ValueError(f"topk: k must be at least 1, got {k}")
-    return Transform(_topk, (("k", int(k)),), pick_axis(axis, dim))
+    The head of the margin losses (`margin_loss`), which take cosines.
 
+    weight: an array [C, d], a row a class.
+    eps: lengths below it count as eps; above 0.
+    axis: the axis of the embeddings' features, the last by default, where the classes will be; `dim` is another name of it.
 
-def _topk(x: Array, xp: Namespace, k: int) -> Array:
-    return _mask(x, xp, topk_keep(x, k, xp))
-
-
-def topp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one. Holtzman et al. 2020.
-
-    >>> topp(0.7)([2.0, 1.0, 0.0])
-    array([  2.,   1., -inf])
-    """
-    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
-    return Transform(_topp, (("p", p),), pick_axis(axis, dim))
-
-
-def _topp(x: Array, xp: Namespace, p: Any) -> Array:
-    return _mask(x, xp, topp_keep(x, p, xp))
-
-
-def minp(p: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the scores whose softmax probability is at least p times the largest. Nguyen et al. 2024.
-
-    A threshold on the scores, `x >= max x + log p`.
-
-    >>> minp(0.2)([2.0, 1.0, 0.0])
-    array([  2.,   1., -inf])
-    """
-    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), "above 0 and at most 1")
-    return Transform(_minp, (("p", p),), pick_axis(axis, dim))
-
-
-def _minp(x: Array, xp: Namespace, p: Any) -> Array:
-    y = stop_gradient(x)
-    log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
-    return _mask(x, xp, ~(y - top(y, xp) < log_p))
-
-
-def topnsigma(n: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`. Tang et al. 2024.
-
-    The standard deviation is that of the row's finite entries (division by their number, not by one less).
-
-    >>> topnsigma(1.0)([4.0, 3.5, 0.0])
-    array([ 4. ,  3.5, -inf])
-    """
-    check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
-    return Transform(_topnsigma, (("n", n),), pick_axis(axis, dim))
-
-
-def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
-    y, keep, poisoned = finite_scores(stop_gradient(x), xp)
-    weight = xp.astype(keep, y.dtype)
-    count = total(weight, xp)
-    count = xp.where(count > 0, count, xp.ones_like(count))
-    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
-    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
-    size = top(xp.abs(y * weight), xp)
-    unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
-    z = y / unit
-    mean = total(z * weight, xp) / count
-    deviation = xp.sqrt(total(weight * (z - mean) ** 2, xp) / count)
-    return _mask(x, xp, ~(z < -(stop_gradient(n) * deviation)) | poisoned)
-
-
-def cosine(weight: Array, eps: float = 1e-8, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Embeddings [..., d] to cosine scores [..., C], for `weight` [C, d], a row a class. Lengths below eps count as eps.
+    Returns a function embeddings -> scores.
 
     >>> import numpy as np
     >>> cosine(np.array([[1.0, 0.0], [3.0, 4.0]]))([2.0, 0.0])
@@ -332,49 +280,64 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
 
 
 def noise(
-    kind: Any = "gumbel", scale: Any = 1.0, *, generator: Any, axis: int | None = None, dim: int | None = None
+    kind: str | Noise = "gumbel",
+    scale: Number = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
 ) -> Transform:
-    """Add `scale` times independent noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1].
+    """Add `scale` times independent noise to the scores.
 
-    A NumPy or torch generator moves on with each call; a JAX key or an integer seed gives the same noise at each.
+    Gumbel noise and an argmax sample from softmax, Gumbel noise and a softmax give Gumbel-softmax; `PerturbMax` is the expectation.
+
+    kind: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
+    scale: a number of at least 0 or an array of them, one a row.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+        A NumPy or torch generator moves on with each call; a JAX key or an integer seed gives the same noise at each.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
 
     >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
     array([1.0126, 1.9868])
     """
     check_range("noise", "scale", scale, lambda v: v >= 0, "at least 0")
     find(kind)  # an unknown kind is an error here
-    params = (("kind", kind), ("scale", scale), ("generator", generator))
-    return Transform(_add_noise, params, pick_axis(axis, dim), whole=True)  # a row's noise depends on its place
+    params = (("kind", kind), ("scale", scale), ("generator", listed(generator)))
+    # a row's noise depends on its place
+    return Transform(_noise, params, pick_axis(axis, dim), whole=True, random=True)
 
 
-def _add_noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
+def _noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
     return x + scale * draw(kind, tuple(x.shape), x, generator)
 
 
-def mix(p: Array, prior: Any, weight: Any) -> Array:
+def mix(p: ArrayT | Numbers, prior: Any, weight: Number) -> ArrayT:
     """Prior knowledge after the map: `(1 - weight) p + weight prior`. The forms before it are `prior`.
+
+    For a floor under every probability, or a second opinion that no score can outvote.
+
+    p: the probabilities that a map gave.
+    prior: probabilities that broadcast to them.
+    weight: from 0 to 1, a number or an array of them, one a row.
+
+    Returns probabilities, an array of the kind, shape and dtype of p.
 
     >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
     array([0.625, 0.375])
     """
-    p = asarray(p, "p")
-    xp = namespace(p)
-    p = floating(p, xp, "p")
+    given = asarray(p, "p")
+    xp = namespace(given)
+    given = floating(given, xp, "p")
     check_range("mix", "weight", weight, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
-    q = upcast(p, xp)
-    prior, weight = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
-    out = (1.0 - weight) * q + weight * prior
-    return out if out.dtype == p.dtype else xp.astype(out, p.dtype)
+    q = upcast(given, xp)
+    other, share = cast(prior if is_torch(prior) else asarray(prior, "prior"), q, xp), cast(weight, q, xp)
+    out = (1.0 - share) * q + share * other
+    return out if out.dtype == given.dtype else xp.astype(out, given.dtype)
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def _on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
-    """`function(x)`, with masked entries masked still and no derivative through them."""
-    keep = x != -math.inf
-    out = function(safe(x, keep, 0.0, xp))
-    return xp.where(keep, out, -math.inf * xp.ones_like(out))
 
 
 def _scaled(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:

@@ -1,0 +1,45 @@
+"""Transforms: functions scores -> scores that compose with every map and every verb.
+
+Each factory returns a frozen callable: its name, its parameters and its axis are data. A transform keeps -inf (a masked entry) where it
+is, lets a NaN touch its own row only, and is differentiable in the scores it keeps. Parameters that are arrays broadcast against the
+scores as NumPy does; one of a single dimension runs along `axis`.
+
+>>> import numpy as np
+>>> compose(temperature(0.5), topk(2))(np.array([1.0, 3.0, 2.0]))
+array([-inf,   6.,   4.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._transform import Composed, Transform
+from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
+from .tokens import logit_bias, repetition_penalty
+from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc
+
+__all__ = [
+    "Composed", "Transform", "compose", "cosine", "epsilon_cutoff", "eta", "logit_bias", "mask", "minp", "mix", "noise",
+    "normalize", "prior", "repetition_penalty", "scalable", "temperature", "topk", "topnsigma", "topp", "typical", "xtc",
+]  # fmt: skip
+
+
+def compose(*transforms: Callable[[Any], Any]) -> Composed:
+    """Apply transforms left to right; `compose()` changes nothing.
+
+    What a sampler does to its scores, written once; the order matters, and the page "Decoding" compares that of other libraries.
+
+    transforms: of this module, compositions of them, or any functions scores -> scores of your own.
+
+    Returns a function scores -> scores. Its `transforms` are the members, as a tuple.
+
+    >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
+    compose(temperature(T=2.0), topk(k=3), minp(p=0.1))
+    """
+    flat: list[Callable[[Any], Any]] = []
+    for t in transforms:
+        if not callable(t) or isinstance(t, type):
+            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}")
+        flat.extend(t.transforms if isinstance(t, Composed) else (t,))
+    return Composed(tuple(flat))

@@ -1,0 +1,172 @@
+"""Transforms of single classes: penalties for those that were drawn before, and biases."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    adopt,
+    asarray,
+    beside,
+    counts,
+    dtype_name,
+    is_integer,
+    is_jax,
+    is_torch,
+    known_any,
+    number,
+    pick_axis,
+    positions,
+)
+from .._transform import Transform, check_range, on_kept
+from .._typing import Number
+
+
+def repetition_penalty(
+    tokens: Any,
+    penalty: Number = 1.0,
+    presence: Number = 0.0,
+    frequency: Number = 0.0,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
+    """Lower the scores of the classes that came before: a score s becomes `s / penalty`, or `s * penalty` where it is negative,
+    less `presence + frequency * count`.
+
+    Against loops in generated text. As in transformers (penalty; Keskar et al. 2019), OpenAI, vLLM and llama.cpp (all three). vLLM takes
+    the penalty of prompt and output and the other two of the output: compose two of these.
+
+    tokens: the classes that came before, integers [..., length], the leading axes those of the scores without the classes; -1 where a
+        row has fewer. The same for all rows: [length].
+    penalty: above 0; 1 changes nothing, below 1 it rewards. A number, or an array of them, one a row: [..., 1].
+    presence: what a class loses that came at all, likewise.
+    frequency: what a class loses each time that it came, likewise.
+    axis: the axis of the classes, the last by default; `dim` is another name of it. The tokens are always the last axis of theirs.
+
+    Returns a function scores -> scores.
+
+    >>> repetition_penalty([0, 2, 2], penalty=2.0, frequency=0.25)([1.0, 1.0, -1.0])
+    array([ 0.25,  1.  , -2.5 ])
+    """
+    tokens = asarray(tokens, "tokens")
+    if not is_integer(tokens) and tokens.shape != (0,):
+        raise TypeError(
+            f"repetition_penalty: tokens must be integers, the classes that came before, got {dtype_name(tokens)}"
+        )
+    if tokens.ndim == 0:
+        raise ValueError(
+            "repetition_penalty: tokens must have an axis, the classes that came before, got a single number"
+        )
+    check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
+    for name, value in (("presence", presence), ("frequency", frequency)):
+        check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
+    params = (("tokens", tokens), ("penalty", penalty), ("presence", presence), ("frequency", frequency))
+    return Transform(_repetition_penalty, params, pick_axis(axis, dim))
+
+
+def _repetition_penalty(x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
+    n = x.shape[-1]
+    tokens = beside(tokens, x, "tokens", xp)
+    _fits(tuple(tokens.shape), tuple(x.shape))
+    if known_any((tokens < -1) | (tokens >= n), xp):
+        raise ValueError(
+            f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
+        )
+    count = _sums(counts(tokens, xp), None, n, x, xp)
+    seen = count > 0
+
+    def move(y: Array) -> Array:
+        weighed = xp.where(y > 0, y / penalty, y * penalty)
+        return xp.where(seen, weighed - presence - frequency * count, y)
+
+    return on_kept(x, move, xp)
+
+
+def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Add a bias to some of the scores, or to all.
+
+    To ban a class (-inf), or to make it likelier; as in OpenAI's API, vLLM and llama.cpp.
+
+    bias: a dict class -> bias, or an array that broadcasts to the scores, one a class: [classes]. -inf masks a class.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> logit_bias({1: -float("inf"), 2: 0.5})([1.0, 3.0, 2.0])
+    array([ 1. , -inf,  2.5])
+    """
+    if isinstance(bias, dict):
+        bias = tuple((_index(c), _finite(v)) for c, v in bias.items())
+    elif not isinstance(bias, (int, float)):
+        bias = asarray(bias, "bias")
+    if not isinstance(bias, tuple):
+        check_range("logit_bias", "bias", bias, lambda v: v < math.inf, "numbers below infinity, not NaN")
+    return Transform(_logit_bias, (("bias", bias),), pick_axis(axis, dim))
+
+
+def _logit_bias(x: Array, xp: Namespace, bias: Any) -> Array:
+    if isinstance(bias, tuple):
+        n = x.shape[-1]
+        out = [c for c, _ in bias if not 0 <= c < n]
+        if out:
+            raise ValueError(f"logit_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}")
+        classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
+        values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
+        bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
+    return on_kept(x, lambda y: y + bias, xp)
+
+
+def _index(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"logit_bias: the keys of bias must be classes, integers from 0 on, got {value!r}")
+    return int(value)
+
+
+def _finite(value: Any) -> float:
+    value = number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"logit_bias: the values of bias must be numbers, got {value!r}")
+    if not value < math.inf:
+        raise ValueError(f"logit_bias: the values of bias must be below infinity, got {value}")
+    return float(value)
+
+
+def _fits(tokens: tuple[int, ...], scores: tuple[int, ...]) -> None:
+    lead, rows = tokens[:-1], scores[:-1]
+    if len(lead) > len(rows) or any(a not in (1, b) for a, b in zip(reversed(lead), reversed(rows), strict=False)):
+        raise ValueError(
+            f"repetition_penalty: tokens of shape {tokens} do not belong to rows of shape {rows}; give [length], or [..., length] "
+            "with the leading axes of the scores"
+        )
+
+
+def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:
+    """Of each class the sum of the weights (ones) at the places of `index` [..., length] where it stands; -1 is none."""
+    lead = tuple(index.shape[:-1])
+    rows = math.prod(lead)
+    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no way to add at places
+        ones = xp.ones(index.shape, dtype=x.dtype) if weight is None else weight
+        out, place = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
+        for i in range(index.shape[-1]):
+            out = out + xp.where(place == index[..., i : i + 1], ones[..., i : i + 1], xp.zeros_like(out))
+        return out
+    flat = xp.reshape(index, (rows, index.shape[-1]))
+    place = {"device": x.device} if is_torch(x) else {}
+    start = (n + 1) * xp.arange(rows, dtype=index.dtype, **place)
+    flat = xp.reshape(start[:, None] + xp.where((flat >= 0) & (flat < n), flat, n * xp.ones_like(flat)), (-1,))
+    ones = xp.ones(flat.shape, dtype=x.dtype, **place) if weight is None else weight
+    size = rows * (n + 1)
+    if is_torch(x):
+        out = xp.zeros(size, dtype=x.dtype, **place).index_add(0, flat, ones)
+    elif is_jax(x):
+        out = sys.modules["jax"].numpy.zeros(size, x.dtype).at[flat].add(ones)
+    else:
+        out = np.bincount(flat, ones, minlength=size).astype(x.dtype)
+    return xp.reshape(out, (*lead, n + 1))[..., :n]

@@ -1,0 +1,246 @@
+"""Transforms that keep some of the classes, by their scores, and mask the others; kept scores and their derivatives pass through."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .._array import Array, Namespace, finite_scores, is_array, pick_axis, stop_gradient, top, total
+from .._random import listed, uniform
+from .._transform import Transform, check_range, masked
+from .._truncate import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from .._typing import Number
+
+_MASS = "above 0 and at most 1"
+_INSIDE = "above 0 and below 1"
+
+
+def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the k largest scores, exactly k, and mask the others; all, where k is larger.
+
+    The plainest truncation, and the cheapest; where rows differ in how sure they are, `topp` and `minp` follow them.
+
+    k: how many scores to keep, at least 1. Of equal scores the first are kept.
+    min_keep: keep at least as many, whatever k says.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> topk(2)([3.0, 1.0, 3.0, 3.0])
+    array([  3., -inf,   3., -inf])
+    """
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
+    if k < 1:
+        raise ValueError(f"topk: k must be at least 1, got {k}")
+    least = dict(_at_least("topk", min_keep)).get("min_keep", 1)
+    return _truncation(_topk, (("k", max(int(k), least)),), axis, dim)
+
+
+def _topk(x: Array, xp: Namespace, k: int) -> Array:
+    return masked(x, topk_keep(x, k, xp), xp)
+
+
+def topp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
+
+    The usual truncation of a sampler. Holtzman et al. 2020.
+
+    p: the mass, above 0 and at most 1 (which keeps all), or an array of them, one a row: [..., 1].
+        Of equal scores at the edge the first are kept.
+    min_keep: keep at least as many of the largest.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> topp(0.7)([2.0, 1.0, 0.0])
+    array([  2.,   1., -inf])
+    """
+    check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
+    return _truncation(_topp, (("p", p), *_at_least("topp", min_keep)), axis, dim)
+
+
+def _topp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+    return masked(x, topp_keep(x, p, xp, min_keep), xp)
+
+
+def minp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
+
+    A threshold on the scores, so that no sum is needed; at high temperatures it keeps fewer unlikely classes than `topp`.
+    Nguyen et al. 2024.
+
+    p: the share of the largest probability, above 0 and at most 1, or an array of them, one a row: [..., 1].
+    min_keep: keep at least as many of the largest; of equal scores the first.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> minp(0.2)([2.0, 1.0, 0.0])
+    array([  2.,   1., -inf])
+    """
+    check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
+    return _truncation(_minp, (("p", p), *_at_least("minp", min_keep)), axis, dim)
+
+
+def _minp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+    y = stop_gradient(x)
+    log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
+    keep = ~(y - top(y, xp) < log_p)
+    return masked(x, keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp), xp)
+
+
+def topnsigma(n: Number, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
+
+    It keeps the same classes at every temperature. Tang et al. 2024.
+
+    n: how many deviations, at least 0, or an array of them, one a row: [..., 1].
+        The standard deviation is that of the row's finite entries (division by their number, not by one less).
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> topnsigma(1.0)([4.0, 3.5, 0.0])
+    array([ 4. ,  3.5, -inf])
+    """
+    check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
+    return _truncation(_topnsigma, (("n", n),), axis, dim)
+
+
+def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
+    y, keep, poisoned = finite_scores(stop_gradient(x), xp)
+    weight = xp.astype(keep, y.dtype)
+    count = total(weight, xp)
+    count = xp.where(count > 0, count, xp.ones_like(count))
+    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
+    size = top(xp.abs(y * weight), xp)
+    unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
+    z = y / unit
+    mean = total(z * weight, xp) / count
+    deviation = xp.sqrt(total(weight * (z - mean) ** 2, xp) / count)
+    return masked(x, ~(z < -(stop_gradient(n) * deviation)) | poisoned, xp)
+
+
+def typical(mass: Number = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the typical classes: those whose -log p is nearest to the entropy of the row, the fewest whose softmax mass reaches `mass`.
+
+    For text that is neither dull nor odd: it may cut the most probable class. Meister et al. 2023.
+
+    mass: the mass, above 0 and at most 1 (which keeps all), or an array of them, one a row: [..., 1].
+        Classes that are equally near at the edge are all kept.
+    min_keep: keep at least as many of the nearest.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> import numpy as np
+    >>> np.exp(typical(0.5)(np.log([0.4, 0.2, 0.2, 0.2]))).round(3)
+    array([0. , 0.2, 0.2, 0.2])
+    """
+    check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
+    return _truncation(_typical, (("mass", mass), *_at_least("typical", min_keep)), axis, dim)
+
+
+def _typical(x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
+    return masked(x, typical_keep(x, mass, xp, min_keep), xp)
+
+
+def epsilon_cutoff(epsilon: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the classes whose softmax probability is at least epsilon.
+
+    Takes away the tail alone; `eta` lowers the bar for rows that are spread out. Hewitt et al. 2022.
+
+    epsilon: the least probability, above 0 and below 1, or an array of them, one a row: [..., 1]; usually 0.0003 to 0.0009.
+    min_keep: keep at least as many of the largest, with all that equal the last of them: a flat row stays whole.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> import numpy as np
+    >>> np.exp(epsilon_cutoff(0.1)(np.log([0.87, 0.099, 0.001, 0.03]))).round(3)
+    array([0.87, 0.  , 0.  , 0.  ])
+    """
+    check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
+    return _truncation(_epsilon_cutoff, (("epsilon", epsilon), *_at_least("epsilon_cutoff", min_keep)), axis, dim)
+
+
+def _epsilon_cutoff(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
+    return masked(x, cutoff_keep(x, epsilon, xp, min_keep), xp)
+
+
+def eta(epsilon: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+    """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
+
+    `epsilon_cutoff` with a bar that is lower where the row is spread out. Hewitt et al. 2022.
+
+    epsilon: above 0 and below 1, or an array of them, one a row: [..., 1]; usually 0.0003 to 0.002.
+    min_keep: keep at least as many of the largest, with all that equal the last of them.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> import numpy as np
+    >>> np.exp(eta(0.0625)(np.log([0.01, 0.04, 0.9, 0.05]))).round(3)
+    array([0. , 0. , 0.9, 0. ])
+    """
+    check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
+    return _truncation(_eta, (("epsilon", epsilon), *_at_least("eta", min_keep)), axis, dim)
+
+
+def _eta(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
+    return masked(x, cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True), xp)
+
+
+def xtc(
+    threshold: Number = 0.1,
+    probability: Number = 0.5,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Transform:
+    """Exclude the top choices: now and then, cut all classes of probability `threshold` or more but the least probable of them.
+
+    For text that leaves the beaten path while it stays coherent; a row with fewer than two such classes stays as it is. The sampler
+    of llama.cpp and text-generation-webui (p-e-w, 2024).
+
+    threshold: the least probability of a top choice, from 0 to 1, or an array, one a row: [..., 1]; above 0.5 nothing is ever cut.
+        Of classes that are equally the least the last is kept.
+    probability: how often a row is cut, from 0 to 1, or an array, one a row: [..., 1].
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+        Row i, in C order, is cut where the i-th number that it gives is at most `probability`. Of a seed that a sampler is given too
+        the numbers are the same; give this one its own.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+
+    Returns a function scores -> scores.
+
+    >>> import numpy as np
+    >>> np.exp(xtc(0.1, 1.0, generator=0)(np.log([0.4, 0.3, 0.2, 0.06, 0.04]))).round(3)
+    array([0.  , 0.  , 0.2 , 0.06, 0.04])
+    """
+    check_range("xtc", "threshold", threshold, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
+    check_range("xtc", "probability", probability, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
+    params = (("threshold", threshold), ("probability", probability), ("generator", listed(generator)))
+    return Transform(_xtc, params, pick_axis(axis, dim), whole=True, truncates=True)
+
+
+def _xtc(x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
+    chosen = uniform((*x.shape[:-1], 1), x, generator) <= stop_gradient(probability)
+    return masked(x, xtc_keep(x, chosen, threshold, xp), xp)
+
+
+def _truncation(rows: Any, params: tuple[tuple[str, Any], ...], axis: int | None, dim: int | None) -> Transform:
+    return Transform(rows, params, pick_axis(axis, dim), truncates=True)
+
+
+def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
+    """The parameter `min_keep`, left out where it is 1."""
+    if isinstance(min_keep, bool) or not isinstance(min_keep, (int, np.integer)) or min_keep < 1:
+        raise ValueError(
+            f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
+        )
+    return () if min_keep == 1 else (("min_keep", int(min_keep)),)
