@@ -90,7 +90,9 @@ def scores(n, rows=4, seed=0, dtype="float64"):
 @pytest.mark.parametrize("chain", CHAINS)
 def test_what_is_left(chain, n, dtype):
     x = scores(n, dtype=dtype)
-    kept = decode.run(SOFTMAX, x, CHAINS[chain], keep=True).keep
+    made = decode.run(SOFTMAX, x, CHAINS[chain], keep=True, left=True)
+    kept = made.keep
+    np.testing.assert_array_equal(made.left, np.where(kept, x, -math.inf))
     want = np.stack([held(row, CHAINS[chain]) > -math.inf for row in x])
     assert (kept.sum(-1) >= 1).all()
     # in fp32 a class at the very edge may fall to either side

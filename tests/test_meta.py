@@ -289,11 +289,14 @@ def test_a_wrong_oracle_is_seen():
 # module -> floor; a module imports from floors below its own, or within it where no circle arises
 FLOORS = (
     ("_version", "_typing", "_array"),
-    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws", "_transform", "transforms"),
+    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws"),
     ("_mapping", "_rows", "_targets", "_shards"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "samplers", "decoding", "inspection", "_config"),
+    (
+        "_transform", "transforms", "functional", "margins", "losses", "attention", "samplers", "decoding", "inspection",
+        "_config",
+    ),
     ("contract",),
     ("nn", "plot", "hf", "sklearn"),
     ("__init__",),

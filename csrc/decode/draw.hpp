@@ -101,21 +101,36 @@ inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) 
     if (call.entropy) call.entropy[row] = sound ? 0.0 : not_a_number<double>;
 }
 
-// Which classes are left, a byte each; of a row without a number all but those of -inf.
+// Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of -inf.
+template <class T, class F, class G>
+inline void mark(T *to, int64_t n, T out, const int32_t *index, int64_t count, F inside, G value) {
+    if (!to) return;
+    if (!index) {
+        for (int64_t i = 0; i < n; i++) {
+            const T v = value(i);
+            to[i] = inside(i) ? v : out;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) to[i] = out;
+    for (int64_t i = 0; i < count; i++) to[index[i]] = value(index[i]);
+}
+
 template <class C>
-inline void mark(uint8_t *to, const C *x, int64_t n, const Left<C> &l, bool sound, Scratch &scratch) {
-    if (!sound || (!l.index && !l.ended)) {
-        for (int64_t i = 0; i < n; i++) to[i] = !(x[i] == -infinity<C>);
-        return;
-    }
-    if (l.ended) {
-        const C *e = exponentials(l, scratch);
-        const C last = l.end.last;
-        for (int64_t i = 0; i < n; i++) to[i] = (l.value[i] > last) | ((l.value[i] == last) & (e[i] > C(0)));
-        return;
-    }
-    memset(to, 0, (size_t)n);
-    for (int64_t i = 0; i < l.count; i++) to[l.index[i]] = 1;
+inline void mark_left(const anymax_decode_call &call, int64_t row, const C *x, const Left<C> &l, bool sound, Scratch &scratch) {
+    if (!call.keep && !call.left) return;
+    uint8_t *keep = call.keep ? call.keep + row * call.n : nullptr;
+    C *left = call.left ? (C *)call.left + row * call.n : nullptr;
+    const auto both = [&](const int32_t *index, auto inside) {
+        mark(keep, call.n, (uint8_t)0, index, l.count, inside, [](int64_t) { return (uint8_t)1; });
+        mark(left, call.n, -infinity<C>, index, l.count, inside, [=](int64_t i) { return x[i]; });
+    };
+    if (!sound || (!l.index && !l.ended)) return both(nullptr, [=](int64_t i) { return !(x[i] == -infinity<C>); });
+    if (!l.ended) return both(l.index, [](int64_t) { return true; });
+    const C *e = l.end.all_equal ? nullptr : exponentials(l, scratch), *v = l.value;
+    const C last = l.end.last;
+    if (!e) return both(nullptr, [=](int64_t i) { return v[i] >= last; });
+    both(nullptr, [=](int64_t i) { return (v[i] > last) | ((v[i] == last) & (e[i] > C(0))); });
 }
 
 template <class C>
@@ -128,7 +143,7 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     const bool sound = l.cells.sound && l.top != -infinity<C>;
     for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) take(l, call.steps[k], call.values ? call.values[row * call.count + k] : call.steps[k].value, scratch);
     if (scratch.failed) return;
-    if (call.keep) mark(call.keep + row * n, x, n, l, l.cells.sound, scratch);
+    mark_left(call, row, x, l, l.cells.sound, scratch);
     if ((!call.draws && !call.entropy) || scratch.failed) return;
     if (!sound) return no_answers(call, row, l.cells.sound);
     warm(l, scratch);
@@ -159,12 +174,13 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     int32_t *index = classes ? (int32_t *)classes : scratch.take<int32_t>(LEFT_CLASSES, found.count);
     if (scratch.failed) return;
     for (int64_t i = 0; i < found.count; i++) index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
+    const double total = w.total();  // of a budget k, and one of its classes is drawn
     if (call.entropy) {
         double entropy = 0.0;
-        for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] * ::log(found.p[i]) : 0.0;
+        for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] / total * ::log(found.p[i] / total) : 0.0;
         call.entropy[row] = entropy;
     }
-    answers(call, row, w, index, [&](int64_t i) { return ::log(found.p[i]); });
+    answers(call, row, w, index, [&](int64_t i) { return ::log(found.p[i] / total); });
 }
 
 }  // namespace ANYMAX_UNIT

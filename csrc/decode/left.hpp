@@ -94,15 +94,16 @@ inline void filter(Left<C> &l, const Candidates<C> &c, F in) {
     become(l, c, at);
 }
 
-// Those of `deep` or more below the largest, all of which are `bound` or more; where they are fewer than `least`, those that are not below the
-// `least`-th largest.
+// Those not deeper below the largest than `deep`, all of which are `bound` or more; where they are fewer than `least`, the `least` largest, or all
+// that are not below the last of these (`alike`).
 template <class C>
-inline void keep(Left<C> &l, C bound, C deep, int64_t least, Scratch &scratch) {
+inline void keep(Left<C> &l, C bound, C deep, int64_t least, bool alike, Scratch &scratch) {
     Candidates<C> c = listed(l, bound, scratch);
     const C high = l.top;
     if (!scratch.failed && (least > 1 || !(C(0) >= deep))) {
         int64_t count = 0;
         for (int64_t i = 0; i < c.count; i++) count += c.value[i] - high >= deep;
+        if (count < least && !alike) return largest(l, least, scratch);
         if (count < least) {
             const C edge = rank_of(l, least, c, scratch);
             if (!scratch.failed) filter(l, c, [=](C v, int64_t) { return v >= edge; });
@@ -114,10 +115,10 @@ inline void keep(Left<C> &l, C bound, C deep, int64_t least, Scratch &scratch) {
 
 // Those within `below` of the largest: x - top >= -below, with room for rounding in the bound.
 template <class C>
-inline void within(Left<C> &l, double below, int64_t least, Scratch &scratch) {
+inline void within(Left<C> &l, double below, int64_t least, bool alike, Scratch &scratch) {
     const double bound = (double)l.top - below;
     const C limit = (C)(bound - 1e-5 * (1.0 + (bound < 0 ? -bound : bound) + absolute(below)));
-    keep(l, limit == limit ? limit : -infinity<C>, (C)-below, least > 1 ? least : 1, scratch);
+    keep(l, limit == limit ? limit : -infinity<C>, (C)-below, least > 1 ? least : 1, alike, scratch);
 }
 
 // sum (x - top) e over the e that are above 0.
@@ -147,6 +148,12 @@ inline Mass<C> mass_of(const Left<C> &l, Scratch &scratch) {
     return Mass<C>{e, z, ::log(z) - drift_of(l, e) / z};
 }
 
+// A share that sums of rounded exponentials reach where exact ones would.
+template <class C>
+constexpr double reached(double share) {
+    return share * (1.0 - (sizeof(C) == 4 ? 0x1p-21 : 0x1p-48));
+}
+
 // The fewest largest whose exponentials hold a share of their sum.
 template <class C>
 inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
@@ -154,7 +161,7 @@ inline void nucleus(Left<C> &l, double share, int64_t least, Scratch &scratch) {
     C *e = scratch.take<C>(EXTRA, l.count + width<C>);
     if (!e) return;
     const double z = exp_sum<C, true>(l.value, 0, l.count, l.top, e);
-    const Nucleus<C> end = nucleus_end(l.value, e, l.count, share, z, l.top, scratch);
+    const Nucleus<C> end = nucleus_end(l.value, e, l.count, reached<C>(share), z, l.top, scratch);
     if (scratch.failed) return;
     if (least > 1) {
         int64_t kept = 0;
@@ -184,7 +191,7 @@ inline void typical(Left<C> &l, double share, int64_t least, Scratch &scratch) {
         nearest = larger(nearest, near[i]), farthest = near[i] < farthest ? near[i] : farthest;
     }
     C last = farthest;
-    if (share < 1.0) last = weigh_down(near, m.e, l.count, share, m.z, farthest, nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch).last;
+    if (share < 1.0) last = weigh_down(near, m.e, l.count, reached<C>(share), m.z, farthest, nearest + absolute(nearest) * C(1e-5) + C(1e-6), scratch).last;
     if (scratch.failed) return;
     if (least > 1 && count_from(near, l.count, last) < least) last = select(near, l.count, least < l.count ? least : l.count, 0, farthest, l.count, nearest);
     int64_t at = 0;
@@ -256,20 +263,20 @@ inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scr
         if (l.scale / value <= (double)lanes_max(C()))
             l.scale /= value;
         else
-            within(l, 0.0, 1, scratch), l.scale = 1.0;
+            within(l, 0.0, 1, true, scratch), l.scale = 1.0;
         return;
     }
     warm(l, scratch);
     if (scratch.failed) return;
     switch (step.kind) {
         case ANYMAX_NUCLEUS_MASS: return nucleus(l, value, least, scratch);
-        case ANYMAX_SHARE_OF_LARGEST: return within(l, -::log(value), least, scratch);
-        case ANYMAX_DEVIATIONS: return within(l, deviations(l, value), least, scratch);
-        case ANYMAX_LEAST_SHARE: return within(l, -::log(value * mass_of(l, scratch).z), least, scratch);
+        case ANYMAX_SHARE_OF_LARGEST: return within(l, -::log(value), least, false, scratch);
+        case ANYMAX_DEVIATIONS: return within(l, deviations(l, value), least, true, scratch);
+        case ANYMAX_LEAST_SHARE: return within(l, -::log(value * exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr)), least, true, scratch);
         case ANYMAX_ETA: {
             const Mass<C> m = mass_of(l, scratch);
             const double eta = ::sqrt(value) * ::exp(-m.entropy);
-            return within(l, -::log((eta < value ? eta : value) * m.z), least, scratch);
+            return within(l, -::log((eta < value ? eta : value) * m.z), least, true, scratch);
         }
         case ANYMAX_TYPICAL: return typical(l, value, least, scratch);
         default: return without_top(l, value, scratch);

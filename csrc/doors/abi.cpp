@@ -272,6 +272,7 @@ static int check(const anymax_decode_call *call) {
     if (call->map < 0 || call->map >= ANYMAX_MAPS || call->map == ANYMAX_PERTURB || MAPS[call->map].scores) return ANYMAX_BAD_MAP;
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
+    if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;
     if (call->rows < 0 || call->n < 1 || call->n > INT32_MAX - 1024 || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;

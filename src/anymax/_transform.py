@@ -23,6 +23,7 @@ from ._array import (
     floating,
     from_last,
     is_array,
+    is_torch,
     known_any,
     like,
     namespace,
@@ -34,8 +35,12 @@ from ._array import (
     to_last,
     upcast,
 )
+from ._array import compiling as _compiling
 from ._typing import ArrayT, Numbers
+from .kernels import decode
+from .mappings import Softmax
 
+_SOFTMAX = Softmax()
 _BROADCAST = (
     "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta", "mass", "epsilon", "threshold", "probability", "penalty",
     "presence", "frequency", "bias",
@@ -58,6 +63,7 @@ class Transform:
     whole: bool = False  # True: a part of the rows does not get what it gets among all
     truncates: bool = False  # True: it masks classes by their scores, and leaves the others as they are
     random: bool = False  # True: it adds numbers that it draws
+    value: str | Callable[..., Any] = ""  # what the engine's step of this name takes: a parameter, or a function of what `rows` gets
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
         scores = asarray(x)
@@ -65,11 +71,26 @@ class Transform:
         axis = check_axis(self.axis, scores.ndim)
         scores = floating(scores, xp)
         y = to_last(upcast(scores, xp), axis, xp)
-        params = {k: _align(k, v, y, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+        params = self.aligned(y, axis, xp)
         with quiet(scores):
-            y = self.rows(y, xp, **params)
+            step = self.step(y, params) if self.truncates and not _compiling() else None
+            if step is not None and decode.refuse(_SOFTMAX, y) is None:
+                y = _left(y, step)
+            else:
+                y = self.rows(y, xp, **params)
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
+
+    def aligned(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
+        """Its parameters, lined up with rows whose classes were at `axis` and are last."""
+        return {k: _align(k, v, rows, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+
+    def step(self, rows: Array, params: dict[str, Any]) -> decode.Step | None:
+        """What the engine does in its place; None where it has no such step, or not for these parameters."""
+        if not self.value or not all(_one_a_row(v, rows) for k, v in params.items() if k in _BROADCAST):
+            return None
+        value = params[self.value] if isinstance(self.value, str) else self.value(rows, namespace(rows), **params)
+        return decode.Step(self.name, value, params.get("min_keep", 1))
 
     def __repr__(self) -> str:
         given = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
@@ -141,6 +162,22 @@ def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
     return dataclasses.replace(t, axis=axis)
 
 
+def read_steps(
+    parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
+    """The transforms to be called, and those after them as steps of the engine, with whether each truncates; None where it does not serve."""
+    if _compiling() or decode.refuse(mapping, rows) is not None:
+        return None
+    xp = namespace(rows)
+    one, steps = upcast(rows[..., :1], xp), []
+    for t in reversed(parts[-decode.MOST :]):
+        step = t.step(one, t.aligned(one, axis, xp)) if isinstance(t, Transform) else None
+        if step is None:
+            break
+        steps.insert(0, (step, t.truncates))
+    return parts[: len(parts) - len(steps)], tuple(steps)
+
+
 def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
     """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
     cut = full = x
@@ -163,6 +200,13 @@ def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, A
 def masked(x: Array, keep: Array, xp: Namespace) -> Array:
     """-inf where not `keep`."""
     return xp.where(keep, x, -math.inf * xp.ones_like(x))
+
+
+def _left(x: Array, step: decode.Step) -> Array:
+    """The same by the engine."""
+    if is_torch(x) and x.requires_grad:  # as an operation that a gradient goes through
+        return x.masked_fill(~decode.run(_SOFTMAX, x, (step,), keep=True).keep, -math.inf)
+    return decode.run(_SOFTMAX, x, (step,), left=True).left
 
 
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
@@ -198,6 +242,10 @@ def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
             f"a parameter of shape {tuple(value.shape)} does not broadcast to scores with {x.ndim} dimensions"
         )
     return to_last(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, xp)
+
+
+def _one_a_row(value: Any, rows: Array) -> bool:
+    return not is_array(value) or not value.ndim or (value.ndim <= rows.ndim and value.shape[-1] == 1)
 
 
 def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:

@@ -95,18 +95,18 @@ def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_ent
     return ((found.p >= epsilon) | (y >= _kth(y, min(min_keep, x.shape[-1]), xp)) | found.strange) & found.live
 
 
-def xtc_keep(x: Array, chosen: Array, threshold: Any, xp: Namespace) -> Array:
-    """False, in the rows that are `chosen` [..., 1], at all entries of probability `threshold` or more but the least probable of these.
+def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
+    """False at all entries of probability `level` [..., 1] or more but the least probable of these.
 
     Of equal ones the last counts as the least.
     """
     found = _probabilities(x, xp)
-    above = found.live & (found.p >= stop_gradient(threshold))
+    above = found.live & (found.p >= stop_gradient(level))
     y = stop_gradient(x)
     least = xp.min(xp.where(above, y, math.inf * xp.ones_like(y)), axis=-1, keepdims=True)
     place = running_sum(above & (y == least), xp, xp.int32)
     last = above & (y == least) & (place == place[..., -1:])
-    return (~(above & chosen) | last | found.strange) & found.live
+    return (~above | last | found.strange) & found.live
 
 
 class _Probabilities(NamedTuple):

@@ -41,9 +41,10 @@ from ._draws import at, invert, uniforms
 from ._mapping import Mapping, Separable
 from ._noises import Noise, draw
 from ._rows import check_mapping, prepare
-from ._transform import cut_and_full, transforms_of
+from ._transform import cut_and_full, read_steps, transforms_of
 from ._typing import AnyArray, ArrayT, Number, Numbers
 from .functional import apply, log_rows
+from .kernels import decode
 from .mappings import Softmax
 from .transforms import noise as noisy
 from .transforms import temperature as tempered
@@ -278,16 +279,24 @@ def sample(
     _rows(x, axis)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     mapping, xp = mapping.frozen(), namespace(rows)
-    cut, full = stop_gradient(upcast(rows, xp)), None
-    if transform is not None:
-        parts = transforms_of(transform, axis, scores.ndim, "sample")
-        cut, full = cut_and_full(parts, from_last(cut, axis, xp), return_log_prob)
+    parts = transforms_of(transform, axis, scores.ndim, "sample")
+    read = None if return_support else read_steps(parts, rows, axis, mapping)
+    parts, steps = (parts, ()) if read is None else read
+    cut, full = stop_gradient(rows), None
+    if parts:
+        cut, full = cut_and_full(parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
         cut, full = (
             stop_gradient(to_last(cut, axis, xp)),
             None if full is cut else stop_gradient(to_last(full, axis, xp)),
         )
+    size = 1 if num_samples is None else _count(num_samples)
+    if read is not None:
+        drawn = _in_one_pass(mapping, cut, cut if full is None else full, steps, size, generator, return_log_prob)
+        drawn = Sample(*(None if v is None else _samples_first(v, num_samples, xp) for v in drawn))
+        return drawn if return_log_prob else drawn.index
+    cut = upcast(cut, xp)
     p = stop_gradient(apply(mapping, cut))
-    index = invert(p, uniforms(p, 1 if num_samples is None else _count(num_samples), generator, xp), xp)
+    index = invert(p, uniforms(p, size, generator, xp), xp)
     drawn = Sample(_samples_first(index, num_samples, xp))
     if return_log_prob:
         log_prob = _samples_first(_log_prob(mapping, cut, index, xp), num_samples, xp)
@@ -296,6 +305,28 @@ def sample(
     if return_support:
         drawn = drawn._replace(support=_support(p, xp))
     return drawn if return_log_prob or return_support else drawn.index
+
+
+def _in_one_pass(
+    mapping: Mapping,
+    cut: Array,
+    full: Array,
+    steps: tuple[tuple[decode.Step, bool], ...],
+    size: int,
+    generator: Any,
+    log_prob: bool,
+) -> Sample:
+    """Draws by the engine, [..., size], after transforms that it takes as steps."""
+    xp = namespace(cut)
+    every = tuple(step for step, _ in steps)
+    made = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
+    if not log_prob:
+        return Sample(made.index)
+    moved = tuple(step for step, truncates in steps if not truncates)
+    same = full is cut and len(moved) == len(every)
+    whole = made.log_p if same else decode.run(mapping, full, moved, given=made.index).log_p
+    wide = upcast(cut[..., :0], xp).dtype
+    return Sample(made.index, xp.astype(made.log_p, wide), xp.astype(whole, wide))
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:

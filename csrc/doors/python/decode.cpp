@@ -13,13 +13,13 @@ bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, boo
 
 }  // namespace
 
-// (mapping, x, steps, values, keep, u, index, log_p, entropy) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
-// [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy [rows]
+// (mapping, x, steps, values, keep, u, index, log_p, entropy, left) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
+// [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy [rows]; left like x
 ANYMAX_CALL(call_decode) {
-    if (!arguments(count, 9)) return nullptr;
+    if (!arguments(count, 10)) return nullptr;
     const Kind kind = kind_of(args[1]);
     Link link;
-    Array x, steps, values, keep, u, index, log_p, entropy;
+    Array x, steps, values, keep, u, index, log_p, entropy, left;
     if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
     anymax_decode_call call;
     memset(&call, 0, sizeof call);
@@ -29,6 +29,7 @@ ANYMAX_CALL(call_decode) {
     if (!beside(values, NUMPY, args[3], ANYMAX_F64, rows * call.count, false) || !beside(keep, kind, args[4], BOOLS, x.count)) return none();
     if (args[6] != Py_None && (!index.read(kind, args[6], args[5] != Py_None) || index.dtype != LONGS || !index.dense())) return none();
     if (!beside(u, kind, args[5], ANYMAX_F64, index.count, false) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count)) return none();
+    if (!beside(left, kind, args[9], x.dtype, x.count)) return none();
     if (!beside(entropy, kind, args[8], ANYMAX_F64, rows) || (rows && index.count % rows)) return none();
     anymax_step list[64];
     for (int64_t k = 0; k < call.count; k++) {
@@ -36,8 +37,12 @@ ANYMAX_CALL(call_decode) {
         list[k] = anymax_step{(int32_t)step[0], (int32_t)step[1], step[2]};
     }
     call.map = link.map, call.param = link.param, call.dtype = x.dtype, call.rows = rows, call.n = n, call.stride = n, call.x = x.data;
-    call.steps = list, call.values = (const double *)values.data, call.keep = (uint8_t *)keep.data;
-    call.u = (const double *)u.data, call.index = u.data ? (int64_t *)index.data : nullptr, call.given = u.data ? nullptr : (const int64_t *)index.data, call.entropy = (double *)entropy.data, call.log_p = (double *)log_p.data, call.draws = rows ? index.count / rows : 0;
+    call.steps = list, call.values = (const double *)values.data, call.keep = (uint8_t *)keep.data, call.left = left.data;
+    call.u = (const double *)u.data, call.log_p = (double *)log_p.data, call.entropy = (double *)entropy.data, call.draws = rows ? index.count / rows : 0;
+    if (u.data)
+        call.index = (int64_t *)index.data;
+    else
+        call.given = (const int64_t *)index.data;
     const int code = without_lock(kind, x.count, [&](int pool) {
         call.pool = pool;
         return anymax_decode(&call);

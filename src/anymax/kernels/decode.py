@@ -15,7 +15,7 @@ from .link import NEED_SCORES, link_of
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
 }  # as csrc/anymax.h has them, which is tested  # fmt: skip
-_MOST = 64  # steps
+MOST = 64  # steps
 
 
 class Step(NamedTuple):
@@ -30,6 +30,7 @@ class Decoded(NamedTuple):
     """What was asked for, as arrays of the scores' kind; None else."""
 
     keep: Array | None  # bool, like the scores
+    left: Array | None  # like the scores, -inf where a class is left out
     index: Array | None  # int64 [..., draws]
     log_p: Array | None  # float64 [..., draws]
     entropy: Array | None  # float64 [...]
@@ -48,8 +49,8 @@ def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | No
         return f"it draws from maps that have a threshold, and {link.kind} has none"
     if link.params is not None:
         return "it takes one parameter of a map for all rows"
-    if len(steps) > _MOST or any(step.name not in STEPS for step in steps):
-        return f"it has up to {_MOST} steps among {', '.join(STEPS)}"
+    if len(steps) > MOST or any(step.name not in STEPS for step in steps):
+        return f"it has up to {MOST} steps among {', '.join(STEPS)}"
     return "it serves rows of at least one class" if not x.ndim or not x.shape[-1] else None
 
 
@@ -59,6 +60,7 @@ def run(
     steps: tuple[Step, ...] = (),
     *,
     keep: bool = False,
+    left: bool = False,
     u: Array | None = None,
     given: Array | None = None,
     log_p: bool = False,
@@ -81,12 +83,13 @@ def run(
     index = world.empty(draws, "int64") if u is not None else None if given is None else world.contiguous(given)
     out = Decoded(
         world.empty(tuple(x.shape), "bool") if keep else None,
+        native.empty_like(x) if left else None,
         index,
         world.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
         world.empty(batch, "float64") if entropy else None,
     )
     made = native.engine_for(x).decode(
-        mapping, x, table.reshape(-1, 3), values, out.keep, None if u is None else world.contiguous(u), index, out.log_p, out.entropy
+        mapping, x, table.reshape(-1, 3), values, out.keep, None if u is None else world.contiguous(u), index, out.log_p, out.entropy, out.left
     )
     if made is None:
         raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")

@@ -49,7 +49,7 @@ def temperature(T: Number, *, axis: int | None = None, dim: int | None = None) -
     array([-inf,   0.])
     """
     check_range("temperature", "T", T, lambda v: v >= 0, "at least 0")
-    return Transform(_temperature, (("T", T),), pick_axis(axis, dim))
+    return Transform(_temperature, (("T", T),), pick_axis(axis, dim), value="T")
 
 
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:

@@ -36,7 +36,7 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
     least = dict(_at_least("topk", min_keep)).get("min_keep", 1)
-    return _truncation(_topk, (("k", max(int(k), least)),), axis, dim)
+    return _truncation(_topk, "k", (("k", max(int(k), least)),), axis, dim)
 
 
 def _topk(x: Array, xp: Namespace, k: int) -> Array:
@@ -59,7 +59,7 @@ def topp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | No
     array([  2.,   1., -inf])
     """
     check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_topp, (("p", p), *_at_least("topp", min_keep)), axis, dim)
+    return _truncation(_topp, "p", (("p", p), *_at_least("topp", min_keep)), axis, dim)
 
 
 def _topp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
@@ -82,7 +82,7 @@ def minp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | No
     array([  2.,   1., -inf])
     """
     check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_minp, (("p", p), *_at_least("minp", min_keep)), axis, dim)
+    return _truncation(_minp, "p", (("p", p), *_at_least("minp", min_keep)), axis, dim)
 
 
 def _minp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
@@ -107,7 +107,7 @@ def topnsigma(n: Number, *, axis: int | None = None, dim: int | None = None) -> 
     array([ 4. ,  3.5, -inf])
     """
     check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
-    return _truncation(_topnsigma, (("n", n),), axis, dim)
+    return _truncation(_topnsigma, "n", (("n", n),), axis, dim)
 
 
 def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
@@ -142,7 +142,7 @@ def typical(mass: Number = 0.9, min_keep: int = 1, *, axis: int | None = None, d
     array([0. , 0.2, 0.2, 0.2])
     """
     check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_typical, (("mass", mass), *_at_least("typical", min_keep)), axis, dim)
+    return _truncation(_typical, "mass", (("mass", mass), *_at_least("typical", min_keep)), axis, dim)
 
 
 def _typical(x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
@@ -165,7 +165,7 @@ def epsilon_cutoff(epsilon: Number, min_keep: int = 1, *, axis: int | None = Non
     array([0.87, 0.  , 0.  , 0.  ])
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _truncation(_epsilon_cutoff, (("epsilon", epsilon), *_at_least("epsilon_cutoff", min_keep)), axis, dim)
+    return _truncation(_epsilon_cutoff, "epsilon", (("epsilon", epsilon), *_at_least("epsilon_cutoff", min_keep)), axis, dim)
 
 
 def _epsilon_cutoff(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
@@ -188,7 +188,7 @@ def eta(epsilon: Number, min_keep: int = 1, *, axis: int | None = None, dim: int
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _truncation(_eta, (("epsilon", epsilon), *_at_least("eta", min_keep)), axis, dim)
+    return _truncation(_eta, "epsilon", (("epsilon", epsilon), *_at_least("eta", min_keep)), axis, dim)
 
 
 def _eta(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
@@ -225,16 +225,26 @@ def xtc(
     check_range("xtc", "threshold", threshold, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     check_range("xtc", "probability", probability, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     params = (("threshold", threshold), ("probability", probability), ("generator", listed(generator)))
-    return Transform(_xtc, params, pick_axis(axis, dim), whole=True, truncates=True)
+    return Transform(_xtc, params, pick_axis(axis, dim), whole=True, truncates=True, value=_cut_from)
 
 
 def _xtc(x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-    chosen = uniform((*x.shape[:-1], 1), x, generator) <= stop_gradient(probability)
-    return masked(x, xtc_keep(x, chosen, threshold, xp), xp)
+    return masked(x, xtc_keep(x, _cut_from(x, xp, threshold, probability, generator), xp), xp)
 
 
-def _truncation(rows: Any, params: tuple[tuple[str, Any], ...], axis: int | None, dim: int | None) -> Transform:
-    return Transform(rows, params, pick_axis(axis, dim), truncates=True)
+def _cut_from(x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
+    """The probability from which a row is cut, [..., 1]: the threshold, or infinity where it is to stay as it is."""
+    u = uniform((*x.shape[:-1], 1), x, generator)
+    level = threshold + xp.zeros_like(u)
+    least = xp.finfo(u.dtype).smallest_normal  # a threshold of 0: all that have a probability
+    level = xp.where(level > least, level, least * xp.ones_like(u))
+    return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
+
+
+def _truncation(
+    rows: Any, value: str, params: tuple[tuple[str, Any], ...], axis: int | None, dim: int | None
+) -> Transform:
+    return Transform(rows, params, pick_axis(axis, dim), truncates=True, value=value)
 
 
 def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
