@@ -797,6 +797,19 @@ def test_parameters_are_differentiable():
     assert torch.autograd.gradcheck(lambda t: mix(x.softmax(-1), [0.2, 0.3, 0.5], t / 4), t)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("transform", [topk(3), topp(0.6), minp(0.1, 3), typical(0.6), eta(0.3, 2)], ids=lambda t: t.name)
+def test_a_trace_is_no_decision(transform):
+    """torch.jit.trace keeps what was done for its example: that must be right for other scores, with ties, or spread out."""
+    torch = pytest.importorskip("torch")
+    peaked = torch.full((2, 64), -30.0)
+    peaked[:, 5:9] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    traced = torch.jit.trace(lambda x: transform(x), peaked)
+    draw = torch.Generator().manual_seed(0)
+    for x in (torch.randn(2, 64, generator=draw), torch.randint(4, (2, 64), generator=draw) * 0.25):
+        assert torch.equal(traced(x), transform(x))
+
+
 @pytest.mark.thin(4)
 @everyone
 def test_torch_compile_and_vmap(name):

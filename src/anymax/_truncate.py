@@ -15,12 +15,12 @@ import numpy as np
 from ._array import (
     Array,
     Namespace,
+    decides,
     descending,
     finite_scores,
     is_array,
     is_jax,
     is_torch,
-    known,
     like,
     positions,
     running_sum,
@@ -162,7 +162,7 @@ def _or_all(kept: Array, level: Any, live: Array) -> Array:
 def _most(some: Array, xp: Namespace) -> int:
     """In no row more than so many entries are True, as far as that may be asked and saves a sort of the whole row; else all there are."""
     n = some.shape[-1]
-    if not known(some) or not math.prod(some.shape):
+    if not decides(some) or not math.prod(some.shape):
         return n
     most = int(xp.max(_number(some, xp)))
     return max(most, 1) if 8 * most < n else n
@@ -208,7 +208,7 @@ def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:
     equal = (x == edge) & (x != -math.inf)
     nan = xp.any(xp.isnan(x), axis=-1, keepdims=True) & (x != -math.inf)
     room = count - _number(above, xp)
-    if known(equal) and not bool(xp.any(_number(equal, xp) > room)):  # the usual case, without ties at the edge
+    if decides(equal) and not bool(xp.any(_number(equal, xp) > room)):  # the usual case, without ties at the edge
         return above | equal | nan
     place = running_sum(equal, xp, xp.int32)
     return above | (equal & (place <= room)) | nan

@@ -71,14 +71,32 @@ class Sample(NamedTuple):
     support: Support | None = None
 
 
+@overload
 def gumbel_max(
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
     *,
     generator: Any = None,
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
-) -> ArrayT:
+) -> np.ndarray[Any, Any]: ...
+@overload
+def gumbel_max(
+    x: ArrayT,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+def gumbel_max(
+    x: Any,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
     """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
 
     One random number a class, where `sample` takes one a row. Gumbel 1954; Maddison et al. 2014.
@@ -96,8 +114,9 @@ def gumbel_max(
     return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
 
 
+@overload
 def perturb_argmax(
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
     noise: str | Noise = "normal",
     scale: float = 1.0,
     *,
@@ -105,7 +124,28 @@ def perturb_argmax(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
-) -> ArrayT:
+) -> np.ndarray[Any, Any]: ...
+@overload
+def perturb_argmax(
+    x: ArrayT,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+def perturb_argmax(
+    x: Any,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
     Perturb and argmax, for any noise; the probabilities themselves are `perturb_max(x, noise)`.
@@ -185,7 +225,21 @@ def gumbel_softmax(
 @overload
 def sample(
     mapping: Mapping,
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[False] = False,
+    return_support: Literal[False] = False,
+) -> np.ndarray[Any, Any]: ...
+@overload
+def sample(
+    mapping: Mapping,
+    x: ArrayT,
     *,
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
@@ -248,8 +302,9 @@ def sample(
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
         Those of `anymax.transforms` go along `axis`, whichever it is.
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        From one generator row i, in C order of the other axes, takes the numbers i, i + 1, ... up to `num_samples` of them, so that more
-        rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by how many are asked for).
+        From one generator row i, in C order of the other axes, takes the i-th number that it gives, or with `num_samples` = S the S
+        numbers from i * S on, so that more rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by
+        how many are asked for).
     num_samples: how many to draw from each row, independently, as a new first axis.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
     mask: boolean, broadcastable to x, True = keep; before the transforms.
