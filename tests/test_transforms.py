@@ -798,7 +798,9 @@ def test_parameters_are_differentiable():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("transform", [topk(3), topp(0.6), minp(0.1, 3), typical(0.6), eta(0.3, 2)], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "transform", [topk(3), topp(0.6), minp(0.1, 3), typical(0.6), eta(0.3, 2)], ids=lambda t: t.name
+)
 def test_a_trace_is_no_decision(transform):
     """torch.jit.trace keeps what was done for its example: that must be right for other scores, with ties, or spread out."""
     torch = pytest.importorskip("torch")
