@@ -346,6 +346,15 @@ def test_the_inverse_at_its_ends(kind):
 
 
 @every_kind
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_number_does_not_mind_how_many_follow(kind, dtype):
+    like = KINDS[kind](np.zeros(1, dtype))
+    many, few = (back(_random.uniform((n, 3), like, generator(kind))) for n in (50, 7))
+    assert np.array_equal(many[:7], few)
+    assert len(np.unique(many)) == 150
+
+
+@every_kind
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), SparseSoftmax(k=4)], ids=lambda m: m.name)
 def test_a_row_does_not_mind_its_neighbours(kind, mapping):
     """From one seed row i has the i-th number, however many follow; from a list its own, whatever stands before it."""

@@ -435,6 +435,8 @@ def test_repetition_penalty(kind):
     got = back(repetition_penalty(c(tokens), 1.5, axis=0)(c(x.T))).T
     np.testing.assert_allclose(got, want(x, tokens, 1.5, 0, 0), rtol=2e-6)
     assert np.array_equal(back(repetition_penalty([], 2.0, 1.0, 1.0)(c(x))), x)
+    got = back(repetition_penalty(np.array([2, 5], np.uint8), 1.5)(c(x)))
+    np.testing.assert_allclose(got, want(x, np.array([[2, 5]] * 4), 1.5, 0, 0), rtol=2e-6)
     if kind == "strict":
         return
     cube = np.stack([x, -np.where(np.isinf(x), 0, x)])

@@ -312,7 +312,8 @@ def sample(
         `log_prob` is that of what was drawn, over the classes that were kept: what vLLM calls processed, and what belongs into the ratio
         of importance of a trainer that restricts itself to the same support. `full_log_prob` is that of the same map after the same
         transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
-        vocabulary; penalties, biases and temperatures are in both. A map that truncates by itself, as `SparseSoftmax`, does so in both.
+        vocabulary; penalties, biases, temperatures and functions of your own are in both, and so is what a map truncates by itself, as
+        `SparseSoftmax` does.
         Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
         NaN or +inf.
     return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
