@@ -500,7 +500,7 @@ WRONG = {
     "device": (lambda: A.attention(t(Q), t(K), t(V).to("meta")), ValueError, "on one device, got cpu, cpu and meta"),
     "mask device": (lambda: A.attention(t(Q), t(K), t(V), bias=t(BIAS).to("meta")), ValueError, "bias is on meta"),
     "budget": (lambda: A.attention(Q, K, V, Budget(9)), ValueError, "9"),
-    "generator": (lambda: A.attention(Q, K, V, dropout_p=0.1), TypeError, "generator: NumPy arrays need"),
+    "generator": (lambda: A.attention(Q, K, V, dropout_p=0.1, generator="0"), TypeError, "generator: NumPy arrays need"),
 }  # fmt: skip
 
 

@@ -430,6 +430,25 @@ def test_drafts_under_jit():
     assert np.array_equal(drawn.index, gumbel_topk(jax.numpy.log(p[:, 0]), 3, generator=key).index)
 
 
+def test_under_torch_compile():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    cut = compose(
+        am.logit_bias({3: 1.0}), am.repetition_penalty([1, 2], 1.2), am.temperature(0.7), am.topk(9), am.topp(0.9)
+    )
+    torch._dynamo.reset()
+    draw = torch.compile(
+        lambda x: am.sample(Softmax(), x, transform=cut, return_log_prob=True)[:3], fullgraph=True, backend="eager"
+    )
+    torch.manual_seed(0)
+    got = draw(x)
+    torch.manual_seed(0)
+    for a, b in zip(got, am.sample(Softmax(), x, transform=cut, return_log_prob=True)[:3]):
+        torch.testing.assert_close(a, b)
+    best = torch.compile(lambda x: topk_log_prob(Entmax(1.5), x, 4, cut), fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(best, topk_log_prob(Entmax(1.5), x, 4, cut))
+
+
 X, P = np.zeros((2, 5)), np.full((2, 3, 5), 0.2)
 T = np.zeros((2, 3), int)
 

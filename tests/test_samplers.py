@@ -10,6 +10,7 @@ from kinds import KINDS, back, every_kind, generator, readonly
 from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
+import anymax as am
 from anymax import _draws, _random
 from anymax._array import namespace
 from anymax._draws import first_above, invert, uniforms
@@ -343,6 +344,33 @@ def test_the_inverse_at_its_ends(kind):
     u = np.tile(np.array([0.0, 1 - ulp]), (3, 1)).astype(np.float32 if kind == "jax" else np.float64)
     index = back(invert(c(p), c(u), namespace(c(p))))
     assert index.tolist() == [[2, 5], [4, 4], [1, 7]]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "jax"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_a_row_is_the_generators_own(kind, count):
+    """What an engine that draws has to keep: fp64, rows in C order, the first class whose cumulative probability exceeds it."""
+    x = vocabulary().reshape(2, 3, 40)
+    if kind == "torch":
+        import torch
+
+        u = torch.rand(6 * count, dtype=torch.float64, generator=torch.Generator().manual_seed(8)).numpy()
+    else:
+        u = np.random.default_rng(8).random(6 * count)
+    p = back(am.apply(Softmax(), CUT(KINDS[kind](x)))).reshape(6, 40).astype(np.float64)
+    upto = np.cumsum(p, axis=-1)
+    want = [[np.searchsorted(c, v * c[-1], side="right") for v in vs] for c, vs in zip(upto, u.reshape(6, count))]
+    got = back(sample(Softmax(), KINDS[kind](x), transform=CUT, generator=8, num_samples=count))
+    assert got.tolist() == np.array(want).T.reshape(count, 2, 3).tolist()
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_number_does_not_mind_how_many_follow(kind, dtype):
+    like = KINDS[kind](np.zeros(1, dtype))
+    many, few = (back(_random.uniform((n, 3), like, generator(kind))) for n in (50, 7))
+    assert np.array_equal(many[:7], few)
+    assert len(np.unique(many)) == 150
 
 
 @every_kind

@@ -435,6 +435,8 @@ def test_repetition_penalty(kind):
     got = back(repetition_penalty(c(tokens), 1.5, axis=0)(c(x.T))).T
     np.testing.assert_allclose(got, want(x, tokens, 1.5, 0, 0), rtol=2e-6)
     assert np.array_equal(back(repetition_penalty([], 2.0, 1.0, 1.0)(c(x))), x)
+    got = back(repetition_penalty(np.array([2, 5], np.uint8), 1.5)(c(x)))
+    np.testing.assert_allclose(got, want(x, np.array([[2, 5]] * 4), 1.5, 0, 0), rtol=2e-6)
     if kind == "strict":
         return
     cube = np.stack([x, -np.where(np.isinf(x), 0, x)])
@@ -795,6 +797,21 @@ def test_parameters_are_differentiable():
     assert torch.autograd.gradcheck(lambda *a: clean(scalable(*a)(holes)), (t, g, b[:1].detach().requires_grad_()))
     assert torch.autograd.gradcheck(lambda w: cosine(w)(x), w)
     assert torch.autograd.gradcheck(lambda t: mix(x.softmax(-1), [0.2, 0.3, 0.5], t / 4), t)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "transform", [topk(3), topp(0.6), minp(0.1, 3), typical(0.6), eta(0.3, 2)], ids=lambda t: t.name
+)
+def test_a_trace_is_no_decision(transform):
+    """torch.jit.trace keeps what was done for its example: that must be right for other scores, with ties, or spread out."""
+    torch = pytest.importorskip("torch")
+    peaked = torch.full((2, 64), -30.0)
+    peaked[:, 5:9] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    traced = torch.jit.trace(lambda x: transform(x), peaked)
+    draw = torch.Generator().manual_seed(0)
+    for x in (torch.randn(2, 64, generator=draw), torch.randint(4, (2, 64), generator=draw) * 0.25):
+        assert torch.equal(traced(x), transform(x))
 
 
 @pytest.mark.thin(4)

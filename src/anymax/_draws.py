@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Array, Namespace, check_integer, is_jax, is_torch, running_sum, stop_gradient
+from ._array import Array, Namespace, check_integer, decides, is_jax, is_torch, running_sum, stop_gradient
 from ._random import uniform
 from ._truncate import topk_keep
 
@@ -25,6 +25,8 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
     """
     upto = running_sum(p, xp, _wide(p, xp))
     index = first_above(upto, u * upto[..., -1:], xp)
+    if decides(p) and bool(xp.all(xp.take_along_axis(p, index, axis=-1) > 0)):
+        return index
     # Parallel sums need not be monotone in the last bit, so that a class of mass 0 could be met: move on to the next
     # with mass
     rank = running_sum(p > 0, xp, xp.int32)

@@ -15,6 +15,7 @@ import numpy as np
 from ._array import (
     Array,
     Namespace,
+    decides,
     descending,
     finite_scores,
     is_array,
@@ -51,14 +52,16 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1) -> Array:
     high = top(x, xp)
     strange = xp.isnan(high) | (high == math.inf)
     y = xp.where(strange, xp.zeros_like(x), x)
-    # the standard's sort is stable, for which torch's ONNX exporter has no translation
-    s = y.sort(dim=-1, descending=True).values if is_torch(y) else descending(y, xp)
-    e = xp.exp(s - xp.where(high > -math.inf, s[..., :1], xp.zeros_like(high)))
-    level = stop_gradient(like(p, e, xp))
-    inside = _before(e, level, xp)
+    high = xp.where(strange | (high == -math.inf), xp.zeros_like(high), high)
+    e = xp.exp(y - high)
+    level, z = stop_gradient(like(p, e, xp)), _mass(e, xp)
+    # n entries of at most this one's mass follow an entry that is kept, and have more than (1 - p) of it
+    some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
+    s = _falling(y, max(_most(some, xp), min_keep), xp)
+    inside = _before(xp.exp(s - high), level, z, xp)
     if min_keep > 1:
         inside = inside | (positions(s, xp.int32, xp) < min_keep)
-    count = xp.sum(xp.astype(inside, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)
+    count = _number(inside, xp)
     edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
     return _or_all(_first(y, edge, count, xp) | strange, level, live)
 
@@ -71,10 +74,10 @@ def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array
     found = _probabilities(x, xp)
     far = xp.abs(found.log_p + found.entropy(xp))
     far = xp.where(found.live, far, math.inf * xp.ones_like(far))
-    order = _ascending(far, xp)
+    order = _rising(far, _most(found.live, xp), xp)
     near, p = (xp.take_along_axis(a, order, axis=-1) for a in (far, found.p))
     level = stop_gradient(like(mass, p, xp))
-    inside = _before(p, level, xp)
+    inside = _before(p, level, _mass(found.p, xp), xp)
     if min_keep > 1:
         inside = inside | (positions(near, xp.int32, xp) < min_keep)
     edge = top(xp.where(inside, near, -xp.ones_like(near)), xp)
@@ -132,13 +135,21 @@ def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
     return _Probabilities(e / z, xp.where(live, y - xp.log(z), zero), live, strange)
 
 
-def _before(mass: Array, level: Any, xp: Namespace) -> Array:
-    """True at the entries before which less than `level` of the row's mass lies."""
-    # NumPy sums one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus
-    wide = mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
-    upto = running_sum(mass, xp, wide)
+def _wide(mass: Array, xp: Namespace) -> Any:
+    """The dtype of sums. NumPy adds one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus."""
+    return mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
+
+
+def _mass(mass: Array, xp: Namespace) -> Array:
+    """The row's sum, [..., 1]."""
+    return xp.sum(mass, axis=-1, keepdims=True, dtype=_wide(mass, xp))
+
+
+def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:
+    """True at the entries before which less than `level` of the whole mass lies."""
+    upto = running_sum(mass, xp, whole.dtype)
     before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
-    return before < like(level, upto, xp) * upto[..., -1:]
+    return before < like(level, upto, xp) * whole
 
 
 def _or_all(kept: Array, level: Any, live: Array) -> Array:
@@ -148,8 +159,33 @@ def _or_all(kept: Array, level: Any, live: Array) -> Array:
     return live if level >= 1 else kept & live  # a bool beside a tensor is no operation of torch.jit.trace
 
 
-def _ascending(x: Array, xp: Namespace) -> Array:
-    """The order of each row, the smallest first."""
+def _most(some: Array, xp: Namespace) -> int:
+    """In no row more than so many entries are True, as far as that may be asked and saves a sort of the whole row; else all there are."""
+    n = some.shape[-1]
+    if not decides(some) or not math.prod(some.shape):
+        return n
+    most = int(xp.max(_number(some, xp)))
+    return max(most, 1) if 8 * most < n else n
+
+
+def _falling(x: Array, m: int, xp: Namespace) -> Array:
+    """The m largest entries of each row, sorted, the largest first."""
+    n = x.shape[-1]
+    if m < n and is_torch(x):
+        return x.topk(m, dim=-1).values
+    if m < n and isinstance(x, np.ndarray):
+        return descending(np.partition(x, n - m, axis=-1)[..., n - m :], xp)
+    # the standard's sort is stable, for which torch's ONNX exporter has no translation
+    return x.sort(dim=-1, descending=True).values if is_torch(x) else descending(x, xp)
+
+
+def _rising(x: Array, m: int, xp: Namespace) -> Array:
+    """The places of the m smallest entries of each row, the smallest first."""
+    if m < x.shape[-1] and is_torch(x):
+        return x.topk(m, dim=-1, largest=False).indices
+    if m < x.shape[-1] and isinstance(x, np.ndarray):
+        some = np.argpartition(x, m - 1, axis=-1)[..., :m]
+        return np.take_along_axis(some, np.argsort(np.take_along_axis(x, some, axis=-1), axis=-1), axis=-1)
     return x.sort(dim=-1).indices if is_torch(x) else xp.argsort(x, axis=-1)
 
 
@@ -170,7 +206,14 @@ def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:
     """True at the entries above `edge` and, up to `count` in all, at the first of those equal to it."""
     above = x > edge
     equal = (x == edge) & (x != -math.inf)
-    room = count - xp.sum(xp.astype(above, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)
+    nan = xp.any(xp.isnan(x), axis=-1, keepdims=True) & (x != -math.inf)
+    room = count - _number(above, xp)
+    if decides(equal) and not bool(xp.any(_number(equal, xp) > room)):  # the usual case, without ties at the edge
+        return above | equal | nan
     place = running_sum(equal, xp, xp.int32)
-    nan = xp.any(xp.isnan(x), axis=-1, keepdims=True)
-    return above | (equal & (place <= room)) | (nan & (x != -math.inf))
+    return above | (equal & (place <= room)) | nan
+
+
+def _number(some: Array, xp: Namespace) -> Array:
+    """How many entries of each row are True, [..., 1]."""
+    return xp.sum(xp.astype(some, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)

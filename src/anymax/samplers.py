@@ -72,14 +72,32 @@ class Sample(NamedTuple):
     support: Support | None = None
 
 
+@overload
 def gumbel_max(
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
     *,
     generator: Any = None,
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
-) -> ArrayT:
+) -> np.ndarray[Any, Any]: ...
+@overload
+def gumbel_max(
+    x: ArrayT,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+def gumbel_max(
+    x: Any,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
     """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
 
     One random number a class, where `sample` takes one a row. Gumbel 1954; Maddison et al. 2014.
@@ -97,8 +115,9 @@ def gumbel_max(
     return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
 
 
+@overload
 def perturb_argmax(
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
     noise: str | Noise = "normal",
     scale: float = 1.0,
     *,
@@ -106,7 +125,28 @@ def perturb_argmax(
     axis: int | None = None,
     dim: int | None = None,
     num_samples: int | None = None,
-) -> ArrayT:
+) -> np.ndarray[Any, Any]: ...
+@overload
+def perturb_argmax(
+    x: ArrayT,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+def perturb_argmax(
+    x: Any,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
     Perturb and argmax, for any noise; the probabilities themselves are `perturb_max(x, noise)`.
@@ -186,7 +226,21 @@ def gumbel_softmax(
 @overload
 def sample(
     mapping: Mapping,
-    x: ArrayT | Numbers,
+    x: np.ndarray[Any, Any] | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[False] = False,
+    return_support: Literal[False] = False,
+) -> np.ndarray[Any, Any]: ...
+@overload
+def sample(
+    mapping: Mapping,
+    x: ArrayT,
     *,
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
@@ -249,8 +303,9 @@ def sample(
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
         Those of `anymax.transforms` go along `axis`, whichever it is.
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        From one generator row i, in C order of the other axes, takes the numbers i, i + 1, ... up to `num_samples` of them, so that more
-        rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by how many are asked for).
+        From one generator row i, in C order of the other axes, takes the i-th number that it gives, or with `num_samples` = S the S
+        numbers from i * S on, so that more rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by
+        how many are asked for).
     num_samples: how many to draw from each row, independently, as a new first axis.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
     mask: boolean, broadcastable to x, True = keep; before the transforms.
@@ -258,7 +313,8 @@ def sample(
         `log_prob` is that of what was drawn, over the classes that were kept: what vLLM calls processed, and what belongs into the ratio
         of importance of a trainer that restricts itself to the same support. `full_log_prob` is that of the same map after the same
         transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
-        vocabulary; penalties, biases and temperatures are in both. A map that truncates by itself, as `SparseSoftmax`, does so in both.
+        vocabulary; penalties, biases, temperatures and functions of your own are in both, and so is what a map truncates by itself, as
+        `SparseSoftmax` does.
         Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
         NaN or +inf.
     return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.

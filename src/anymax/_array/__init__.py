@@ -24,6 +24,7 @@ from .safe import expm1_over, log, log1p_over, power, safe, xlogx
 from .tracing import (
     ask_torch,
     compiling,
+    decides,
     differentiates,
     eager,
     exporting,

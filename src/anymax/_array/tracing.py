@@ -62,6 +62,11 @@ def known(x: Array) -> bool:
     return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
 
 
+def decides(x: Array) -> bool:
+    """True where a value of x may decide what is done: known, and in no trace of torch.jit, which would keep what was done."""
+    return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
+
+
 def known_any(condition: Array, xp: Namespace) -> bool:
     """True where some entry is known to be True."""
     return known(condition) and bool(xp.any(condition))

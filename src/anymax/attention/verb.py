@@ -52,7 +52,7 @@ def attention(
     softcap: c tanh(scores / c), before bias and mask. sink: one more score for each head, of a key without a value.
     transform: of the masked scores, such as `transforms.scalable()`, `temperature(T)`, `prior(scale=...)` or `topk(8)`.
     mix: (prior, weight), mixed into p after the map where a query may attend: `(1 - weight) p + weight prior`.
-    dropout_p: of the probabilities, from `generator`: an integer seed or the framework's own (torch: its global one by default).
+    dropout_p: of the probabilities, from `generator`: an integer seed or the framework's own (NumPy, torch: the global one by default).
     need_weights: return (output, p), with p [..., H, L, S] as the map and `mix` gave it, before dropout, without the sink.
     implementation: "sdpa" (torch's own), "triton" (a GPU's kernels for softmax, sparsemax, entmax and budget), "blockwise" (never the
     whole matrix), "linear" (Taylor(2) in linear time, see `linear_attention`) or "reference"; by default the first that serves the call.

@@ -24,7 +24,7 @@ from .._array import (
     pick_axis,
     positions,
 )
-from .._transform import Transform, check_range, on_kept
+from .._transform import Transform, check_range, native, on_kept
 from .._typing import Number
 
 
@@ -64,6 +64,8 @@ def repetition_penalty(
         raise ValueError(
             "repetition_penalty: tokens must have an axis, the classes that came before, got a single number"
         )
+    if isinstance(tokens, np.ndarray):  # unsigned ones too, which torch can't compare
+        tokens = tokens.astype(np.int64)
     check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
     for name, value in (("presence", presence), ("frequency", frequency)):
         check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
@@ -73,7 +75,7 @@ def repetition_penalty(
 
 def _repetition_penalty(x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
     n = x.shape[-1]
-    tokens = beside(tokens, x, "tokens", xp)
+    tokens = beside(native(tokens, x, xp), x, "tokens", xp)
     _fits(tuple(tokens.shape), tuple(x.shape))
     if known_any((tokens < -1) | (tokens >= n), xp):
         raise ValueError(
