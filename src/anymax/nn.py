@@ -2,6 +2,9 @@
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
+
+A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
+`Sequential(Linear(20, 5), Activation("sparsemax"))`.
 """
 
 from __future__ import annotations
@@ -9,11 +12,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
+    ) from None
 
 from . import functional, losses, margins, transforms
+from ._array import asarray, dense
 from ._mapping import Mapping
+from ._names import as_mapping
+from ._options import answering
 from ._typing import Axes
 from .attention import attention, is_causal_bias, kept_by, operands
 from .attention.scores import transforms_of
@@ -33,8 +44,7 @@ class _OfMapping(nn.Module):
 
     def __init__(self, mapping: Mapping, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
-        if not isinstance(mapping, Mapping):
-            raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+        mapping = as_mapping(mapping, type(self).__name__)
         self._kind = type(mapping)
         self._fixed = mapping if learn is None and not mapping.params() else None
         self._constants = mapping.constants()
@@ -51,6 +61,8 @@ class _OfMapping(nn.Module):
             self._make_learnable(mapping, learn, bounds)
 
     def _make_learnable(self, mapping: Mapping, learn: str, bounds: tuple[float, float]) -> None:
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
         low, high = bounds
         start = getattr(mapping, learn, None)
         if start is None or isinstance(start, (str, bool)):
@@ -89,6 +101,7 @@ class Activation(_OfMapping):
     (heads, 1, 1), for one value a head.
     """
 
+    @answering({"axis": "say dim="})
     def __init__(
         self, mapping: Mapping, dim: Axes = -1, *, learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0)
     ) -> None:
@@ -111,6 +124,7 @@ class Loss(_OfMapping):
 
     weight: Tensor | None
 
+    @answering({"axis": "say dim="})
     def __init__(
         self,
         mapping: Mapping,
@@ -124,6 +138,8 @@ class Loss(_OfMapping):
         bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
         self.register_buffer("weight", weight)
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
@@ -283,7 +299,7 @@ class Attention(_OfMapping):
         for name, a, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
             if not isinstance(a, Tensor):
                 raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
-            operands.dense("Attention", name, a, "pad it and say key_padding_mask=")
+            dense(a, f"Attention: {name}", "pad it and say key_padding_mask=")
             if a.ndim and a.shape[-1] != size:
                 raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
             if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):
@@ -387,6 +403,9 @@ class MarginHead(_OfMapping):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> None:
+        for name, size in (("in_features", in_features), ("num_classes", num_classes)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"MarginHead: {name} must be an integer, got {size!r}")
         super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale

@@ -15,6 +15,7 @@ import numpy as np
 
 from ._array import Array, is_array, is_torch
 from ._mapping import Mapping
+from ._names import as_mapping
 from .functional import apply
 from .inspection import jacobian as _jacobian
 from .losses import fenchel_young, nll
@@ -399,15 +400,8 @@ def _plain(mapping: Mapping) -> Mapping:
 
 
 def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
-    if isinstance(given, str):
-        raise TypeError(f"anymax.plot: expected a list of mappings such as [Softmax()], got the string {given!r}")
-    one = isinstance(given, (Mapping, type)) or callable(given)
-    maps = list(default if given is None else [given] if one else given)  # type: ignore[list-item,arg-type]
-    for m in maps:
-        if not isinstance(m, Mapping):
-            hint = f"; write {m.__name__}()" if isinstance(m, type) and issubclass(m, Mapping) else ""
-            raise TypeError(f"anymax.plot: expected mappings such as Sparsemax(), got {m!r}{hint}")
-    return [_plain(m) for m in maps]
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    return [_plain(as_mapping(m, "anymax.plot")) for m in (default if given is None else given if several else [given])]
 
 
 def pyplot() -> Any:

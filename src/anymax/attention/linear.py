@@ -32,6 +32,8 @@ from .._array import (
     upcast,
 )
 from .._mapping import Mapping
+from .._names import as_mapping
+from .._options import answering
 from ..kernels import linear, native
 from ..mappings import Taylor
 from .operands import check, flag
@@ -165,6 +167,7 @@ class LinearState(NamedTuple):
         return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
 
 
+@answering(query="q", key="k", value="v")
 def linear_attention(
     q: Array,
     k: Array,
@@ -182,9 +185,7 @@ def linear_attention(
     from what |q| |k| would allow are differences of large features: their relative error is about |q|^2 |k|^2 scale^2 / s^2 times
     that of the dtype. `LinearState` is the same for decoding. Options as in `attention`; lengths: real keys of each batch.
     """
-    mapping = Taylor(2) if mapping is None else mapping
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"linear_attention: mapping must be anymax.Taylor(2), got {mapping!r}")
+    mapping = Taylor(2) if mapping is None else as_mapping(mapping, "linear_attention")
     reason = refuse(mapping)
     if reason is not None:
         raise ValueError(f"linear_attention: {reason}")

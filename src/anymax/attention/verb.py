@@ -9,11 +9,21 @@ from typing import Any
 from .. import kernels
 from .._array import Array, Namespace, beside, is_array, like, namespace, number, upcast
 from .._mapping import Mapping
+from .._options import allowed, answering
 from . import implementations
 from .call import Call, checked
 from .scores import lie, same_device
 
+_WORDS = {
+    "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "tau": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "T": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "p": "say dropout_p=",
+    "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
+}
 
+
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
 def attention(
     q: Array,
     k: Array,
@@ -85,6 +95,7 @@ def attention(
     return out, p if p.dtype == dtype else xp.astype(p, dtype)
 
 
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
 def explain_attention(q: Array, k: Array, v: Array, *args: Any, **options: Any) -> kernels.Explanation:
     """Which implementation serves this call of `attention`, with its arguments, and why not those before it. Print it to read it.
 
@@ -101,7 +112,8 @@ def explain_attention(q: Array, k: Array, v: Array, *args: Any, **options: Any) 
                   (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
-    given = inspect.signature(attention).bind(q, k, v, *args, **options)
+    signature = inspect.signature(attention)
+    given = signature.bind(q, k, v, *args, **allowed("explain_attention", tuple(signature.parameters), options, _WORDS))
     given.apply_defaults()
     asked = implementations.named(given.arguments.pop("implementation"))
     del given.arguments["mix"]  # whoever serves, it is mixed in afterwards
