@@ -301,8 +301,7 @@ FLOORS = (
     ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
-# imports uphill, inside of functions: a map that is called is applied, the words for maps look into the catalogue
-APOLOGISED = {("_mapping", "functional"), ("_names", "mappings")}
+APOLOGISED = {("_names", "mappings")}  # uphill, inside of functions: the words for maps look into the catalogue
 
 
 def modules():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -97,9 +98,10 @@ class Mapping(ABC):
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        from .functional import _sugar  # late: verbs stand on a floor above
-
-        return _sugar(self.name, self, x, axis, out, options)
+        functional = sys.modules[
+            "anymax.functional"
+        ]  # verbs stand on a floor above, and `import anymax` has loaded them
+        return functional._sugar(self.name, self, x, axis, out, options)
 
     @property
     @abstractmethod
