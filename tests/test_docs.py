@@ -417,6 +417,18 @@ def test_docstrings_are_plain_english(given, meant):
     assert docstrings.plain(given) == meant
 
 
+def test_arguments_and_what_is_returned_are_fields():
+    given = [
+        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "", "Returns p,", "of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    meant = [
+        "Words, x: none.", "", ":param x: the ``scores_``; they \\*go\\* on.", ":param q: two.", ":param k: two.", "", "other: text.",
+        "", ":returns: p, of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    assert docstrings.plain(given, {"x", "q", "k"}) == meant
+    assert docstrings.plain(["x: text."]) == ["x: text."]
+
+
 # -- the built site ---------------------------------------------------------------------------------------------------------
 
 

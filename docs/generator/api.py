@@ -40,9 +40,10 @@ PAGES = {
 }
 # module of the top level -> page
 OF = {
-    "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
+    "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
+    "multilabel": "losses", "transforms": "transforms", "samplers": "samplers",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
-    "_mapping": "contract", "contract": "contract", "_noises": "maps",
+    "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
 RESULTS = {  # types that public functions return or raise
     "transforms": ("Transform", "Composed"),

@@ -1,10 +1,16 @@
-"""Options that a function hands on to another: a sentence where a name is none of them."""
+"""Options that a function hands on to another: what its signature and its docstring say of them, and a sentence where a name is none."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ._typing import Axes, Mask, Reduction
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HINTS = {  # what other libraries call it, and what to do here
     "k": "leave it out, since any number of classes may have a probability",
@@ -32,3 +38,102 @@ def allowed(who: str, takes: tuple[str, ...], options: Any) -> Any:
             hint = f" ({_HINTS[name]})" if name in _HINTS else ""
             raise TypeError(f"{who} has no option {name!r}{hint}; its options are {', '.join(takes)}")
     return options
+
+
+# -- what help() says -----------------------------------------------------------------------------------------------------------
+
+
+def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
+    """What `home` says of its options is said of this function's too: in its signature for `**options`, and in its docstring.
+
+    The docstring gets the lines `name: text` of `home` for each parameter that it does not describe itself, and what is returned
+    where it does not say so. The function is the same object: a call costs nothing more.
+    """
+
+    def spell(function: Function) -> Function:
+        theirs, own = _parameters(home), _parameters(function)
+        if any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            first = [p for p in own.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+            alone = [p for p in own.values() if p.kind is p.KEYWORD_ONLY and p.name not in theirs]
+            shared = [own.get(p.name, p) for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
+            after = [p for p in shared if p.kind is p.KEYWORD_ONLY]
+            returned = function.__annotations__.get("return", inspect.Signature.empty)
+            signature = inspect.Signature([*first, *alone, *after], return_annotation=returned)
+            function.__signature__ = signature  # type: ignore[attr-defined]
+            own = signature.parameters
+        if function.__doc__ and home.__doc__:  # `python -OO` has none
+            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), own)
+        return function
+
+    return spell
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+_LINES = re.compile(r"^( *)(\w+(?:, \w+)*): .*(?:\n\1 +\S.*)*", re.M)  # `name: text`, further lines indented
+
+
+class Said(NamedTuple):
+    """The parts of a docstring: prose, the lines of each argument, what is returned, examples and what follows them."""
+
+    prose: list[str]
+    arguments: dict[str, str]  # by name
+    returns: list[str]
+    examples: list[str]
+
+    def with_all(self, home: Said, parameters: Mapping[str, Any]) -> str:
+        """As one text, with what `home` says of parameters that are not described here."""
+        blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
+        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
+        return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
+
+
+def said(text: str) -> Said:
+    """The parts of a docstring, as it is indented."""
+    out = Said([], {}, [], [])
+    for part in text.split("\n\n"):
+        part, start = part.rstrip(), part.lstrip()
+        if start.startswith(">>>") or out.examples:
+            out.examples.append(part)
+        elif start.startswith("Returns "):
+            out.returns.append(part)
+        elif out.prose and _LINES.match(part):
+            out.arguments.update((name, found[0]) for found in _LINES.finditer(part) for name in found[2].split(", "))
+        else:
+            out.prose.append(part)
+    return out
+
+
+def loss(
+    mapping: Any,
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: Axes = None,
+    dim: Axes = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> None:
+    """What every loss takes; read by `spelled`, and never called.
+
+    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    scores: the scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
+    target: class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
+        classes (floating point, of the shape of the scores).
+    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
+        all their entries.
+    dim: another name of `axis`.
+    mask: booleans that broadcast to the scores, True = keep; a sample whose target is masked has the loss +inf.
+    ignore_index: the class index of samples that are left out; a mean does not count them.
+    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+
+    Returns the loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
+    """

@@ -9,9 +9,10 @@ import numpy as np
 from .. import kernels
 from .._array import quiet
 from .._mapping import Mapping
-from ..functional import apply, log_apply, logsumexp, softmax
+from ..functional import apply, log_apply, softmax
 from ..losses import fenchel_young, nll
 from ..mappings import Entmax, Softmax, Sparsemax
+from ..thresholds import logsumexp
 
 _NARROW = 64  # classes up to which a loss is quicker from p than in one pass
 
