@@ -419,7 +419,8 @@ def test_docstrings_are_plain_english(given, meant):
 
 def test_arguments_and_what_is_returned_are_fields():
     given = [
-        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "", "Returns p,", "of x.", "", ">>> x: int",
+        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "",
+        "Returns p,", "of x.", "", ">>> x: int",
     ]  # fmt: skip
     meant = [
         "Words, x: none.", "", ":param x: the ``scores_``; they \\*go\\* on.", ":param q: two.", ":param k: two.", "", "other: text.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,36 +50,32 @@ def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
     """
 
     def spell(function: Function) -> Function:
-        theirs, own = _parameters(home), _parameters(function)
-        if any(p.kind is p.VAR_KEYWORD for p in own.values()):
-            first = [p for p in own.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
-            alone = [p for p in own.values() if p.kind is p.KEYWORD_ONLY and p.name not in theirs]
-            shared = [own.get(p.name, p) for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
-            after = [p for p in shared if p.kind is p.KEYWORD_ONLY]
-            returned = function.__annotations__.get("return", inspect.Signature.empty)
-            signature = inspect.Signature([*first, *alone, *after], return_annotation=returned)
-            function.__signature__ = signature  # type: ignore[attr-defined]
-            own = signature.parameters
+        code, own = function.__code__, inspect.signature(function)
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            theirs, last = _keywords(home), code.co_argcount
+            given = {p.name: p for p in own.parameters.values()}
+            first = [given.pop(name) for name in code.co_varnames[:last]]
+            after = [given.pop(name, p) for name, p in theirs.items() if name not in code.co_varnames[:last]]
+            alone = list(given.values())[:-1]  # the last is `**options`
+            own = inspect.Signature([*first, *alone, *after], return_annotation=own.return_annotation)
+            function.__signature__ = own  # type: ignore[attr-defined]
         if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), own)
+            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), own.parameters)
         return function
 
     return spell
 
 
 @functools.cache
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
-
-
-_LINES = re.compile(r"^( *)(\w+(?:, \w+)*): .*(?:\n\1 +\S.*)*", re.M)  # `name: text`, further lines indented
+def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 class Said(NamedTuple):
-    """The parts of a docstring: prose, the lines of each argument, what is returned, examples and what follows them."""
+    """The parts of a docstring: prose, the lines of each argument by name, what is returned, examples and what follows them."""
 
     prose: list[str]
-    arguments: dict[str, str]  # by name
+    arguments: dict[str, str]
     returns: list[str]
     examples: list[str]
 
@@ -91,20 +86,40 @@ class Said(NamedTuple):
         return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
 
 
+@functools.cache
 def said(text: str) -> Said:
     """The parts of a docstring, as it is indented."""
     out = Said([], {}, [], [])
     for part in text.split("\n\n"):
         part, start = part.rstrip(), part.lstrip()
-        if start.startswith(">>>") or out.examples:
+        if out.examples or start.startswith(">>>"):
             out.examples.append(part)
         elif start.startswith("Returns "):
             out.returns.append(part)
-        elif out.prose and _LINES.match(part):
-            out.arguments.update((name, found[0]) for found in _LINES.finditer(part) for name in found[2].split(", "))
+        elif out.prose and _about(start):
+            _read(part, out.arguments)
         else:
             out.prose.append(part)
     return out
+
+
+def _about(line: str) -> list[str]:
+    """The arguments that a line is about: `name: text`, or `name, name: text`."""
+    names, colon, _ = line.partition(": ")
+    if colon and names.isidentifier():
+        return [names]
+    many = names.split(", ")
+    return many if colon and all(map(str.isidentifier, many)) else []
+
+
+def _read(part: str, arguments: dict[str, str]) -> None:
+    """The lines of each argument, further ones indented."""
+    margin, now = len(part) - len(part.lstrip()), []
+    for line in part.split("\n"):
+        if line[margin] != " ":
+            now = _about(line[margin:])
+        for name in now:
+            arguments[name] = line if line[margin] != " " else f"{arguments[name]}\n{line}"
 
 
 def loss(

@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 
 from . import _array
-from ._array import asarray, floating, is_array, namespace, pick_axis, quiet, total, upcast
+from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, total, upcast
 from ._mapping import Facts, Mapping
 from ._options import spelled
 from ._rows import prepare
@@ -108,11 +108,11 @@ def entropy(
         isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf
     ):
         raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
-    p = asarray(p, "p")
-    xp = namespace(p)
-    p = floating(p, xp, "p")
-    axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
-    q = upcast(_array.to_last(p, axis, xp), xp)
+    given: Array = asarray(p, "p")
+    xp = namespace(given)
+    given = floating(given, xp, "p")
+    axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
+    q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)
@@ -127,7 +127,7 @@ def entropy(
                 h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return h if h.dtype == p.dtype else xp.astype(h, p.dtype)
+    return h if h.dtype == given.dtype else xp.astype(h, given.dtype)
 
 
 @overload
@@ -185,15 +185,15 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     >>> round(anymax.logit_gap(0.01, 50_000), 2)
     15.42
     """
-    n, loss = _array.number(n), _array.number(loss)
+    n, value = _array.number(n), _array.number(loss)
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
-    if not is_array(loss):
-        if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not loss > 0:
-            raise ValueError(f"logit_gap: loss must be a positive number, got {loss!r}")
+    if not is_array(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"logit_gap: loss must be a positive number, got {value!r}")
         # log(exp(l) - 1) = l + log(1 - exp(-l)), which does not overflow
-        return math.log(n - 1) - loss - math.log(-math.expm1(-loss))
-    xp = namespace(loss)
-    loss = floating(loss, xp, "loss")
-    with quiet(loss):
-        return math.log(n - 1) - loss - xp.log(-xp.expm1(-loss))
+        return math.log(n - 1) - value - math.log(-math.expm1(-value))
+    xp = namespace(value)
+    value = floating(value, xp, "loss")
+    with quiet(value):
+        return math.log(n - 1) - value - xp.log(-xp.expm1(-value))

@@ -165,16 +165,16 @@ def explain(mapping: Mapping, x: AnyArray | Numbers) -> Explanation:
     """
     if not isinstance(mapping, Mapping):
         raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
-    x = asarray(x)
+    scores: Array = asarray(x)
     rows, plans = [], []
     for op in OPS:
-        engine = choose(op, mapping, x)
-        plans.append(native.plan(op, mapping, x) if engine is native else None)
+        engine = choose(op, mapping, scores)
+        plans.append(native.plan(op, mapping, scores) if engine is native else None)
         refusals = []
         for other in ENGINES:
             if other is engine:
                 break
-            reason = other.refuse(op, mapping, x)
+            reason = other.refuse(op, mapping, scores)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
     return Explanation(mapping, tuple(rows), tuple(plans))
@@ -209,7 +209,8 @@ def warm_up(
         raise RuntimeError(f"warm_up: the GPU engine can't serve: {launch}")
     torch = launch.torch
     kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)
-    sizes = [shapes] if isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes) else list(shapes)
+    one = isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes)
+    sizes: list[Any] = [shapes] if one else list(shapes)
     for kind in kinds:
         dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
         if not isinstance(dtype, torch.dtype):

@@ -91,7 +91,8 @@ class Budget(Separable):
         return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
 
     def check(self, n: int) -> None:
-        if not is_array(self.k) and self.k > n:
+        k: Any = self.k
+        if not is_array(k) and k > n:
             raise ValueError(
-                f"Budget(k={self.k}): k classes can't be chosen of {n}; k must be at most the number of classes"
+                f"Budget(k={k}): k classes can't be chosen of {n}; k must be at most the number of classes"
             )

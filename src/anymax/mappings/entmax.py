@@ -65,7 +65,7 @@ class Entmax(Separable):
 
     @property
     def facts(self) -> Facts:
-        alpha = self.alpha
+        alpha: Any = self.alpha
         if is_array(alpha):
             above = (alpha > 1).any()
             sparse = not known(above) or bool(above)
@@ -75,7 +75,8 @@ class Entmax(Separable):
 
     @property
     def steep(self) -> bool:  # type: ignore[override]
-        return is_array(self.alpha) or self.alpha > 2
+        alpha: Any = self.alpha
+        return is_array(alpha) or alpha > 2
 
     def _c(self, x: Array, xp: Namespace) -> Any:
         return like(self.alpha, x, xp) - 1.0

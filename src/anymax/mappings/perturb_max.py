@@ -87,13 +87,9 @@ class PerturbMax(Mapping):
     def facts(self) -> Facts:
         lower, upper = self.law.support
         width = upper - lower
-        scale = (
-            self.scale
-            if not is_array(self.scale)
-            else float(stop_gradient(self.scale).max())
-            if eager(self.scale)
-            else None
-        )
+        scale: Any = self.scale
+        if is_array(scale):
+            scale = float(stop_gradient(scale).max()) if eager(scale) else None
         bounded = math.isfinite(width)
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)

@@ -115,7 +115,8 @@ class IndexLoss:
 def _exponent(mapping: Mapping) -> float | None:
     """alpha - 1 of the maps that are entmax."""
     if type(mapping) is Entmax:
-        return mapping.alpha - 1.0
+        alpha: Any = mapping.alpha
+        return alpha - 1.0
     return {Softmax: 0.0, Sparsemax: 1.0}.get(type(mapping))
 
 
