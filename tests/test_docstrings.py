@@ -1,5 +1,6 @@
 """What `help` says: the options of every signature, a line for every argument, and examples that say what happens."""
 
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -21,7 +22,7 @@ MODULES = [
     for _, name, _ in pkgutil.walk_packages(anymax.__path__, "anymax.")
     if name.rpartition(".")[2] not in NO_DOCSTRINGS
 ]
-# Where every public name has an example and a line for each of its arguments.
+# Where every public name has an example and a line for each of its arguments: top-level modules and packages.
 COMPLETE = (
     "_config", "_facts", "_mapping", "_noises", "contract", "functional", "inspection", "kernels", "losses", "mappings",
     "multilabel", "thresholds",
@@ -55,15 +56,26 @@ def test_an_example_that_lies_is_found():
 # -- signatures and arguments -----------------------------------------------------------------------------------------------------
 
 
-def is_complete(thing):
-    return thing.__module__.removeprefix("anymax.").split(".")[0] in COMPLETE
+OWN = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
 
 
-def public():
-    """Functions and classes that are public names of `anymax`, in the modules that are complete."""
-    for name in anymax.__all__:
-        thing = getattr(anymax, name)
-        if (inspect.isclass(thing) or inspect.isfunction(thing)) and is_complete(thing):
+def home(thing):
+    """The top-level module or package of ours that defines it."""
+    return thing.__module__.removeprefix("anymax.").split(".")[0]
+
+
+def public(complete=COMPLETE):
+    """The functions and classes that are public, in the modules that are complete."""
+    things = {name: getattr(anymax, name) for name in anymax.__all__}
+    for module in set(OWN) & set(complete):
+        with contextlib.suppress(ImportError):  # what it needs is not installed
+            found = vars(importlib.import_module(f"anymax.{module}"))
+            mine = {f"{module}.{name}": thing for name, thing in found.items() if not name.startswith("_")}
+            things |= {
+                name: thing for name, thing in mine.items() if getattr(thing, "__module__", "").startswith("anymax.")
+            }
+    for name, thing in things.items():
+        if (inspect.isclass(thing) or inspect.isfunction(thing)) and home(thing) in complete:
             yield name, thing
 
 
@@ -75,7 +87,7 @@ def missing(thing):
     """What `help` does not say of a public name."""
     text, parameters = inspect.getdoc(thing) or "", inspect.signature(thing).parameters.values()
     for p in parameters:
-        if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+        if p.kind is p.VAR_KEYWORD:
             yield f"the options behind {p}"
         elif not re.search(rf"^(\w+, )*{p.name}(, \w+)*: \S", text, flags=re.M):
             yield f"a line for {p.name}"
@@ -88,6 +100,12 @@ def missing(thing):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_help_says_everything(name):
     assert not list(missing(PUBLIC[name]))
+
+
+def test_names_of_modules_are_public_too():
+    names = dict(public((*COMPLETE, "margins")))
+    assert {"margins.ArcFace", "entmax", "Entmax"} <= names.keys()
+    assert "margins.math" not in names
 
 
 def test_what_help_leaves_out_is_found():
@@ -130,9 +148,9 @@ def test_the_defaults_that_are_shown_are_those_in_effect(name):
     np.testing.assert_array_equal(function(**given), function(**given, **defaults))
 
 
-def test_spelled_says_what_home_says():
-    def home(x, axis=-1, *, mask=None, out=None):
-        """Home.
+def test_spelled_says_what_the_other_function_says():
+    def host(x, axis=-1, *, mask=None, out=None):
+        """Host.
 
         x: the scores,
             an array.
@@ -157,7 +175,7 @@ def test_spelled_says_what_home_says():
         """
 
     before = guest
-    assert _options.spelled(home)(guest) is before
+    assert _options.spelled(host)(guest) is before
     assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
     assert inspect.getdoc(guest) == (
         "Guest.\n\nProse.\n\nx: the scores,\n    an array.\naxis: ours.\nmask, out: two at once.\n\nReturns p.\n\n>>> 2\n2"
@@ -167,11 +185,11 @@ def test_spelled_says_what_home_says():
 def test_spelled_without_docstrings():
     """As `python -OO` has it."""
 
-    def home(*, mask=None): ...
+    def host(*, mask=None): ...
 
     def guest(**options): ...
 
-    assert str(inspect.signature(_options.spelled(home)(guest))) == "(*, mask=None)"
+    assert str(inspect.signature(_options.spelled(host)(guest))) == "(*, mask=None)"
     assert guest.__doc__ is None
 
 

@@ -77,3 +77,29 @@ def process(app: Any, what: str, name: str, thing: Any, options: Any, lines: lis
     except (TypeError, ValueError):  # a property, or what has no signature
         names = ()
     lines[:] = plain(lines, names)
+
+
+class _Words(str):
+    """An annotation as it is written."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def signature(app: Any, what: str, name: str, thing: Any, options: Any, given: Any, returns: Any) -> Any:
+    """That of a function or a class with the names of types as they are written: `Mask`, and not what it stands for."""
+    if what not in ("function", "class"):
+        return None
+    try:
+        found = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return None
+
+    def words(annotation: Any) -> Any:
+        text = getattr(annotation, "__forward_arg__", annotation)  # that of a named tuple
+        return _Words(text) if isinstance(text, str) else annotation
+
+    parameters = [p.replace(annotation=words(p.annotation)) for p in found.parameters.values()]
+    out = found.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    result = found.return_annotation if what == "function" else inspect.Signature.empty
+    return str(out), None if result is inspect.Signature.empty else inspect.formatannotation(words(result))
