@@ -148,7 +148,8 @@ def test_the_defaults_that_are_shown_are_those_in_effect(name):
     np.testing.assert_array_equal(function(**given), function(**given, **defaults))
 
 
-def test_spelled_says_what_the_other_function_says():
+@pytest.mark.parametrize("as_indented", [str, inspect.cleandoc], ids=["indented", "as from Python 3.13 on"])
+def test_spelled_says_what_the_other_function_says(as_indented):
     def host(x, axis=-1, *, mask=None, out=None):
         """Host.
 
@@ -175,6 +176,7 @@ def test_spelled_says_what_the_other_function_says():
         """
 
     before = guest
+    host.__doc__, guest.__doc__ = as_indented(host.__doc__), as_indented(guest.__doc__)
     assert _options.spelled(host)(guest) is before
     assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
     assert inspect.getdoc(guest) == (

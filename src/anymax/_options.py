@@ -116,10 +116,10 @@ def _read(part: str, arguments: dict[str, str]) -> None:
     """The lines of each argument, further ones indented."""
     margin, now = len(part) - len(part.lstrip()), []
     for line in part.split("\n"):
-        if line[margin] != " ":
-            now = _about(line[margin:])
+        further = line[margin:].startswith(" ")
+        now = now if further else _about(line[margin:])
         for name in now:
-            arguments[name] = line if line[margin] != " " else f"{arguments[name]}\n{line}"
+            arguments[name] = f"{arguments[name]}\n{line}" if further else line
 
 
 def loss(
@@ -145,7 +145,8 @@ def loss(
     axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
         all their entries.
     dim: another name of `axis`.
-    mask: booleans that broadcast to the scores, True = keep; a sample whose target is masked has the loss +inf.
+    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; where it is the target, a loss
+        without an upper bound is +inf.
     ignore_index: the class index of samples that are left out; a mean does not count them.
     reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
     label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
