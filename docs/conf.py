@@ -50,7 +50,6 @@ myst_links_external_new_tab = False
 default_role = "literal"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autosummary_generate = False  # the entries stand on the same page as their table
 python_use_unqualified_type_names = True
 
@@ -111,3 +110,4 @@ def setup(app):
     assets.write(generated)
     build.write(generated)
     app.connect("autodoc-process-docstring", docstrings.process)
+    app.connect("autodoc-process-signature", docstrings.signature)

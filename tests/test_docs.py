@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import json
 import math
 import re
@@ -13,6 +14,7 @@ import pytest
 from cases import CASES
 
 import anymax
+from anymax import _typing
 from anymax.mappings import CATALOGUE
 
 ROOT = Path(__file__).parents[1]
@@ -415,6 +417,42 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
 )
 def test_docstrings_are_plain_english(given, meant):
     assert docstrings.plain(given) == meant
+
+
+def test_arguments_and_what_is_returned_are_fields():
+    given = [
+        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "",
+        "Returns p,", "of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    meant = [
+        "Words, x: none.", "", ":param x: the ``scores_``; they \\*go\\* on.", ":param q: two.", ":param k: two.", "", "other: text.",
+        "", ":returns: p, of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    assert docstrings.plain(given, {"x", "q", "k"}) == meant
+    assert docstrings.plain(["x: text."]) == ["x: text."]
+
+
+def test_signatures_name_types_as_they_are_written():
+    def shown(what, thing):
+        return docstrings.signature(None, what, "", thing, None, None, None)
+
+    assert shown("function", anymax.log_softmax) == (
+        "(x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Mask = None, dtype: DType = None)", "ArrayT",
+    )  # fmt: skip
+    assert shown("class", anymax.Entmax) == ("(alpha: Parameter = 1.5)", None)
+    assert shown("class", anymax.Threshold) == ("(tau: ArrayT, support: ArrayT)", None)
+    assert shown("method", anymax.Entmax.replace) is None
+
+
+def test_the_types_of_signatures_are_explained():
+    explained = {name for names in api.TYPES for name in names.split(", ")}
+    written = set()
+    for name in anymax.__all__:
+        if inspect.isfunction(thing := getattr(anymax, name)):
+            parameters = inspect.signature(thing).parameters.values()
+            written |= {word for p in parameters for word in re.findall(r"\w+", str(p.annotation))}
+    assert explained - {"Array", "AnyArray"} <= written
+    assert vars(_typing).keys() & written <= explained | {"Any", "Literal", "Sequence"}
 
 
 # -- the built site ---------------------------------------------------------------------------------------------------------

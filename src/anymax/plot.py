@@ -400,8 +400,10 @@ def _plain(mapping: Mapping) -> Mapping:
 
 
 def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    return [_plain(as_mapping(m, "anymax.plot")) for m in (default if given is None else given if several else [given])]
+    if given is None:
+        return [_plain(m) for m in default]
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    return [_plain(as_mapping(m, "anymax.plot")) for m in several]
 
 
 def pyplot() -> Any:
