@@ -35,6 +35,7 @@ class Budget(Separable):
     k: Any = 1.0
 
     name = "budget"
+    formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
     kernel = "budget"
     example: ClassVar[dict[str, Any]] = {"k": 2}
 

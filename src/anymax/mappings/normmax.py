@@ -39,6 +39,7 @@ class NormMax(Mapping):
     alpha: Any = 2.0
 
     name = "normmax"
+    formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
     iterative = True
     needs_scores = False

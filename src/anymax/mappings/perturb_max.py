@@ -55,6 +55,7 @@ class PerturbMax(Mapping):
     """
 
     name: ClassVar[str] = "perturb_max"
+    formula = "pᵢ = P[argmax(x + ε) = i]"
     kernel = "perturb_max"
     iterative = True
 
