@@ -89,8 +89,10 @@ def test_the_curve_is_that_of_the_map():
 
 
 def test_exact_zeros_are_thick():
-    assert "thick: exactly 0" in Sparsemax()._repr_html_()
-    assert "thick" not in Softmax()._repr_html_()
+    for mapping, count in ((Sparsemax(), 1), (Ratio.square(), 0), (Softmax(), 0), (SparseSoftmax(k=1), 1)):
+        text = mapping._repr_html_()
+        assert text.count("exactly 0<") == count
+        assert text.count('stroke-width="6"') == (mapping.facts.sparse)
 
 
 def test_numbers_of_an_array_have_a_curve_each():

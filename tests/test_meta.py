@@ -403,10 +403,10 @@ def test_frameworks_only_in_leaves():
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.saving",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "kernels.triton.launch", "kernels.triton.attention",
+            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
-        "matplotlib": {"plot"},
+        "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
         "triton": {
             f"kernels.triton.{part}"
@@ -432,7 +432,7 @@ def test_hard_dependencies():
     leaves = (
         "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "plot", "cli", "sklearn",
+        "nn", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

@@ -19,6 +19,7 @@ _LINES = 5  # of a parameter that is an array, this many of its numbers have a c
 _LETTERS = {"alpha": "α"}
 _GRID = np.linspace(-4.0, 4.0, 81)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 14, 226, 8, 84  # of the picture, where t is -4 and 4, and p is 1 and 0
+_WORDS = 'fill="currentColor" stroke="none" font-size="10" text-anchor="middle"'
 
 
 def page(mapping: Mapping) -> str:
@@ -28,14 +29,16 @@ def page(mapping: Mapping) -> str:
     if mapping.formula:
         parts.append(f'<div style="font-family:serif;font-size:1.2em">{typeset(mapping.formula)}</div>')
     parts += [f'<div style="opacity:.8">{html.escape(sentence)}</div>' for sentence in promises(mapping)]
-    text = f'<div style="max-width:30em">{"".join(parts)}</div>'
-    return f'<div style="display:flex;flex-wrap:wrap;gap:.5em 2em;align-items:center;line-height:1.5">{text}{picture(mapping)}</div>'
+    text = f'<div style="flex:1 1 14em;max-width:36em">{"".join(parts)}</div>'
+    return f'<div style="display:flex;flex-wrap:wrap;gap:.5em 2em;align-items:center;line-height:1.5">{picture(mapping)}{text}</div>'
 
 
 def promises(mapping: Mapping) -> tuple[str, str]:
     """What `Mapping.facts` says of zeros and of the loss."""
     facts = mapping.facts
-    zeros = "Gives exact zeros." if facts.sparse else "Every probability is above 0."
+    yours = any(callable(value) for value in mapping.constants().values())
+    zeros = "Exact zeros where its function is 0." if yours else "Every probability is above 0."
+    zeros = "Gives exact zeros." if facts.sparse else zeros
     if not facts.has_potential:
         return zeros, f"No Fenchel-Young loss: train with {mapping.instead}."
     end = "" if facts.margin is None else f", exactly 0 once the target leads by {facts.margin:g}"
@@ -121,23 +124,23 @@ def picture(mapping: Mapping) -> str:
     drawn = [_line(p, (n + 1) / len(lines)) for n, p in enumerate(lines) if np.isfinite(p).all()]
     if not drawn:
         return ""
-    note = ""
-    if len(lines) > 1:
-        note = "darker: larger"
-    elif (lines[0] == 0).any():
+    if len(lines) == 1:
         drawn.insert(0, _zeros(lines[0] == 0))
-        note = "thick: exactly 0"
-    scores = ", ".join(["t", *(f"{other:g}" for other in others)])
+    scores = "".join(f", {other:g}" for other in others)
     middle = (_LEFT + _RIGHT) / 2
     rule = f'<path d="M{_LEFT} {_TOP}H{_RIGHT}M{_LEFT} {_BOTTOM}H{_RIGHT}M{middle:g} {_TOP}V{_BOTTOM}" stroke-opacity=".3"/>'
     words = [(6, _TOP + 4, "1"), (6, _BOTTOM + 4, "0")]
     words += [(x, _BOTTOM + 14, word) for x, word in ((_LEFT, "−4"), (middle, "0"), (_RIGHT, "4"))]
-    words += [(middle, _BOTTOM + 30, f"first class, scores ({scores})" + f"; {note}" * bool(note))]
-    texts = "".join(f'<text x="{x:g}" y="{y}">{html.escape(word)}</text>' for x, y, word in words)
+    words += [
+        (middle, _BOTTOM + 28, f'probability of the first class, scores (<tspan font-style="italic">t</tspan>{scores})')
+    ]
+    words += [(middle, _BOTTOM + 41, "bolder lines: larger numbers")] * (len(lines) > 1)
+    texts = "".join(f'<text x="{x:g}" y="{y}">{word}</text>' for x, y, word in words)
+    high = 117 + 13 * (len(lines) > 1)
     return (
-        '<svg width="240" height="120" viewBox="0 0 240 120" role="img" fill="none" stroke="currentColor" '
-        f'aria-label="The probability of the first class, scores ({scores})">{rule}{"".join(drawn)}'
-        f'<g fill="currentColor" stroke="none" font-size="10" text-anchor="middle">{texts}</g></svg>'
+        f'<svg width="240" height="{high}" viewBox="0 0 240 {high}" role="img" fill="none" stroke="currentColor" '
+        f'aria-label="The probability of the first class, scores (t{scores})">{rule}{"".join(drawn)}'
+        f"<g {_WORDS}>{texts}</g></svg>"
     )
 
 
@@ -162,8 +165,12 @@ def _line(p: np.ndarray, share: float) -> str:
 
 
 def _zeros(zero: np.ndarray) -> str:
-    """The stretches of the bottom line where the probability is exactly 0."""
+    """The stretches of the bottom line where the probability is exactly 0, thick; a long one says so."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], zero, [False]]).astype(int)))
     x, _ = _place(_GRID, 0.0)
-    path = "".join(f"M{x[a]:.1f} {_BOTTOM}H{x[b - 1] + 0.1:.1f}" for a, b in zip(edges[::2], edges[1::2]))
-    return f'<path d="{path}" stroke-width="6" stroke-opacity=".4"/>'
+    out = ""
+    for start, end in zip(x[edges[::2]], x[edges[1::2] - 1]):
+        out += f'<path d="M{start:.1f} {_BOTTOM}H{end + 0.1:.1f}" stroke-width="6" stroke-opacity=".4"/>'
+        if end - start > 44:
+            out += f'<text x="{(start + end) / 2:.1f}" y="{_BOTTOM - 6}" {_WORDS}>exactly 0</text>'
+    return out
