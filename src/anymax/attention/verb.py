@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -156,8 +155,17 @@ def explain_attention(
     dropout_p: float = 0.0,
     generator: Any = None,
     *,
+    window: int | tuple[int | None, int | None] | None = None,
+    alibi: bool | AnyArray | None = None,
+    softcap: float | None = None,
+    lengths: AnyArray | None = None,
+    q_lengths: AnyArray | None = None,
+    offset: int | AnyArray = 0,
+    sink: AnyArray | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    mix: tuple[AnyArray, float | AnyArray] | None = None,
     need_weights: bool = False,
-    **options: Unpack[AttentionOptions],
+    implementation: ImplementationName | None = None,
 ) -> kernels.Explanation:
     """Which implementation serves a call of `attention`, and why not those before it. Print it to read it.
 
@@ -167,7 +175,8 @@ def explain_attention(
     q: the queries, [..., H, L, D]; their numbers don't matter, so that zeros of the right shape, dtype and device will do.
     k: the keys, [..., H, S, D].
     v: the values, [..., H, S, Dv].
-    All other arguments are those of `attention`.
+    mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator: as in `attention`.
+    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation: as in `attention`.
 
     Returns an `Explanation`: the chosen implementation, and a sentence from each one that refused.
 
@@ -182,21 +191,13 @@ def explain_attention(
                   (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
-    given = inspect.signature(attention).bind(
-        q, k, v, mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator, need_weights=need_weights, **options
-    )  # fmt: skip
-    given.apply_defaults()
-    asked = implementations.named(given.arguments.pop("implementation"))
-    del given.arguments["mix"]  # whoever serves, it is mixed in afterwards
-    call, plain = checked(**given.arguments)
+    given: dict[str, Any] = dict(locals())
+    del given["mix"]  # whoever serves, it is mixed in afterwards
+    asked = implementations.named(given.pop("implementation"))
+    call, plain = checked(**given)
     with plain:
         chosen, refusals = implementations.explained(call, asked)
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))
-
-
-explain_attention.__signature__ = inspect.signature(attention).replace(  # type: ignore[attr-defined]
-    return_annotation="kernels.Explanation"
-)  # `help` shows all of the options
 
 
 def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
