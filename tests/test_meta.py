@@ -289,8 +289,8 @@ def test_a_wrong_oracle_is_seen():
 # module -> floor; a module imports from floors below its own, or within it where no circle arises
 FLOORS = (
     ("_version", "_typing", "_array"),
-    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_transform", "transforms"),
-    ("_mapping", "_rows", "_targets", "_shards"),
+    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_transform"),
+    ("_mapping", "_names", "_rows", "_targets", "_shards", "transforms"),
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "samplers", "inspection", "_config"),
@@ -301,6 +301,8 @@ FLOORS = (
     ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+# imports uphill, inside of functions: a map that is called is applied, the words for maps look into the catalogue
+APOLOGISED = {("_mapping", "functional"), ("_mapping", "_html"), ("_names", "mappings")}
 
 
 def modules():
@@ -350,7 +352,9 @@ def test_imports_run_downhill():
         f"{name} imports {target}"
         for name, path in modules().items()
         for target, ours, late in imports(name, path)
-        if ours and floor(target) > floor(name) and not (late and target.split(".")[0] in ("plot", "nn", "_html"))
+        if ours
+        and floor(target) > floor(name)
+        and not (late and (target.split(".")[0] in ("plot", "nn") or (name, target) in APOLOGISED))
     ]
     assert not uphill
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from ._array import (
     Array,
@@ -33,6 +33,7 @@ from ._array import (
     total,
 )
 from ._solve import root
+from ._typing import ArrayT, Axes, LogOptions, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
@@ -105,6 +106,14 @@ class Mapping(ABC):
             cls.kernel = None
             if "formula" not in vars(cls):
                 cls.formula = ""
+
+    def __call__(
+        self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
+    ) -> ArrayT:
+        """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
+        from .functional import _sugar  # late: verbs stand on a floor above
+
+        return _sugar(self.name, self, x, axis, out, options)
 
     @property
     @abstractmethod

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import is_causal_bias, kept_by, operands
+from ._array import dense
+from .attention import is_causal_bias, kept_by
 
 
 def check(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -13,7 +14,7 @@ def check(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, int], dt
     for name, a, size in zip(("query", "key", "value"), arrays, sizes):
         if not isinstance(a, Tensor):
             raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
-        operands.dense("Attention", name, a, "pad it and say key_padding_mask=")
+        dense(a, f"Attention: {name}", "pad it and say key_padding_mask=")
         if a.ndim and a.shape[-1] != size:
             raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
         if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):

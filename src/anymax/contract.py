@@ -14,6 +14,7 @@ import numpy as np
 from . import kernels
 from ._array import Array, is_array, quiet
 from ._mapping import Facts, Mapping, RatioMap, Separable
+from ._names import as_mapping
 from .functional import apply
 from .inspection import jacobian
 from .losses import fenchel_young, nll
@@ -386,8 +387,7 @@ def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, 
     >>> check_mapping(Sparsemax())[:3]
     ('data', 'distribution', 'masked')
     """
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+    mapping = as_mapping(mapping, "check_mapping")
     case, broken = _Case(mapping, n, seed), []
     for law in LAWS:
         try:

@@ -22,8 +22,9 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping, one_a_row
-from ._options import allowed, names
-from ._rows import aligned, check_mapping, hide, join, like_scores, prepare, restore_axis, split
+from ._names import as_mapping
+from ._options import allowed, answering, names
+from ._rows import aligned, hide, join, like_scores, prepare, restore_axis, split
 from ._shards import by_rows, sharded
 from ._shards import refuse as refuse_sharded
 from ._typing import ApplyOptions, ArrayT, Axes, LogOptions, Numbers
@@ -69,9 +70,8 @@ def apply(
     named = axis if dim is None else dim if axis is None else ()
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
-    axis = pick_axis(axis, dim)
+    mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
     if sharded(x):
-        check_mapping(mapping)
         p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
         return _store(p, out)
     if isinstance(axis, (tuple, list)):
@@ -102,7 +102,10 @@ def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | No
     if _dynamo():
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
-    return None if quick is None else quick(mapping, x, axis, mask, out)
+    try:
+        return None if quick is None else quick(mapping, x, axis, mask, out)
+    except SystemError:  # a tuple for a map: the engine takes it for its own words
+        return None
 
 
 def _learned(x: Any) -> Any:
@@ -119,13 +122,13 @@ def _learned(x: Any) -> Any:
     return quick
 
 
+@answering()
 def log_apply(
     mapping: Mapping, x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Any = None, dtype: Any = None
 ) -> ArrayT:
     """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
-    axis = pick_axis(axis, dim)
+    mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        check_mapping(mapping)
         return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
@@ -147,6 +150,7 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
+@answering()
 def threshold(
     mapping: Mapping,
     x: Any,
@@ -163,9 +167,9 @@ def threshold(
     `relu((alpha-1) t)^(1/(alpha-1))`, for budget clip(t, 0, 1); for normmax and sparse softmax tau is the potential.
     keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
     """
-    if not isinstance(mapping, Mapping) or not mapping.has_threshold:
-        name = mapping.name if isinstance(mapping, Mapping) else repr(mapping)
-        raise TypeError(f"{name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+    mapping = as_mapping(mapping, "threshold")
+    if not mapping.has_threshold:
+        raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     refuse_sharded("threshold", x)
     if isinstance(axis, (tuple, list)):
@@ -207,6 +211,7 @@ def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
         return mapping.threshold(upcast(rows, xp), xp)  # type: ignore[attr-defined]
 
 
+@answering({"tau": "say temperature=", "T": "say temperature="})
 def logsumexp(
     x: ArrayT | Numbers,
     axis: Axes = None,
@@ -286,6 +291,15 @@ def _made(kind: Any, value: Any) -> Mapping:
     return _kept_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
 
 
+def _second(kind: Any, value: Any) -> Mapping:
+    """The same for a parameter in the second place, where functions of maps without one have the axis."""
+    try:
+        return _made(kind, value)
+    except (TypeError, ValueError) as error:
+        hint = f"; did you mean axis={value}?" if type(value) is int and value < 2 else ""
+        raise type(error)(f"{error}{hint}") from None
+
+
 def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
     """`apply` in the name of a function of its own."""
     if options:
@@ -319,7 +333,7 @@ def entmax(
     x: ArrayT | Numbers, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
 ) -> ArrayT:
     """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
-    return _sugar("entmax", _made(Entmax, alpha), x, axis, out, options)
+    return _sugar("entmax", _second(Entmax, alpha), x, axis, out, options)
 
 
 def entmax15(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
@@ -329,7 +343,7 @@ def entmax15(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **optio
 
 def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
-    return apply(_made(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
+    return apply(_second(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
 
 
 def sparse_softmax(
@@ -344,6 +358,8 @@ def sparse_softmax(
     """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
     if options:
         allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
+    if k is None and p is None and type(axis) is int:
+        raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
     mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
     return _sugar("sparse_softmax", mapping, x, axis, out, options)
 
@@ -363,17 +379,18 @@ def perturb_max(
     **options: Unpack[ApplyOptions],
 ) -> ArrayT:
     """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
-    return apply(PerturbMax(noise, nodes=nodes, scale=scale), x, axis, **allowed("perturb_max", _APPLY, options))
+    allowed("perturb_max", _APPLY, options)
+    return apply(_second(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise), x, axis, **options)
 
 
 def normmax(x: ArrayT | Numbers, alpha: Any = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
-    return apply(_made(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
+    return apply(_second(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
 
 
 def budget(x: ArrayT | Numbers, k: Any, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
-    return apply(_made(Budget, k), x, axis, **allowed("budget", _APPLY, options))
+    return apply(_second(Budget, k), x, axis, **allowed("budget", _APPLY, options))
 
 
 def _store(p: Array, out: Any) -> Array:

@@ -17,8 +17,13 @@ import inspect
 import sys
 from typing import Any
 
-import torch
-from torch import Tensor
+try:
+    import torch
+    from torch import Tensor
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "anymax.hf needs torch; install it with: pip install 'anymax[hf,torch]'", name=error.name
+    ) from None
 
 from . import transforms
 from ._mapping import Mapping

@@ -6,15 +6,18 @@ import math
 from typing import Any
 
 from . import _array
-from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, total, upcast
+from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, shown, total, upcast
 from ._mapping import Facts, Mapping
+from ._names import as_mapping
+from ._options import answering
 from ._rows import prepare
 from .autodiff import bridge
 
 
+@answering()
 def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None) -> Array:
     """dp_i / dx_j of every row, shape [..., n, n], from the map's own formula (i and j are the last two axes)."""
-    x, rows, mapping, axis = prepare(mapping, x, pick_axis(axis, dim), mask, None)
+    x, rows, mapping, axis = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
     n = rows.shape[-1]
@@ -28,6 +31,7 @@ def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | No
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
 
 
+@answering()
 def jacobian_norm(
     mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None
 ) -> Array:
@@ -37,6 +41,7 @@ def jacobian_norm(
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))
 
 
+@answering()
 def entropy(
     p: Any, kind: str = "shannon", alpha: Any = None, *, axis: int | None = None, dim: int | None = None
 ) -> Array:
@@ -52,8 +57,10 @@ def entropy(
         "renyi2": 2.0,
         "tsallis": 1.5 if alpha is None else alpha,
     }
-    if kind not in kinds:
-        raise ValueError(f"entropy: kind must be one of {', '.join(sorted(kinds))}, got {kind!r}")
+    p = _probabilities("entropy", p)
+    if not isinstance(kind, str) or kind not in kinds:
+        hint = f"; did you mean axis={kind}?" if type(kind) is int else ""
+        raise ValueError(f"entropy: kind must be one of {', '.join(sorted(kinds))}, got {shown(kind)}{hint}")
     if alpha is not None and kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
     order = kinds[kind]
@@ -61,7 +68,6 @@ def entropy(
         isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf
     ):
         raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
-    p = asarray(p, "p")
     xp = namespace(p)
     p = floating(p, xp, "p")
     axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
@@ -85,14 +91,21 @@ def entropy(
 
 def support(p: Any) -> Array:
     """True where p_i > 0."""
-    return asarray(p, "p") > 0
+    p = _probabilities("support", p)
+    return floating(p, namespace(p), "p") > 0
+
+
+def _probabilities(who: str, p: Any) -> Array:
+    if isinstance(p, (Mapping, str)):
+        raise TypeError(
+            f"{who}: expected probabilities, got {p!r}; a map gives them: anymax.{who}(anymax.apply({p!r}, x))"
+        )
+    return asarray(p, "p")
 
 
 def facts(mapping: Mapping) -> Facts:
     """What a map promises; `tests/test_facts.py` checks each entry numerically."""
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
-    return mapping.facts
+    return as_mapping(mapping, "facts").facts
 
 
 def logit_gap(loss: Any, n: int) -> Any:

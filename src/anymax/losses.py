@@ -2,10 +2,11 @@
 
 Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
 `ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
-classes (epsilon over the n - 1 others alone is `label_smoothing=epsilon * n / (n - 1)`); `reduction` is "mean", "sum" or "none"; the
-classes are axis 1 (axis 0 of a vector) unless `axis` says otherwise; along a tuple of axes they are counted as a reshape of these
-would, in the order given. A masked class (-inf) that is not the target changes nothing; a masked target gives +inf. A mean over
-nothing is 0.
+classes (epsilon over the n - 1 others alone is `label_smoothing=epsilon * n / (n - 1)`); `reduction` is "mean", "sum" or "none". The
+classes are axis 1 (axis 0 of a vector), as in torch, where maps take the last axis; `axis` is another, and along a tuple of axes classes
+are counted as a reshape of these would, in the order given. Class indices for scores of shape (N, T, C) with T = C would fit classes along
+either axis: unless `axis` is given, that is a warning, once. A masked class (-inf) that is not the target changes nothing; a masked target
+gives +inf. A mean over nothing is 0.
 """
 
 from __future__ import annotations
@@ -30,8 +31,20 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping
+from ._names import as_mapping
+from ._options import answering
 from ._rows import prepare
-from ._targets import Batch, cast, check_reduction, class_axis, class_weights, one_axis, reduced, result_dtype
+from ._targets import (
+    Batch,
+    ask_for_axis,
+    cast,
+    check_reduction,
+    class_axis,
+    class_weights,
+    one_axis,
+    reduced,
+    result_dtype,
+)
 from ._typing import ArrayT, LossOptions, Numbers, Reduction
 from .autodiff import bridge
 from .functional import log_rows
@@ -48,15 +61,15 @@ def fenchel_young(
 
     For a map with a potential; others say which loss to use instead. Blondel, Martins and Niculae 2020.
     """
-    return _fenchel_young(mapping, scores, target, weight, True, options)
+    return _fenchel_young(as_mapping(mapping, "fenchel_young"), scores, target, weight, True, options)
 
 
 def nll(
     mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
 ) -> ArrayT:
     """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
-    mapping, scores, target = one_axis(mapping, scores, target, options)
-    if isinstance(mapping, Mapping) and mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
+    mapping, scores, target = one_axis(as_mapping(mapping, "nll"), scores, target, options)
+    if mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
             return out
@@ -136,26 +149,28 @@ def margin_loss(
 
     The Fenchel-Young loss where the map has one, else `nll`. `target` is class indices; cosines come from `transforms.cosine`.
     """
-    cosines = asarray(cosines, "cosines")
+    mapping, cosines = as_mapping(mapping, "margin_loss"), asarray(cosines, "cosines")
     given: Any = options
-    axis = class_axis(cosines, given.pop("axis", None), given.pop("dim", None))
-    if not isinstance(mapping, Mapping):
-        raise TypeError(
-            f"margin_loss: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
-        )
+    said = given.pop("axis", None), given.pop("dim", None)
+    axis = class_axis(cosines, *said)
     xp = namespace(cosines)
     cosines = _array.floating(cosines, xp, "cosines")
     dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
     target = _array.beside(target, wide, "target", xp)
+    ask_for_axis(cosines, target, *said)
     ignored = options.get("ignore_index", -100)
     counted = _array.counts(target, xp) if is_integer(target) else target
     counted = xp.where(counted == ignored, -xp.ones_like(counted), counted)
-    scores = as_margin(margin)(wide, counted, axis) * _array.like(_array.number(scale), wide, xp)
+    scale = _array.number(scale)
+    if not is_array(scale) and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+        raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
+    scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll
     out = loss(mapping, scores, target, weight, axis=axis, **given)
     return cast(out, dtype, xp)
 
 
+@answering()
 def multilabel_softmax_loss(
     scores: ArrayT | Numbers,
     target: Any,
@@ -274,8 +289,6 @@ def perturb_max_loss(
 
 
 def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: Any) -> Array:
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
     mapping, scores, target = one_axis(mapping, scores, target, options)
@@ -330,6 +343,8 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
     reduction = options.get("reduction", "mean")
     check_reduction(reduction)
     mask, ignored = options.get("mask"), options.get("ignore_index", -100)
+    if scores.ndim > 2:
+        ask_for_axis(scores, target, options.get("axis"), options.get("dim"))
     axis = class_axis(scores, options.get("axis"), options.get("dim"))
     call = ignored, reduction
     if weight is None and mask is None:

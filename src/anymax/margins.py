@@ -37,6 +37,7 @@ from ._array import (
     to_last,
     upcast,
 )
+from ._mapping import Mapping
 from ._typing import AnyArray, ArrayT, Numbers
 
 TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
@@ -213,7 +214,7 @@ def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
     margin = number(margin)
     if isinstance(margin, (int, float)) and not isinstance(margin, bool):
         return AM(float(margin))
-    if callable(margin) and not isinstance(margin, type):
+    if callable(margin) and not isinstance(margin, (type, Mapping)):
         return margin
     raise TypeError(
         f"margin: expected a number (the m of AM) or a margin such as ArcFace(0.5) or SphereFace(4), got {margin!r}"

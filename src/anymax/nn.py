@@ -2,6 +2,9 @@
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
+
+A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
+`Sequential(Linear(20, 5), Activation("sparsemax"))`.
 """
 
 from __future__ import annotations
@@ -10,11 +13,19 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
+    ) from None
 
 from . import _multihead, functional, losses, margins, transforms
+from ._array import asarray
 from ._mapping import Mapping
+from ._names import as_mapping
+from ._options import answering
 from ._typing import Axes, Reduction
 from .attention import attention, operands
 from .attention.scores import transforms_of
@@ -33,10 +44,9 @@ class _OfMapping(nn.Module):
 
     prefix = ""  # of the tensors' names
 
-    def __init__(self, mapping: Mapping, learn: str | None, bounds: tuple[float, float]) -> None:
+    def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
-        if not isinstance(mapping, Mapping):
-            raise TypeError(f"expected a mapping such as anymax.Sparsemax(), got {mapping!r}")
+        mapping = as_mapping(mapping, type(self).__name__)
         self._kind = type(mapping)
         self._fixed = mapping if learn is None and not mapping.params() else None
         self._constants = mapping.constants()
@@ -53,6 +63,8 @@ class _OfMapping(nn.Module):
             self._make_learnable(mapping, learn, bounds)
 
     def _make_learnable(self, mapping: Mapping, learn: str, bounds: tuple[float, float]) -> None:
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
         low, high = bounds
         start = getattr(mapping, learn, None)
         if start is None or isinstance(start, (str, bool)):
@@ -89,7 +101,7 @@ class Activation(_OfMapping):
 
     For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
 
-    mapping: the map, such as `Sparsemax()`. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter of it.
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
     dim: the axis of the classes, the last by default; or several, whose entries are one row.
     learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`, whatever the optimiser does. It starts
         where the map has it; a tensor, say of shape (heads, 1, 1), is one number for each head.
@@ -106,8 +118,14 @@ class Activation(_OfMapping):
     1.5
     """
 
+    @answering({"axis": "say dim="})
     def __init__(
-        self, mapping: Mapping, dim: Axes = -1, *, learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0)
+        self,
+        mapping: Mapping | str,
+        dim: Axes = -1,
+        *,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
         self.dim = dim
@@ -131,7 +149,7 @@ class Loss(_OfMapping):
     A Fenchel-Young loss is 0 where y = p(x): with label smoothing, or a distribution as target, it lies below the cross-entropy by a
     constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
 
-    mapping: the map, such as `Sparsemax()`. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter of it.
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
     weight: one factor for each class, a tensor [classes].
     ignore_index: a target that counts for nothing.
     reduction: "mean", "sum" or "none".
@@ -151,9 +169,10 @@ class Loss(_OfMapping):
 
     weight: Tensor | None
 
+    @answering({"axis": "say dim="})
     def __init__(
         self,
-        mapping: Mapping,
+        mapping: Mapping | str,
         weight: Tensor | None = None,
         *,
         ignore_index: int = -100,
@@ -164,6 +183,8 @@ class Loss(_OfMapping):
         bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
         self.register_buffer("weight", weight)
         self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
@@ -195,7 +216,7 @@ class Attention(_OfMapping):
 
     embed_dim: the features of the queries and of the output, a multiple of num_heads.
     num_heads: the heads.
-    mapping: the map from scores to weights, softmax by default. An alpha for each head has the shape (heads, 1, 1).
+    mapping: the map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
     dropout: the share of the weights that is set to 0 in training.
     bias: whether the projections have biases.
     add_bias_kv: one more key and value for all, learned, that no mask hides.
@@ -239,7 +260,7 @@ class Attention(_OfMapping):
         self,
         embed_dim: int,
         num_heads: int,
-        mapping: Mapping | None = None,
+        mapping: Mapping | str | None = None,
         *,
         dropout: float = 0.0,
         bias: bool = True,
@@ -263,12 +284,8 @@ class Attention(_OfMapping):
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
         shared = num_heads if kv_heads is None else kv_heads
         sizes = {
-            "embed_dim": embed_dim,
-            "num_heads": num_heads,
-            "kv_heads": shared,
-            "kdim": kdim or 1,
-            "vdim": vdim or 1,
-        }
+            "embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": shared, "kdim": kdim or 1, "vdim": vdim or 1,
+        }  # fmt: skip
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
@@ -406,7 +423,7 @@ class MarginHead(_OfMapping):
 
     in_features: the features of an embedding.
     num_classes: the classes; each has a centre, a row of `weight`.
-    mapping: the map whose loss it is, softmax by default.
+    mapping: the map whose loss it is, or its name; softmax by default.
     margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
     scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
     ignore_index: a target that counts for nothing.
@@ -428,13 +445,16 @@ class MarginHead(_OfMapping):
         self,
         in_features: int,
         num_classes: int,
-        mapping: Mapping | None = None,
+        mapping: Mapping | str | None = None,
         margin: float | Callable[..., Any] = 0.35,
         scale: float = 30.0,
         *,
         ignore_index: int = -100,
         reduction: Reduction = "mean",
     ) -> None:
+        for name, size in (("in_features", in_features), ("num_classes", num_classes)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"MarginHead: {name} must be an integer, got {size!r}")
         super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale

@@ -20,6 +20,7 @@ from ._array import is_array
 from ._drawing import COLOURS, DASHES, DIVERGING, MARKERS, SEQUENTIAL, pyplot
 from ._mapping import Mapping
 from ._model_pictures import attention, calibration, reliability, support_histogram
+from ._names import as_mapping
 from ._typing import AnyArray, Numbers
 from .functional import apply
 from .inspection import jacobian as _jacobian
@@ -28,6 +29,8 @@ from .mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsema
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Maps = Mapping | str | Iterable[Mapping | str]  # a map or its name, or several
 
 __all__ = [
     "CLASSIC", "COLOURS", "DASHES", "DIVERGING", "MARKERS", "SEQUENTIAL", "USUAL", "attention", "bars", "calibration", "curves",
@@ -86,7 +89,7 @@ def _symbol(key: str, value: str) -> str:
     return f"${symbol} = {value}$" if symbol else f"{key}={value}"
 
 
-def rivals(mappings: Mapping | Iterable[Mapping]) -> tuple[float, ...]:
+def rivals(mappings: Maps) -> tuple[float, ...]:
     """The scores of the other classes beside which the probability of one with the score t says most of these maps.
 
     For a curve of your own beside those of `curves`. One class of score 0, if that will do. It won't where the total leaves no choice
@@ -142,15 +145,13 @@ def _classes(others: tuple[float, ...]) -> str:
     return f"{words[len(others) - 1]} classes"
 
 
-def curves(
-    mappings: Mapping | Iterable[Mapping] | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None
-) -> Axes:
+def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0), as curves over t.
 
     The picture to compare maps by: where each is exactly 0 or 1, how steep it is, and how far its tails reach. Where these scores say
     nothing of a map, the others are those of `rivals`, and the axis names them: three for `Budget(2)`.
 
-    mappings: a map or a list of maps; seven usual ones by default.
+    mappings: a map or its name, or a list of them; seven usual ones by default.
     t: the scores of the first class, rising; 801 from -4 to 4 by default.
     ax: the matplotlib Axes to draw on; new ones by default.
 
@@ -177,14 +178,12 @@ def curves(
     return _drawing.tidy(ax, len(maps))
 
 
-def bars(
-    mappings: Mapping | Iterable[Mapping] | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None
-) -> Axes:
+def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
     """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
 
     To show what a map does to scores that you have.
 
-    mappings: a map or a list of maps; softmax, entmax 1.5 and sparsemax by default.
+    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
     x: the scores, one row of them; (2, 1.4, 0.6, -1) by default.
     ax: the matplotlib Axes to draw on; new ones by default.
 
@@ -215,7 +214,7 @@ def bars(
 
 
 def losses(
-    mappings: Mapping | Iterable[Mapping] | None = None,
+    mappings: Maps | None = None,
     *,
     t: AnyArray | Numbers | None = None,
     classic: bool = True,
@@ -227,7 +226,7 @@ def losses(
     The picture to compare losses by: where each is exactly 0, and how a wrong answer is punished. The loss of a map is its Fenchel-Young
     loss, or the negative log-likelihood where it has none.
 
-    mappings: a map or a list of maps; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
+    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
     t: the leads, rising; 601 from -3 to 3 by default.
     classic: add the hinge, logistic, squared and modified Huber losses.
     scaled: divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber loss,
@@ -296,13 +295,13 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
 SMALLEST_REGION = 0.005  # of the picture: a region that is smaller is a line, and has no name written on it
 
 
-def simplex(mapping: Mapping, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
+def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
     To see where a map has exact zeros: white lines part the regions in which 1, 2 or 3 classes have a probability above 0. The dashed
     triangle is the simplex itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
 
-    mapping: the map.
+    mapping: the map, or its name.
     extent: how far the plane reaches from its centre.
     resolution: the points along each side.
     ax: the matplotlib Axes to draw on; new ones by default.
@@ -362,12 +361,14 @@ def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
     return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
 
 
-def jacobian(mapping: Mapping, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None) -> Axes:
+def jacobian(
+    mapping: Mapping | str, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None
+) -> Axes:
     """The derivatives `dp_i / dx_j` at a row of scores, as a heat map around 0.
 
     To see which scores move which probabilities: exact zeros stay white, and up to 8 classes have their numbers written on them.
 
-    mapping: the map.
+    mapping: the map, or its name.
     x: the scores, one row of them.
     bound: the absolute value with the darkest colour, so that several pictures can share one scale; the largest of this one by default.
     ax: the matplotlib Axes to draw on; new ones by default.
@@ -415,13 +416,7 @@ def _plain(mapping: Mapping) -> Mapping:
     return mapping.replace(**{name: _drawing.numbers(value) for name, value in mapping.params().items()})
 
 
-def _maps(given: Mapping | Iterable[Mapping] | None, default: Sequence[Mapping]) -> list[Mapping]:
-    if isinstance(given, str):
-        raise TypeError(f"anymax.plot: expected a list of mappings such as [Softmax()], got the string {given!r}")
-    one = isinstance(given, (Mapping, type)) or callable(given)
-    maps = list(default if given is None else [given] if one else given)  # type: ignore[list-item,arg-type]
-    for m in maps:
-        if not isinstance(m, Mapping):
-            hint = f"; write {m.__name__}()" if isinstance(m, type) and issubclass(m, Mapping) else ""
-            raise TypeError(f"anymax.plot: expected mappings such as Sparsemax(), got {m!r}{hint}")
-    return [_plain(m) for m in maps]
+def _maps(given: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
+    several = default if given is None else given
+    some = several if isinstance(several, Iterable) and not isinstance(several, str) else [several]
+    return [_plain(as_mapping(m, "anymax.plot")) for m in some]

@@ -33,7 +33,9 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping
+from ._names import as_mapping
 from ._noises import draw
+from ._options import answering
 from ._random import uniform
 from .functional import apply
 from .mappings import Softmax
@@ -41,6 +43,7 @@ from .transforms import noise as noisy
 from .transforms import temperature as tempered
 
 
+@answering(logits="x", key="generator")
 def gumbel_max(
     x: Any, *, generator: Any, axis: int | None = None, dim: int | None = None, num_samples: int | None = None
 ) -> Array:
@@ -52,6 +55,7 @@ def gumbel_max(
     return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
 
 
+@answering(logits="x", key="generator")
 def perturb_argmax(
     x: Any,
     noise: Any = "normal",
@@ -84,6 +88,7 @@ def perturb_argmax(
     return xp.where(dead, -xp.ones_like(index), index)
 
 
+@answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
 def gumbel_softmax(
     x: Any,
     temperature: Any = 1.0,
@@ -102,12 +107,14 @@ def gumbel_softmax(
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])
     """
+    if not isinstance(hard, bool):
+        raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
     axis = pick_axis(axis, dim)
     x = asarray(x)
     xp = namespace(x)
     x = floating(x, xp)
     z = tempered(temperature)(noisy("gumbel", generator=generator)(upcast(x, xp)))
-    p = apply(Softmax() if mapping is None else mapping, z, axis)
+    p = apply(Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax"), z, axis)
     if hard:
         axis = check_axis(axis, x.ndim)
         rows = to_last(p, axis, xp)
@@ -117,6 +124,7 @@ def gumbel_softmax(
     return p if p.dtype == x.dtype else xp.astype(p, x.dtype)
 
 
+@answering(logits="x", key="generator")
 def sample(
     mapping: Mapping,
     x: Any,
@@ -135,7 +143,7 @@ def sample(
     >>> sample(Sparsemax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
     array([0, 0, 0, 0, 1, 1])
     """
-    axis = pick_axis(axis, dim)
+    mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     x = asarray(x)
     rows, xp = _rows(x, axis)
     axis = check_axis(axis, x.ndim)

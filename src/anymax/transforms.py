@@ -37,6 +37,7 @@ from ._array import (
     total,
     upcast,
 )
+from ._mapping import Mapping
 from ._noises import draw, find
 from ._transform import Composed, Transform, cast, check_range
 from ._truncate import topk_keep, topp_keep
@@ -50,8 +51,9 @@ def compose(*transforms: Callable[[Array], Array]) -> Composed:
     """
     flat: list[Callable[[Array], Array]] = []
     for t in transforms:
-        if not callable(t) or isinstance(t, type):
-            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}")
+        if not callable(t) or isinstance(t, (type, Mapping)):
+            hint = "; a map comes after the transforms, and gives probabilities" if isinstance(t, Mapping) else ""
+            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}{hint}")
         flat.extend(t.transforms if isinstance(t, Composed) else (t,))
     return Composed(tuple(flat))
 

@@ -24,6 +24,7 @@ def attention_of_numpy(q: NDArray[np.float32], lengths: NDArray[np.int64]) -> No
 
 def attention_of_torch(q: torch.Tensor, mask: torch.Tensor, weights: bool) -> None:
     assert_type(anymax.attention(q, q, q), torch.Tensor)
+    assert_type(anymax.attention(q, q, q, "entmax:alpha=1.3"), torch.Tensor)
     assert_type(anymax.attention(q, q, q, Entmax(1.5), mask, window=(4, None), softcap=30.0), torch.Tensor)
     assert_type(anymax.attention(q, q, q, need_weights=True), tuple[torch.Tensor, torch.Tensor])
     assert_type(
@@ -44,6 +45,7 @@ def attention_of_jax(q: jax.Array) -> None:
 
 def modules(x: torch.Tensor, y: torch.Tensor) -> None:
     assert_type(nn.Activation(Entmax(1.5), learn="alpha")(x), torch.Tensor)
+    assert_type(nn.Activation("sparsemax")(x), torch.Tensor)
     assert_type(nn.Loss(Sparsemax(), reduction="none", label_smoothing=0.1)(x, y), torch.Tensor)
     out, weights = nn.Attention(16, 4, Sparsemax(), batch_first=True)(x, x, x, need_weights=False)
     assert_type(out, torch.Tensor)
@@ -75,6 +77,7 @@ def estimators(x: NDArray[np.float64], y: NDArray[np.int64]) -> None:
 def pictures(x: torch.Tensor, ax: Axes) -> None:
     assert_type(plot.curves([Sparsemax(), Entmax(1.5)], ax=ax), Axes)
     assert_type(plot.bars(Sparsemax(), [2.0, 1.0]), Axes)
+    assert_type(plot.losses(["softmax", Sparsemax()]), Axes)
     assert_type(plot.jacobian(Sparsemax(), x, bound=1.0), Axes)
     assert_type(plot.support_histogram({"a": x}), Axes)
     assert_type(plot.calibration(x, [0, 1]), Axes)

@@ -32,6 +32,8 @@ from .._array import (
     upcast,
 )
 from .._mapping import Mapping
+from .._names import as_mapping
+from .._options import answering
 from .._typing import AnyArray, ArrayT
 from ..kernels import linear, native
 from ..mappings import Taylor
@@ -184,11 +186,12 @@ class LinearState(NamedTuple):
         return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
 
 
+@answering(query="q", key="k", value="v")
 def linear_attention(
     q: ArrayT,
     k: ArrayT,
     v: ArrayT,
-    mapping: Mapping | None = None,
+    mapping: Mapping | str | None = None,
     *,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
@@ -218,9 +221,7 @@ def linear_attention(
     >>> out.shape, bool(np.allclose(out, attention(q, k, v, Taylor(2), is_causal=True, implementation="reference")))
     ((100, 4), True)
     """
-    mapping = Taylor(2) if mapping is None else mapping
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"linear_attention: mapping must be anymax.Taylor(2), got {mapping!r}")
+    mapping = Taylor(2) if mapping is None else as_mapping(mapping, "linear_attention")
     reason = refuse(mapping)
     if reason is not None:
         raise ValueError(f"linear_attention: {reason}")

@@ -8,10 +8,19 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from .. import kernels
 from .._array import Array, Namespace, beside, is_array, like, namespace, number, upcast
 from .._mapping import Mapping
+from .._options import answering
 from .._typing import AnyArray, ArrayT
 from . import implementations
 from .call import Call, checked
 from .scores import lie, same_device
+
+_WORDS = {
+    "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "tau": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "T": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "p": "say dropout_p=",
+    "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
+}
 
 ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference"]
 
@@ -33,7 +42,7 @@ class AttentionOptions(TypedDict, total=False):
 
 @overload
 def attention(
-    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
     generator: Any = None, *, need_weights: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> ArrayT: ...  # fmt: skip
@@ -41,7 +50,7 @@ def attention(
 
 @overload
 def attention(
-    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
     generator: Any = None, *, need_weights: Literal[True], **options: Unpack[AttentionOptions],
 ) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
@@ -49,17 +58,18 @@ def attention(
 
 @overload
 def attention(
-    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
     scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
     generator: Any = None, *, need_weights: bool, **options: Unpack[AttentionOptions],
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...  # fmt: skip
 
 
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
 def attention(
     q: ArrayT,
     k: ArrayT,
     v: ArrayT,
-    mapping: Mapping | None = None,
+    mapping: Mapping | str | None = None,
     mask: AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
@@ -89,8 +99,8 @@ def attention(
     q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
     k: the keys, [..., H, S, D], of the same kind and dtype.
     v: the values, [..., H, S, Dv].
-    mapping: the map from the S scores of a query to its weights, such as `Sparsemax()`; softmax by default. An alpha for each head
-        has the shape [H, 1, 1], and may be learned.
+    mapping: the map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
+        softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
     mask: boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
     is_causal: query i attends to the keys up to offset + i only.
     scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
@@ -142,11 +152,12 @@ def attention(
     return out, p if p.dtype == dtype else xp.astype(p, dtype)
 
 
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
 def explain_attention(
     q: ArrayT,
     k: ArrayT,
     v: ArrayT,
-    mapping: Mapping | None = None,
+    mapping: Mapping | str | None = None,
     mask: AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,

@@ -19,6 +19,7 @@ from typing import Any
 
 from .._array import Array, asarray
 from .._mapping import Mapping
+from .._names import as_mapping
 from . import framework, native, reference, triton, xla
 
 ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)
@@ -93,6 +94,8 @@ def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:
     """The engine that serves `op` (one of `OPS`) of this mapping on scores like x."""
     if op not in OPS:
         raise ValueError(f"there is no operation {op!r}; the operations are {', '.join(OPS)}")
+    mapping = as_mapping(mapping, "choose")
+    x = asarray(x) if isinstance(x, (list, tuple, str)) else x
     only = forced()
     if only is not None:
         reason = only.refuse(op, mapping, x)
@@ -111,10 +114,17 @@ class Explanation:
     plans: tuple[str | None, ...] = ()  # of each row: how the engine goes about it, where it says so
 
     def __str__(self) -> str:
+        refused: dict[tuple[str, str], list[str]] = {}  # a refusal is said once, where it comes first
+        for op, _, refusals in self.rows:
+            for refusal in refusals:
+                refused.setdefault(refusal, []).append(op)
         lines = [repr(self.mapping)]
         for (op, engine, refusals), plan in itertools.zip_longest(self.rows, self.plans):
             lines.append(f"  {op:11s} {engine}" + (f" ({plan})" if plan else ""))
-            lines.extend(f"              ({name} refuses: {reason})" for name, reason in refusals)
+            for name, reason in refusals:
+                first, *others = refused[name, reason]
+                also = f", also {' and '.join(others)}" if others else ""
+                lines.extend([f"              ({name} refuses{also}: {reason})"] if first == op else [])
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -122,9 +132,7 @@ class Explanation:
 
 def explain(mapping: Mapping, x: Any) -> Explanation:
     """Which engine serves each call of this mapping on scores like x, and why not the others. Print it to read it."""
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}")
-    x = asarray(x)
+    mapping, x = as_mapping(mapping, "explain"), asarray(x)
     rows, plans = [], []
     for op in OPS:
         engine = choose(op, mapping, x)
@@ -147,10 +155,7 @@ def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: A
 
     `anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])`
     """
-    if not isinstance(mapping, Mapping):
-        raise TypeError(
-            f"warm_up: expected a mapping such as anymax.Sparsemax() as the first argument, got {mapping!r}"
-        )
+    mapping = as_mapping(mapping, "warm_up")
     launch = triton.load()
     if isinstance(launch, str):
         raise RuntimeError(f"warm_up: the GPU engine can't serve: {launch}")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from .._array import Array, Namespace, known_any, namespace, stop_gradient, top
-from .._mapping import Facts, RatioMap, row_top
+from .._mapping import Facts, Mapping, RatioMap, row_top
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Ratio(RatioMap):
 
     def __post_init__(self) -> None:
         for field, f in (("u", self.u), ("du", self.du)):
-            if not callable(f) and not (field == "du" and f is None):
+            if (not callable(f) or isinstance(f, Mapping)) and not (field == "du" and f is None):
                 raise TypeError(f"Ratio({field}={f!r}): expected a function of an array of scores")
         if self.u is _relu and self.du is _drelu:
             object.__setattr__(self, "kernel", "relu")
