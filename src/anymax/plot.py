@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Maps = Mapping | str | Iterable[Mapping | str]  # a map or its name, or several
 
 __all__ = [
-    "CLASSIC", "COLOURS", "DASHES", "DIVERGING", "MARKERS", "SEQUENTIAL", "USUAL", "attention", "bars", "calibration", "curves",
+    "CLASSIC", "COLOURS", "DASHES", "DIVERGING", "MARKERS", "SEQUENTIAL", "USUAL", "attention", "bars", "calibration", "curve", "curves",
     "jacobian", "label", "losses", "pyplot", "reliability", "rivals", "simplex", "support_histogram", "title",
 ]  # fmt: skip
 
@@ -120,7 +120,17 @@ def _fits(mapping: Mapping, classes: int) -> bool:
 
 
 def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndarray:
-    """The probability of a class with each of the scores t, beside others with the scores `others`; see `rivals`."""
+    """The probability of a class with each of the scores t, beside others: the numbers of `curves`.
+
+    mapping: the map.
+    t: the scores of the class, an array of NumPy [points].
+    others: the scores of the other classes, such as `rivals` gives them.
+
+    Returns an array of NumPy, [points].
+
+    >>> curve(Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
+    array([0.  , 0.5 , 0.75])
+    """
     scores = np.concatenate([t[:, None], np.broadcast_to(others, (len(t), len(others)))], axis=-1)
     return _drawing.numbers(_applied(mapping, scores))[:, 0]
 

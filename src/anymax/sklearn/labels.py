@@ -39,11 +39,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
     predicted where its probability is above 0, or above a threshold; the scale or the threshold is tuned by cross-validation.
     Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
 
-    Parameters that `MappingClassifier` does not have
-    -------------------------------------------------
+    Parameters
+    ----------
+    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
+        As in `MappingClassifier`; the class weight of a row is the mean of those of its labels.
     mapping : str or Mapping, default="sparsemax"
-        Also two baselines that have no map and train on every row: "sigmoid", a logistic regression for each label, and "zlpr", the
-        softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
+        A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
+        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
     decision : {"auto", "support", "threshold"}, default="auto"
         "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
         "auto": "support" for a sparse map.
