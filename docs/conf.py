@@ -60,6 +60,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "capture_repr": (),
     "download_all_examples": False,
+    "first_notebook_cell": '%pip install -q "anymax[plot,sklearn]"',
     "show_memory": False,
     "write_computation_times": False,  # that page loads scripts of other servers
     "min_reported_time": 1e6,
