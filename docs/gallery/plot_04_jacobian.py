@@ -2,8 +2,8 @@
 Jacobians
 =========
 
-How each probability answers to each score. Exact zeros are white: a class outside of the support neither gives nor
-takes.
+How each probability changes with each score. Exact zeros are white: a class outside the support affects no other
+class and is affected by none.
 """
 
 import matplotlib.pyplot as plt
@@ -20,8 +20,9 @@ for mapping, ax in zip(
     plot.jacobian(mapping, x, ax=ax)
 
 # %%
-# Its size, half the sum of the absolute entries, as one score leaves four others behind. That of softmax is never
-# above 1 and fades; that of sparsemax is the number of supported classes less 1, and then nothing.
+# The size of the Jacobian, half the sum of its absolute entries, while one score leaves four others behind. For
+# softmax it stays below 1 and fades away; for sparsemax it is the number of classes in the support less 1, and ends
+# at 0.
 
 lead = np.linspace(-1.0, 5.0, 241)
 rows = np.stack(
@@ -33,7 +34,7 @@ for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
     ax.plot(
         lead,
         size,
-        label=plot.label(mapping),
+        label=plot.title(mapping),
         color=plot.COLOURS[i],
         linestyle=plot.DASHES[i],
         linewidth=2,

@@ -1,10 +1,10 @@
-"""
+r"""
 How far apart scores must be
 ============================
 
-Cross-entropy over n classes can only be as small as the spread of the scores allows: a loss of l needs a spread of
-log(n - 1) - log(exp(l) - 1). To be right, any lead would do. The entmax loss is 0 at a lead of 1 / (alpha - 1), for
-any number of classes.
+Cross-entropy over :math:`n` classes can only be as small as the spread of the scores allows: a loss of :math:`l`
+needs a spread of :math:`\log(n - 1) - \log(e^l - 1)`. To be right, any lead would be enough. The entmax loss is 0
+from a lead of :math:`1 / (\alpha - 1)` on, for any number of classes.
 """
 
 import matplotlib.pyplot as plt

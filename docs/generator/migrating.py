@@ -36,6 +36,7 @@ def _version(package: str) -> str:
 def write(path: Path) -> None:
     parts = [
         "# Migrating",
+        text.found_by("migrating, migrate, entmax package, optax, other packages"),
         INTRODUCTION,
     ]
     for table in tables():

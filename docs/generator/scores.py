@@ -12,7 +12,7 @@ import numpy as np
 import anymax
 from anymax import margins, transforms
 
-from . import examples, text
+from . import examples, pictures, text
 
 PROSE = Path(__file__).parents[1] / "scores"
 SECTIONS = ("Definition", "Gradient", "When it helps", "When it hurts", "Paper")
@@ -83,8 +83,9 @@ def markdown(page: Page) -> str:
     keys, kind = page.prose.keys, page.prose.keys["kind"]
     parts = [
         f"# {keys['title']}",
+        text.found_by(keys.get("search", keys["title"])),
         page.prose.introduction,
-        f"```{{image}} {page.name}.svg\n:alt: {ALTERNATIVES[kind].format(keys['example'])}\n:class: portrait\n```",
+        pictures.shown(f"{page.name}.svg", ALTERNATIVES[kind].format(keys["example"])),
     ]
     for title in SECTIONS[:-1]:
         parts.append(f"## {title}\n\n{page.prose.sections[title]}")
@@ -126,25 +127,11 @@ WIDER = {  # the page's own example, for six scores
 
 def draw(page: Page, target: Path) -> None:
     from anymax import plot
-    from anymax.cli import pictures
 
-    sources = [
-        Path(plot.__file__),
-        Path(transforms.__file__),
-        Path(margins.__file__),
-        Path(__file__),
-        PROSE / f"{page.name}.md",
-    ]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
-        return
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": page.name}):
-        figure = {"transform": _bars, "noise": _frequencies, "margin": _angles}[page.prose.keys["kind"]](
-            page, plot, plt
-        )
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
+    modules = (plot.__file__, transforms.__file__, margins.__file__, pictures.__file__, __file__)
+    if pictures.old(target, (*modules, PROSE / f"{page.name}.md")):
+        drawn = {"transform": _bars, "noise": _frequencies, "margin": _angles}[page.prose.keys["kind"]]
+        pictures.save(target, lambda plt: drawn(page, plot, plt))
 
 
 def _bars(page: Page, plot: Any, plt: Any) -> Any:
@@ -178,7 +165,7 @@ def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
             linestyle=plot.DASHES[i],
         )
         ax.plot(t, (drawn.argmax(axis=-1) == 0).mean(axis=0), "osD"[i], color=plot.COLOURS[i], markersize=3.5)
-    ax.set(xlabel="t, with the scores (t, 0, −1)", ylabel="P[first class is largest]")
+    ax.set(xlabel="$t$, with the scores $(t, 0, -1)$", ylabel="how often the first class is largest")
     ax.legend(frameon=False, title="lines: exact; points: 2,000 draws", fontsize=8, title_fontsize=8)
     return figure
 
