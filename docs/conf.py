@@ -125,3 +125,5 @@ def setup(app):
     assets.write(generated)
     build.write(generated)
     app.connect("autodoc-process-docstring", docstrings.process)
+    # the search index forgets the entries of pages that are not written again
+    app.connect("env-updated", lambda app, env: sorted(env.found_docs))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,7 @@ def markdown(page: Page) -> str:
         f"# {page.kind.__name__}",
         text.found_by(prose.keys.get("search", name.replace("_", " "))),
         prose.introduction,
-        pictures.shown(f"{name}.svg", alternative(page)),
+        portrait(page),
         section(page, "Definition"),
         on_one_vector(page),
         "## Facts",
@@ -193,30 +195,46 @@ def section(page: Page, title: str) -> str:
     return f"## {title}\n\n{page.prose.sections[title]}"
 
 
-def alternative(page: Page) -> str:
-    """What the picture shows, for those who don't see it."""
-    return (
-        f"Four pictures of {page.prose.keys['example']}: the probability of the first of two classes against its lead, the largest "
-        "of three probabilities over the plane of scores, the loss against the margin beside four classic losses, and a Jacobian."
-    )
+PANELS = {  # what the page shows of its map, with the words for those who don't see it; `anymax plot` has them in one picture
+    "curves": "The probability of one class of {map} against its lead over the others.",
+    "simplex": "The largest of three probabilities of {map} over the plane of scores, with the regions where 1, 2 or 3 are above 0.",
+    "losses": "The loss of {map} against the lead of the target, beside four classic losses.",
+    "jacobian": "The Jacobian of {map} at four scores, as a table of numbers.",
+}
+
+
+def portrait(page: Page) -> str:
+    """The Markdown of the panels: side by side, or on a phone one below the other."""
+    items = [
+        f":::{{grid-item}}\n{pictures.shown(f'{page.kind.name}-{name}.svg', words.format(map=page.prose.keys['example']))}\n:::"
+        for name, words in PANELS.items()
+    ]
+    return "\n".join(["::::{grid} 1 2 2 2\n:gutter: 2", *items, "::::"])
 
 
 def draw(page: Page, folder: Path) -> None:
-    """The portrait that `anymax plot` draws too; made anew where the code of the pictures or of the map is newer."""
+    """Drawn anew where the code of the pictures or of the map is newer."""
     from anymax import plot
-    from anymax.cli import pictures as portraits
+    from anymax.cli.pictures import SCORES
 
-    target = folder / f"{page.kind.name}.svg"
-    own = (Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md")
-    if not pictures.old(target, (plot.__file__, portraits.__file__, anymax.__file__, *SOURCES, *own)):
-        return
+    mapping = page.mapping
+    panels: dict[str, Callable[[Any], Any]] = {
+        "curves": lambda ax: plot.curves(mapping, ax=ax),
+        "simplex": lambda ax: plot.simplex(mapping, ax=ax).set_title("Three classes"),
+        "losses": lambda ax: plot.losses(mapping, ax=ax).set_title(f"Loss: {ax.get_title().lower()}"),
+        "jacobian": lambda ax: plot.jacobian(mapping, SCORES, ax=ax).set_title("Jacobian"),
+    }
 
-    def portrait(plt: Any) -> Any:
-        figure = portraits.portrait(page.mapping, portraits.SCORES)
-        figure.set_size_inches(8.8, 7.4)  # smaller, so that the words are larger
+    def panel(plt: Any, name: str) -> Any:
+        figure, ax = plt.subplots(figsize=(4.6, 3.9), layout="constrained")
+        panels[name](ax)
         return figure
 
-    pictures.save(target, portrait)
+    own = (Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md")
+    for name in PANELS:
+        target = folder / f"{page.kind.name}-{name}.svg"
+        if pictures.old(target, (plot.__file__, anymax.__file__, *SOURCES, *own)):
+            pictures.save(target, functools.partial(panel, name=name))
 
 
 SOURCES = (__file__, pictures.__file__)
@@ -242,7 +260,7 @@ def hero(target: Path) -> str:
     from anymax import plot
 
     def picture(plt: Any) -> Any:
-        figure, ax = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+        figure, ax = plt.subplots(figsize=(5.2, 3.0), layout="constrained")
         plot.bars(THREE, ax=ax)
         return figure
 

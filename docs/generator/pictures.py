@@ -15,6 +15,9 @@ DARK = {
 }
 
 
+BRIGHTER = {"#0072b2": "#2f8fd6", "#5a5a5a": "#9a9a9a"}  # colours that are too dark on that ground
+
+
 def dark(target: Path) -> Path:
     """Where the version for the dark theme lies."""
     return target.with_stem(f"{target.stem}-dark")
@@ -30,6 +33,10 @@ def save(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:
     """What `picture` draws with pyplot, in both versions."""
     one(target, picture, **settings)
     one(dark(target), picture, **{**DARK, **settings})
+    drawn = dark(target).read_text(encoding="utf-8")
+    for colour, brighter in BRIGHTER.items():
+        drawn = drawn.replace(colour, brighter)
+    dark(target).write_text(drawn, encoding="utf-8")
 
 
 def one(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:

@@ -135,7 +135,7 @@ def draw(page: Page, target: Path) -> None:
 
 
 def _bars(page: Page, plot: Any, plt: Any) -> Any:
-    figure, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
     transform = WIDER.get(page.name) or page.made
     after = anymax.softmax(transform(SIX))
     at = np.arange(len(SIX))
@@ -151,7 +151,7 @@ def _bars(page: Page, plot: Any, plt: Any) -> Any:
 
 
 def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
-    figure, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
     t = np.linspace(-4.0, 4.0, 41)
     scores = np.stack([t, np.zeros_like(t), -np.ones_like(t)], axis=-1)
     for i, kind in enumerate(("gumbel", "normal", "uniform")):
@@ -171,7 +171,7 @@ def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
 
 
 def _angles(page: Page, plot: Any, plt: Any) -> Any:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6.0, 6.6), layout="constrained", sharex=True)
     cosines = np.stack([np.cos(ANGLES), np.zeros_like(ANGLES)], axis=-1)
     y = np.zeros(len(ANGLES), dtype=np.int64)
     shown = [
@@ -182,20 +182,20 @@ def _angles(page: Page, plot: Any, plt: Any) -> Any:
     ]
     for i, (name, margin) in enumerate(shown):
         line = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % len(plot.DASHES)], "label": name}
-        left.plot(np.degrees(ANGLES), margin(cosines, y)[:, 0], **line)
-        right.plot(
+        above.plot(np.degrees(ANGLES), margin(cosines, y)[:, 0], **line)
+        below.plot(
             np.degrees(ANGLES),
             anymax.margin_loss(anymax.Softmax(), cosines, y, margin=margin, scale=8.0, reduction="none"),
             **line,
         )
     sparse = anymax.margin_loss(anymax.Entmax(1.5), cosines, y, margin=margins.AM(0.35), scale=8.0, reduction="none")
-    right.plot(
+    below.plot(
         np.degrees(ANGLES), sparse, color=plot.COLOURS[4], linewidth=2.6, alpha=0.8, label="AM(0.35), entmax 1.5"
     )
-    left.set(xlabel="angle to the target's class, degrees", ylabel="what the loss takes for its cosine")
-    right.set(xlabel="angle to the target's class, degrees", ylabel="loss, two classes, scale 8")
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8)
+    above.set(ylabel="what the loss takes for its cosine")
+    below.set(xlabel="angle to the target's class, degrees", ylabel="loss, two classes, scale 8")
+    above.legend(frameon=False, fontsize=8)
+    below.legend(frameon=False, fontsize=8)
     return figure
 
 

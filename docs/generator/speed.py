@@ -75,7 +75,7 @@ def overview(folder: Path, gpu: bool = False) -> str:
         else "fp32, normal scores, forward pass into a given `out=`."
     )
     alt = f"Bars of our time divided by the {theirs}. {said}"
-    return f"{pictures.shown(f'/generated/{target.name}', alt, 'speed')}\n\n{words} {run.machine}."
+    return f"{pictures.shown(f'/generated/{target.name}', alt, 'speed')}\n\n{{.caption}}\n{words} {run.machine}."
 
 
 def _draw_bars(groups: Groups, label: str, plt: Any) -> Any:
@@ -100,7 +100,11 @@ def _draw_bars(groups: Groups, label: str, plt: Any) -> Any:
             linewidth=0,
         )  # fmt: skip
     for place, ratio in zip(places, ratios):
-        ax.annotate(f"{ratio:.2f}", (ratio, place), (4, 0), textcoords="offset points", va="center")
+        inside = 0.85 < ratio < 1.0  # beside the bar it would lie on the line
+        side = {"ha": "right", "color": "white"} if inside else {"ha": "left"}
+        ax.annotate(
+            f"{ratio:.2f}", (ratio, place), (-4 if inside else 4, 0), textcoords="offset points", va="center", **side
+        )
     for place, heading in headings:
         ax.annotate(heading, (0, place), (2, 0), textcoords="offset points", va="center", fontweight="bold")
     ax.axvline(1.0, color=ink, linewidth=1.2)
