@@ -431,13 +431,13 @@ def test_every_picture_of_the_maps_and_scores_has_its_dark_version(tmp_path):
     pytest.importorskip("matplotlib")
     page = next(page for page in maps.pages() if page.kind is anymax.Sparsemax)
     maps.draw(page, tmp_path)
-    for page in scores.pages():
-        if page.name in ("temperature", "noise", "margins"):  # one of each kind
-            scores.draw(page, tmp_path / f"{page.name}.svg")
+    for family in scores.pages():
+        if family.name in ("temperature", "noise", "margins"):  # one of each kind
+            scores.draw(family, tmp_path / f"{family.name}.svg")
     names = {path.stem for path in tmp_path.glob("*.svg")}
-    assert names == {
-        f"{name}{end}" for name in ("sparsemax", "temperature", "noise", "margins") for end in ("", "-dark")
-    }
+    drawn = [f"sparsemax-{panel}" for panel in ("curves", "simplex", "losses", "jacobian")]
+    assert names == {f"{name}{end}" for name in (*drawn, "temperature", "noise", "margins") for end in ("", "-dark")}
+    assert set(re.findall(r"{image} (\S+)\.svg", maps.portrait(page))) == {n for n in names if "sparsemax" in n}
 
 
 def test_the_addresses_are_those_of_the_project_file(tmp_path):
