@@ -19,6 +19,6 @@ maps = (
     SparseSoftmax(k=2),
     PerturbMax("uniform"),
 )
-figure, axes = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
 for mapping, ax in zip(maps, axes.flat):
-    plot.simplex(mapping, resolution=241, ax=ax)
+    plot.simplex(mapping, resolution=241, ax=ax).title.set_fontsize("medium")

@@ -13,11 +13,11 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, plot
 
 x = [0.8, 0.5, 0.2, -1.0]
+maps = (Softmax(), Entmax(1.5), Sparsemax(), SparseSoftmax(k=2))
+bound = max(np.abs(anymax.jacobian(mapping, x)).max() for mapping in maps)
 figure, axes = plt.subplots(2, 2, figsize=(9, 7.5), layout="constrained")
-for mapping, ax in zip(
-    (Softmax(), Entmax(1.5), Sparsemax(), SparseSoftmax(k=2)), axes.flat
-):
-    plot.jacobian(mapping, x, ax=ax)
+for mapping, ax in zip(maps, axes.flat):
+    plot.jacobian(mapping, x, bound=bound, ax=ax)
 
 # %%
 # The size of the Jacobian, half the sum of its absolute entries, while one score leaves four others behind. For

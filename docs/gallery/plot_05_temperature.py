@@ -15,7 +15,7 @@ from anymax import Entmax, Softmax, Sparsemax, plot, transforms
 
 x = np.array([1.0, 0.6, 0.1, -0.5])
 temperatures = np.geomspace(0.1, 20.0, 300)
-figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained", sharey=True)
 for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
     p = anymax.apply(
         mapping, transforms.temperature(temperatures[:, None])(np.broadcast_to(x, (300, 4)))

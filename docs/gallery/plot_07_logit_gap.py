@@ -26,5 +26,5 @@ ax.axhline(
     linestyle=plot.DASHES[3],
     label="entmax 1.5: the loss is 0 from here on",
 )
-ax.set(xscale="log", xlabel="loss", ylabel="spread of the scores", ylim=(0, None))
-ax.legend()
+ax.set(xscale="log", xlabel="loss", ylabel="spread of the scores", ylim=(0, 26))
+ax.legend(loc="upper right")

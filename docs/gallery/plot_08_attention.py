@@ -15,7 +15,7 @@ rng = np.random.default_rng(0)
 words = "a cat that sees a bird on the fence sits still".split()
 q, k, v = (1.4 * rng.normal(size=(len(words), 8)) for _ in range(3))
 
-figure, axes = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
 for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
     _, weights = anymax.attention(q, k, v, mapping, is_causal=True, need_weights=True)
     plot.attention(weights, queries=words, keys=words, ax=ax)

@@ -6,8 +6,8 @@ One score of 4 among :math:`n` scores of 0. Under softmax its probability falls 
 multiplies the scores by :math:`\log n` and keeps it. Sparsemax and entmax give it a probability of 1 at any length,
 because it leads by more than :math:`1 / (\alpha - 1)`.
 
-With noise on all scores, the largest of many others comes close. Sparse maps then share the probability among these
-few, and not among all.
+With normal noise on all scores (means of 20 rows), the largest of many others comes close. Sparse maps then share
+the probability among these few, and not among all.
 """
 
 import matplotlib.pyplot as plt
@@ -33,7 +33,7 @@ def scores(n, noise):
     return x
 
 
-figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
 for noise, ax in zip((0.0, 0.7), axes):
     for i, (name, p) in enumerate(maps.items()):
         share = [p(scores(n, noise))[:, 0].mean() for n in lengths]
@@ -46,5 +46,5 @@ for noise, ax in zip((0.0, 0.7), axes):
         ax.plot(lengths, share, label=name, **style)
     ax.set(xscale="log", xlabel="length of the row")
 axes[0].set(ylabel="probability of the one score", title="the others are 0")
-axes[1].set_title("normal noise of 0.7 on all scores, mean of 20 rows")
-axes[0].legend()
+axes[1].set_title("noise of 0.7 on all scores")
+axes[0].legend(loc="center right", fontsize="small")

@@ -33,7 +33,7 @@ plot.support_histogram(p)
 # %%
 # How often the classifiers are right, against how sure they are.
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 4.6), layout="constrained")
 for (name, each), ax in zip(p.items(), axes):
     plot.calibration(each, y_unseen, name=name, ax=ax)
 
@@ -41,7 +41,7 @@ for (name, each), ax in zip(p.items(), axes):
 # Where sparsemax hesitates between two digits or more, it names them.
 
 several = (p["sparsemax"] > 0.2).sum(axis=1) > 1
-figure, axes = plt.subplots(1, 6, figsize=(12, 2.6), layout="constrained")
+figure, axes = plt.subplots(1, 6, figsize=(9, 2.3), layout="constrained")
 for image, row, ax in zip(unseen[several], p["sparsemax"][several], axes):
     ax.imshow(image.reshape(8, 8), cmap="gray_r")
     ax.set_title(
