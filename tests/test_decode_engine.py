@@ -107,7 +107,9 @@ def test_equal_scores(kind):
     assert (decode.run(SOFTMAX, x, steps, keep=True).keep == (held(x[0], steps) > -math.inf)).all()
 
 
-@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.3), Entmax(1.5), SparseSoftmax(k=5), SparseSoftmax(p=0.6)], ids=str)
+@pytest.mark.parametrize(
+    "mapping", [Softmax(), Sparsemax(), Entmax(1.3), Entmax(1.5), SparseSoftmax(k=5), SparseSoftmax(p=0.6)], ids=str
+)
 @pytest.mark.parametrize("chain", [None, "temperature", "topp", "a language model's"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_draws_and_their_log_probabilities(mapping, chain, dtype):
@@ -161,12 +163,18 @@ def test_a_value_for_each_row():
 def test_rows_without_numbers_or_classes():
     x = scores(50, rows=5)
     x[1, 3], x[2, 4], x[3] = math.nan, math.inf, -math.inf
-    made = decode.run(SOFTMAX, x, CHAINS["a language model's"], keep=True, u=np.full((5, 2), 0.5), log_p=True, entropy=True)
+    made = decode.run(
+        SOFTMAX, x, CHAINS["a language model's"], keep=True, u=np.full((5, 2), 0.5), log_p=True, entropy=True
+    )
     alone = decode.run(SOFTMAX, x[[0, 4]], CHAINS["a language model's"], u=np.full((2, 2), 0.5), log_p=True)
     np.testing.assert_array_equal(made.index[[0, 4]], alone.index)
     assert (made.index[1:4] == -1).all()
-    assert np.isnan(made.log_p[1:3]).all() and np.isnan(made.entropy[1:3]).all()
-    assert (made.log_p[3] == -math.inf).all() and not made.keep[3].any() and made.keep[1].all() and made.keep[2].all()
+    assert np.isnan(made.log_p[1:3]).all()
+    assert np.isnan(made.entropy[1:3]).all()
+    assert (made.log_p[3] == -math.inf).all()
+    assert not made.keep[3].any()
+    assert made.keep[1].all()
+    assert made.keep[2].all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
@@ -176,8 +184,12 @@ def test_torch(dtype):
     u = torch.rand(7, 10, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     steps = (Step("temperature", torch.full((10, 1), 0.8)), Step("topk", 30))
     made = decode.run(SOFTMAX, x.requires_grad_(), steps, keep=True, u=u, log_p=True, entropy=True)
-    assert type(made.index) is torch.Tensor and made.index.shape == (7, 10, 3) and made.entropy.shape == (7, 10)
-    wide = decode.run(SOFTMAX, x.detach().double().numpy(), (Step("temperature", 0.8), Step("topk", 30)), keep=True, u=u.numpy())
+    assert type(made.index) is torch.Tensor
+    assert made.index.shape == (7, 10, 3)
+    assert made.entropy.shape == (7, 10)
+    wide = decode.run(
+        SOFTMAX, x.detach().double().numpy(), (Step("temperature", 0.8), Step("topk", 30)), keep=True, u=u.numpy()
+    )
     np.testing.assert_array_equal(made.keep.numpy(), wide.keep)
     assert (made.index.numpy() != wide.index).mean() < 0.01
 
@@ -212,6 +224,6 @@ def test_the_codes_of_the_header():
     from pathlib import Path
 
     header = (Path(__file__).parents[1] / "csrc" / "anymax.h").read_text()
-    names = ["TEMPERATURE", "LARGEST_SCORES", "NUCLEUS_MASS", "SHARE_OF_LARGEST", "DEVIATIONS", "LEAST_SHARE", "ETA", "TYPICAL", "WITHOUT_TOP"]
+    names = "TEMPERATURE LARGEST_SCORES NUCLEUS_MASS SHARE_OF_LARGEST DEVIATIONS LEAST_SHARE ETA TYPICAL WITHOUT_TOP".split()
     for name, code in zip(names, STEPS.values(), strict=True):
         assert f"ANYMAX_{name} = {code}," in header

@@ -36,6 +36,7 @@ from ._array import (
     upcast,
 )
 from ._array import compiling as _compiling
+from ._mapping import Mapping
 from ._typing import ArrayT, Numbers
 from .kernels import decode
 from .mappings import Softmax
@@ -63,7 +64,9 @@ class Transform:
     whole: bool = False  # True: a part of the rows does not get what it gets among all
     truncates: bool = False  # True: it masks classes by their scores, and leaves the others as they are
     random: bool = False  # True: it adds numbers that it draws
-    value: str | Callable[..., Any] = ""  # what the engine's step of this name takes: a parameter, or a function of what `rows` gets
+    value: str | Callable[..., Any] = (
+        ""  # what the engine's step of this name takes: a parameter, or a function of what `rows` gets
+    )
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
         scores = asarray(x)
@@ -145,7 +148,7 @@ class Composed:
 
 def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
     """The transforms that a verb applies, one after the other, each along the axis of its classes."""
-    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
             f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"

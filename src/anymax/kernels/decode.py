@@ -89,7 +89,16 @@ def run(
         world.empty(batch, "float64") if entropy else None,
     )
     made = native.engine_for(x).decode(
-        mapping, x, table.reshape(-1, 3), values, out.keep, None if u is None else world.contiguous(u), index, out.log_p, out.entropy, out.left
+        mapping,
+        x,
+        table.reshape(-1, 3),
+        values,
+        out.keep,
+        None if u is None else world.contiguous(u),
+        index,
+        out.log_p,
+        out.entropy,
+        out.left,
     )
     if made is None:
         raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")
