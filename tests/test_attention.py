@@ -186,7 +186,7 @@ WRONG = {
         TypeError,
         "of one framework, got arrays of torch, NumPy and NumPy",
     ),
-    "mapping": (lambda: A.attention(Q, K, V, "softmax"), TypeError, "mapping must be a mapping such as"),
+    "mapping": (lambda: A.attention(Q, K, V, 2), TypeError, "expected a mapping such as"),
     "heads": (lambda: A.attention(np.zeros((3, 4, 5)), K, V, enable_gqa=True), ValueError, "must be a multiple"),
     "dropout": (lambda: A.attention(Q, K, V, dropout_p=1.0), ValueError, "at least 0 and below 1, got 1.0"),
     "mask shape": (lambda: A.attention(Q, K, V, mask=np.ones((4, 5), bool)), ValueError, "does not broadcast"),

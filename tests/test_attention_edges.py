@@ -278,7 +278,7 @@ WRONG = {
     "linear values": (lambda: A.linear_attention(q, k, v[:, :3]), ValueError, "v of shape .* does not broadcast"),
     "linear scale": (lambda: A.linear_attention(q, k, v, scale="big"), TypeError, "linear_attention: scale must be a number or an array"),
     "linear lengths": (lambda: A.linear_attention(q, k, v, lengths=[1, 2, 3]), ValueError, "lengths must have one number"),
-    "linear map": (lambda: A.linear_attention(q, k, v, "taylor"), TypeError, r"mapping must be anymax.Taylor\(2\), got 'taylor'"),
+    "linear map": (lambda: A.linear_attention(q, k, v, 2), TypeError, r"linear_attention: expected a mapping such as .*, got 2"),
 }  # fmt: skip
 
 

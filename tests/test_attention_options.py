@@ -569,7 +569,7 @@ def test_explain_attention_is_true(mapping, options, monkeypatch):
 def test_explain_attention_refuses_what_attention_refuses():
     with pytest.raises(ValueError, match="can't serve this call: torch has attention with softmax"):
         A.explain_attention(t(Q), t(K), t(V), Sparsemax(), implementation="sdpa")
-    with pytest.raises(TypeError, match="mapping must be a mapping"):
-        A.explain_attention(Q, K, V, "softmax")
+    with pytest.raises(ValueError, match="there is no map 'softmin'"):
+        A.explain_attention(Q, K, V, "softmin")
     with pytest.raises(TypeError, match="casual"):
         A.explain_attention(Q, K, V, casual=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -147,6 +148,115 @@ def test_colours_can_be_forced_and_refused(call, monkeypatch):
     assert "\x1b[38" not in call("compare", 2, 1, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")[1]
 
 
+# -- scores from standard input -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe(call, monkeypatch):
+    """Runs the program with words on its standard input."""
+
+    def run(text, *args):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return call(*args)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("2 1 0.1\n", [[2, 1, 0.1]]),
+        ("2,1,0.1", [[2, 1, 0.1]]),
+        ("2, 1, 0.1,\n", [[2, 1, 0.1]]),
+        ("2;1;-.5\r\n", [[2, 1, -0.5]]),
+        ("2\t1\t1e-3\n\n", [[2, 1, 1e-3]]),
+        ("2\n1\n0.1\n", [[2, 1, 0.1]]),
+        ("2 1\n\n-1 -2 3\n", [[2, 1], [-1, -2, 3]]),
+        ("\ufeff2,1\n3,4\n", [[2, 1], [3, 4]]),
+        ("[2, 1, 0.1]", [[2, 1, 0.1]]),
+        ("[[2, 1], [3, 4]]", [[2, 1], [3, 4]]),
+        ("[[2.  1. ]\n [3. 4.]]\n", [[2, 1], [3, 4]]),
+        ("5\n", [[5]]),
+    ],
+)
+def test_compare_reads_standard_input(pipe, text, rows):
+    code, out, err = pipe(text, "compare", "-", "--json", "-m", "sparsemax")
+    assert (code, err) == (0, "")
+    documents = json.loads(out)
+    assert [d["scores"] for d in documents] == rows
+    for document, row in zip(documents, rows, strict=True):
+        np.testing.assert_allclose(document["mappings"][0]["p"], anymax.sparsemax(row))
+
+
+def test_rows_of_standard_input_as_tables(pipe):
+    code, out, _ = pipe("2 1\n3 -inf 1\n", "compare", "-")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("row")] == ["row 1", "row 2"]
+    assert out.count("sparsemax") == 2
+    one = pipe("2 1 0.1\n", "compare", "-")[1]
+    assert one == pipe("", "compare", "2", "1", "0.1")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "says"),
+    [
+        ("", "compare -", "standard input has no scores; expected numbers, one row of them a line"),
+        ("1,5 2,5\n", "compare -", "line 1, '1,5 2,5': numbers are separated by commas or by spaces, not by both"),
+        (
+            "a,b\n1,2\n",
+            "compare -",
+            "line 1: 'a' is not a number; scores are numbers such as 2 or -1.5, without a header",
+        ),
+        ("1,2\n3,nan\n", "compare -", "line 2: 'nan' is not a score"),
+        ("1,,2\n", "compare -", "line 1: '' is not a number"),
+        ("[1, [2]]", "compare -", "list 1: '[2]' is not a number"),
+        ("1 2", "compare 3 -", "- reads all scores from standard input; give it alone, or numbers"),
+        ("1 2\n3\n4 5", "explain entmax -", "rows of one call have the same length, got 2, 1, 2"),
+        ("1 2\n3 4", "plot bars -", "a picture shows one row of scores, got 2"),
+    ],
+)
+def test_standard_input_that_is_no_scores(pipe, text, words, says):
+    code, out, err = pipe(text, *words.split())
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_explain_and_plot_read_standard_input(pipe, tmp_path):
+    assert "float32 of shape (2, 3)" in pipe("1 2 3\n4 5 6\n", "explain", "entmax", "-")[1]
+    pytest.importorskip("matplotlib")
+    code, _, err = pipe("1,2,3", "plot", "bars", "-", "--out", tmp_path / "x.png")
+    assert code == 0, err
+
+
+def test_a_process_reads_its_standard_input(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "anymax", "compare", "-", "--json"], input=b"2 1\n", capture_output=True, check=True
+    )
+    assert json.loads(done.stdout)[0]["scores"] == [2, 1]
+    done = subprocess.run(
+        [sys.executable, "-m", "anymax", "compare", "-"], input=b"\xff\xfe2", capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
+# -- progress -----------------------------------------------------------------------------------------------------------------
+
+
+@needs_plot
+def test_progress_is_for_a_terminal_alone(call, monkeypatch, tmp_path):
+    """A line on stderr where that is a terminal; nothing elsewhere, and never anything on stdout."""
+    words = ["plot", "jacobian", "-m", "softmax", "-m", "sparsemax", "--out", tmp_path / "x.png"]
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, told, err = call(*words, TERM="xterm")
+    assert (code, told) == (0, out)
+    assert "jacobian" in err
+    assert "2/2" in err
+
+
 # -- inventory ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +284,7 @@ def test_inventory_as_a_table(call, width):
 
 
 def test_explain_names_an_engine_for_each_framework(call):
-    code, out, _ = call("explain", "entmax", "--alpha", "1.3", "2", "1")
+    code, out, _ = call("explain", "entmax", "--alpha", "1.3", "2", "1", "--framework", "all")
     assert code == 0
     assert "Entmax(alpha=1.3)" in out
     assert "reference" in out
@@ -183,6 +293,37 @@ def test_explain_names_an_engine_for_each_framework(call):
         "torch",
         "jax",
     ]
+
+
+def test_explain_says_each_refusal_once(call):
+    """Every operation had all of them again."""
+    code, out, err = call("explain", "square", "2", "-1", "--framework", "all")
+    assert (code, err) == (0, "")
+    for part in out.split(", float32 of shape (2,)")[1:]:
+        refusals = [line for line in part.splitlines() if " refuses" in line]
+        assert refusals
+        assert len({line.partition(": ")[2] + line.split()[0] for line in refusals}) == len(refusals)
+    assert "(triton refuses, also log_forward and vjp and loss and index_loss: " in out
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "2", "1"], ["explain", "entmax"], ["inventory"], ["compare", "2", "1", "--json"]]
+)
+def test_quick_commands_load_no_framework(words):
+    """They made half a second of imports into three."""
+    code = f"import sys; from anymax.cli import main; main({words!r}); print(*sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert not loaded & {"torch", "jax", "matplotlib", "scipy", "sklearn", "triton", "pandas"}
+    assert {"numpy", "rich", "click"} <= loaded
+
+
+def test_explain_of_one_framework(call):
+    code, out, _ = call("explain", "entmax")
+    assert code == 0
+    assert out.startswith("numpy, float32 of shape (4,)\nEntmax(alpha=1.5)\n")
+    assert "torch, float32" not in out
+    assert "'tf' is not one of" in call("explain", "entmax", "--framework", "tf")[2]
 
 
 def test_explain_offers_no_choice_of_maps(call):
@@ -249,8 +390,10 @@ def test_plot_of_scores(call, tmp_path, name):
 def test_curves_of_what_is_no_list_of_mappings():
     from anymax import plot
 
-    with pytest.raises(TypeError, match=r"a list of mappings such as \[Softmax\(\)\], got the string 'softmax'"):
-        plot.curves("softmax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is no map 'softmin'"):
+        plot.curves("softmin")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a mapping such as .*, got the class Softmax; add"):
+        plot.curves(anymax.Softmax)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got no mappings"):
         plot.curves([])
 
@@ -266,7 +409,7 @@ def test_curves_of_what_is_no_list_of_mappings():
         ("compare 1 nan", "'nan' is not a score"),
         ("compare 1 inf", "'inf' is not a score"),
         ("compare 1 2 --alhpa 3", "'--alhpa' is an unknown option"),
-        ("compare 1 2 --mapping softmin", "there is no map 'softmin'; the maps are softmax"),
+        ("compare 1 2 --mapping softmin", "there is no map 'softmin' (did you mean 'softmax'?); the maps are softmax"),
         ("compare 1 2 --mapping softmax --alpha 2", "--alpha: softmax has no such parameter"),
         ("compare 1 2 --mapping entmax:k=2", "entmax has no parameter 'k'; it takes alpha"),
         ("compare 1 2 --mapping entmax:beta=2", "entmax has no parameter 'beta'; it takes alpha"),

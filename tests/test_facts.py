@@ -108,7 +108,7 @@ def test_facts_are_data():
         with pytest.raises(dataclasses.FrozenInstanceError):
             facts.sparse = True
     with pytest.raises(TypeError, match="expected a mapping"):
-        am.facts("softmax")
+        am.facts(2)
 
 
 def test_sparse_of_an_array_alpha():

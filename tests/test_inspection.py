@@ -82,7 +82,7 @@ def test_an_entropy_of_nan_is_nan_and_of_others_not():
         (lambda: A.logit_gap(0.0, 10), ValueError, "positive"),
         (lambda: A.logit_gap(1.0, 1), ValueError, "at least 2"),
         (lambda: A.logit_gap(1.0, 2.0), ValueError, "integer"),
-        (lambda: A.facts("softmax"), TypeError, "expected a mapping"),
+        (lambda: A.facts(2), TypeError, "expected a mapping"),
         (lambda: A.threshold(Taylor(2), P), TypeError, "taylor has no threshold"),
         (lambda: A.jacobian(Ratio(lambda x: x * x), P), TypeError, "du was not given"),
     ],

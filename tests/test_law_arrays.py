@@ -192,7 +192,7 @@ def test_shapes_that_hold_no_classes():
     with pytest.raises(TypeError, match="two names of one argument"):
         am.softmax(np.zeros((2, 3)), axis=0, dim=1)
     with pytest.raises(TypeError, match="expected a mapping such as"):
-        am.apply("softmax", np.zeros(3))
+        am.apply(am.Softmax, np.zeros(3))
 
 
 @each_first

@@ -288,19 +288,32 @@ def test_a_wrong_oracle_is_seen():
 
 # module -> floor; a module imports from floors below its own, or within it where no circle arises
 FLOORS = (
-    ("_version", "_typing", "_array"),
-    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws", "_transform", "transforms"),
-    ("_mapping", "_rows", "_targets", "_shards"),
+    ("_version", "_typing", "_facts", "_array"),
+    ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws"),
+    ("_mapping", "_names", "_rows", "_targets", "_shards", "_transform", "transforms"),
     ("mappings", "kernels"),
     ("autodiff",),
-    ("functional", "margins", "losses", "attention", "samplers", "decoding", "inspection", "_config"),
+    (
+        "functional",
+        "thresholds",
+        "margins",
+        "losses",
+        "multilabel",
+        "attention",
+        "samplers",
+        "decoding",
+        "inspection",
+        "_config",
+    ),
     ("contract",),
-    ("nn", "plot", "hf", "sklearn"),
+    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+# imports uphill, inside of functions: the words for maps look into the catalogue, a notebook's picture stands on the verbs
+APOLOGISED = {("_mapping", "_html"), ("_names", "mappings")}
 
 
 def modules():
@@ -350,7 +363,9 @@ def test_imports_run_downhill():
         f"{name} imports {target}"
         for name, path in modules().items()
         for target, ours, late in imports(name, path)
-        if ours and floor(target) > floor(name) and not (late and target.split(".")[0] in ("plot", "nn"))
+        if ours
+        and floor(target) > floor(name)
+        and not (late and (target.split(".")[0] in ("plot", "nn") or (name, target) in APOLOGISED))
     ]
     assert not uphill
 
@@ -403,10 +418,10 @@ def test_frameworks_only_in_leaves():
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.saving",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "kernels.triton.launch", "kernels.triton.attention",
+            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla"},
-        "matplotlib": {"plot"},
+        "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
         "triton": {
             f"kernels.triton.{part}"
@@ -432,7 +447,7 @@ def test_hard_dependencies():
     leaves = (
         "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "plot", "cli", "sklearn",
+        "nn", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

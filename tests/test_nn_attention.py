@@ -241,7 +241,7 @@ def test_state_survives_a_round_trip():
     [
         (lambda: nn.Attention(10, 3), ValueError, "embed_dim must be a multiple of num_heads"),
         (lambda: nn.Attention(12, 4, kv_heads=3), ValueError, "got 12, 4 and 3"),
-        (lambda: nn.Attention(12, 4, "softmax"), TypeError, "expected a mapping"),
+        (lambda: nn.Attention(12, 4, Sparsemax), TypeError, "expected a mapping"),
         (lambda: nn.Attention(E, H)(*[torch.zeros(E)] * 3), ValueError, "two dimensions, or all three"),
         (
             lambda: nn.Attention(E, H)(*[torch.zeros(L, N, E)] * 3, attn_mask=torch.zeros(L, 2)),

@@ -526,9 +526,13 @@ def test_feature_names():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mapping": "softmaxx"}, "there is no such map; the names are softmax, sparsemax"),
-        ({"mapping": 3}, "expected a name such as 'sparsemax' or a map"),
-        ({"mapping": "ratio"}, "needs a parameter; give the map itself"),
+        (
+            {"mapping": "softmaxx"},
+            "there is no map 'softmaxx' (did you mean 'softmax'?); the maps are softmax, sparsemax",
+        ),
+        ({"mapping": 3}, "or a name such as 'sparsemax', got 3"),
+        ({"mapping": "ratio"}, "ratio needs a function; choose one of square, sigmoid, relu, or give"),
+        ({"mapping": "entmax:alpha=1.5", "alpha": 1.2}, "says its alpha already; choose mapping='entmax'"),
         ({"mapping": "softmax", "alpha": 1.2}, "softmax has no alpha"),
         ({"mapping": "entmax15", "alpha": 1.2}, "choose mapping='entmax'"),
         ({"mapping": am.Budget(2)}, "sums to 2; a classifier needs a map that sums to 1"),

@@ -195,7 +195,7 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
 
 def test_warm_up_refuses():
     with pytest.raises(TypeError, match="expected a mapping"):
-        am.warm_up("softmax", [(2, 3)])
+        am.warm_up(am.Softmax, [(2, 3)])
     with pytest.raises(ValueError, match="expected dtypes"):
         am.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
     with pytest.raises(RuntimeError, match="can't serve"):

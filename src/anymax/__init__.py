@@ -16,14 +16,12 @@ from .attention import LinearState, attention, explain_attention, linear_attenti
 from .contract import check_mapping
 from .decoding import gumbel_topk, speculative_accept, topk_log_prob
 from .functional import (
-    Threshold,
     apply,
     budget,
     entmax,
     entmax15,
     log_apply,
     log_softmax,
-    logsumexp,
     normmax,
     perturb_max,
     sigsoftmax,
@@ -31,7 +29,6 @@ from .functional import (
     sparse_softmax,
     sparsemax,
     taylor_softmax,
-    threshold,
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
@@ -42,7 +39,6 @@ from .losses import (
     entmax_loss,
     fenchel_young,
     margin_loss,
-    multilabel_softmax_loss,
     nll,
     normmax_loss,
     perturb_max_loss,
@@ -53,7 +49,9 @@ from .losses import (
     taylor_softmax_loss,
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
+from .multilabel import multilabel_softmax_loss
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .thresholds import Threshold, logsumexp, threshold
 from .transforms import (
     compose,
     cosine,

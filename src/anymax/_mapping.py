@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from ._array import (
     Array,
@@ -32,40 +33,31 @@ from ._array import (
     top,
     total,
 )
+from ._facts import Facts
 from ._solve import root
+from ._typing import ArrayT, Axes, LogOptions, Numbers
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a map promises; every entry is checked numerically by a test.
-
-    monotone: x_i > x_j implies p_i >= p_j. shift_invariant: p(x + c) = p(x). sparse: some p_i can be exactly 0.
-    has_potential: the Jacobian is symmetric, p is a gradient, so a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much (None: never). strict: the converse too.
-    """
-
-    monotone: bool
-    shift_invariant: bool
-    sparse: bool
-    has_potential: bool
-    margin: float | None = None
-
-    @property
-    def strict(self) -> bool:
-        """p_i > p_j exactly where x_i > x_j. Sparse maps break it: of two scores off the support neither has more than 0."""
-        return self.monotone and not self.sparse
-
-
 class Mapping(ABC):
-    """A map from scores to a probability distribution: frozen data, checked when it is made."""
+    """A map from scores to probabilities: frozen data, checked when it is made. The base class of every map.
+
+    Functions such as `apply`, `fenchel_young` and `attention` take it. To write one of your own derive from `Separable` or `RatioMap`,
+    which do most of the work, or else give `facts`, `forward` and `vjp` (and `omega`, where the Jacobian is symmetric); hold it to
+    `anymax.check_mapping`.
+
+    >>> mapping = anymax.Entmax(alpha=1.5)
+    >>> mapping.replace(alpha=1.7), mapping.facts.sparse
+    (Entmax(alpha=1.7), True)
+    """
 
     __slots__ = ("_link",)  # what the engines have found that it is in their words (kernels/link.py)
     _link: Any
 
     name: ClassVar[str]
+    formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
@@ -80,17 +72,28 @@ class Mapping(ABC):
     ] = ()  # the parameters that may vary along the classes; others have one value a row
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A kernel holds for the class that names it: one that inherits it and overrides a formula is served by its own formulas."""
+        """Kernel and formula hold for the class that names them: one that inherits them and overrides a method is served by its own."""
         super().__init_subclass__(**options)
         cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {"name", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields}
+        spared = {
+            "name", "formula", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields,
+        }  # fmt: skip
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
         ):
             cls.kernel = None
+            if "formula" not in vars(cls):
+                cls.formula = ""
+
+    def __call__(
+        self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
+    ) -> ArrayT:
+        """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
+        functional = sys.modules["anymax.functional"]  # a floor above; `import anymax` has loaded it
+        return functional._sugar(self.name, self, x, axis, out, options)
 
     @property
     @abstractmethod
@@ -194,6 +197,12 @@ class Mapping(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: name, parameters, formula, promises and a picture."""
+        from . import _html  # late: it stands on the verbs, and loads nothing but them
+
+        return _html.page(self)
+
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
@@ -228,6 +237,17 @@ class Separable(Mapping):
     A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
     form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
     upper bound is said by `ceiling`: a link that falls short of the mass is an error.
+
+    >>> @dataclasses.dataclass(frozen=True, eq=False)
+    ... class Squares(anymax.Separable):  # sparsemax
+    ...     name = "squares"
+    ...     facts = anymax.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+    ...     def omega_terms(self, q, xp): return 0.5 * q * q
+    ...     def link(self, t, xp): return xp.where(t > 0, t, 0.0 * t)
+    ...     def slope(self, q, xp): return q
+    ...     def curvature(self, q, xp): return xp.ones_like(q)
+    >>> anymax.apply(Squares(), [2.0, 1.5, -1.0])
+    array([0.75, 0.25, 0.  ])
     """
 
     iterative = True
@@ -424,7 +444,18 @@ class Separable(Mapping):
 
 
 class RatioMap(Mapping):
-    """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`."""
+    """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`.
+
+    A member gives `weights`, which returns u and its derivative. For a function of your own without a class see `Ratio`.
+
+    >>> @dataclasses.dataclass(frozen=True, eq=False)
+    ... class Softplus(anymax.RatioMap):
+    ...     name = "softplus"
+    ...     facts = anymax.Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+    ...     def weights(self, x, keep, xp): return xp.logaddexp(x, 0.0 * x), 1.0 / (1.0 + xp.exp(-x))
+    >>> anymax.apply(Softplus(), [2.0, 0.0, -2.0]).round(3)
+    array([0.722, 0.235, 0.043])
+    """
 
     @abstractmethod
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:

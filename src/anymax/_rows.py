@@ -7,37 +7,36 @@ from typing import Any
 import numpy as np
 
 from . import _array
-from ._array import Array, asarray, check_axis, floating, from_last, is_array, is_torch, namespace, to_last, upcast
+from ._array import Array, asarray, check_axis, floating, from_last, is_array, namespace, to_last, upcast
 from ._axes import Joined
 from ._mapping import Mapping
+from ._names import as_mapping
 
 
-def join(mapping: Mapping, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
+def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
     """The scores, the mapping and the mask for rows along several axes, which become the last."""
-    check_mapping(mapping)
+    mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
     params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
     mapping = mapping.replace(**params) if params else mapping
     return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
 
 
-def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
+def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
     """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
     x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
     return x, rows if keep is None else hide(rows, keep), mapping, axis
 
 
 def split(
-    mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any
+    mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """The same with the mask beside the rows, broadcastable to them."""
-    check_mapping(mapping)
+    mapping = as_mapping(mapping)
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:
-        x = xp.astype(x, dtype)
-        if not _array.is_floating(x):
-            raise TypeError(f"dtype: expected a floating-point dtype, got {dtype!r}")
+        x = xp.astype(x, _array.asked_for(dtype, x))
     x = floating(x, xp)
     if x.ndim == 0:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
@@ -49,8 +48,7 @@ def split(
     rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
     keep = None
     if mask is not None:
-        keep = asarray(mask, "mask") if not is_torch(x) or is_array(mask) else xp.asarray(mask, device=x.device)
-        keep = kept(rows, keep, axis, xp)
+        keep = kept(rows, _array.beside(mask, x, "mask", xp), axis, xp)
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
@@ -59,19 +57,11 @@ def split(
     return x, rows, mapping, axis, keep
 
 
-def check_mapping(mapping: Any) -> None:
-    if not isinstance(mapping, Mapping):
-        got = f"{type(mapping).__name__} of shape {tuple(mapping.shape)}" if is_array(mapping) else repr(mapping)
-        raise TypeError(f"expected a mapping such as anymax.Sparsemax() as the first argument, got {got}")
-
-
 def kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
     if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )
-    if not is_torch(mask) and type(mask) is not type(rows):
-        mask = _array.adopt(mask, rows, xp)
     return _to_rows(mask, rows, axis, "mask", xp)
 
 

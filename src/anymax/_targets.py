@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import warnings
 from typing import Any
 
 from . import _array
@@ -24,10 +25,17 @@ from ._array import (
 )
 from ._axes import Joined
 from ._mapping import Mapping, row_top
+from ._names import as_mapping
+from ._options import allowed
 from ._rows import join, prepare
 from ._shards import refuse as refuse_sharded
 
 _REDUCTIONS = ("mean", "sum", "none")
+OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "axis", "dim", "mask")
+_PARAMETERS = {
+    "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
+    "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
+}
 
 
 def one_axis(mapping: Mapping, scores: Any, target: Any, options: Any) -> tuple[Mapping, Any, Any]:
@@ -70,19 +78,17 @@ class Batch:
     dtype: Any
 
     @classmethod
-    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
-        mapping, scores, target = one_axis(mapping, scores, target, options)
+    def of(cls, mapping: Mapping | str, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
+        mapping, scores, target = one_axis(as_mapping(mapping), scores, target, options)
+        allowed("a loss", OPTIONS, options, _PARAMETERS)
         axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
         ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
         smoothing = _array.number(options.pop("label_smoothing", 0.0))
-        if options:
-            raise TypeError(
-                f"unknown option {next(iter(options))!r}; a loss takes weight, ignore_index, reduction, label_smoothing, axis (dim), mask"
-            )
         check_reduction(reduction)
+        _array.check_integer("a loss", "ignore_index", ignore_index, "an integer, which marks samples to leave out")
         if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        x = asarray(scores)
+        x, given = asarray(scores), axis
         x, rows, mapping, axis = prepare(mapping, x, class_axis(x, axis, dim), mask, None)
         xp = namespace(rows)
         dtype, rows = result_dtype(rows), upcast(rows, xp)
@@ -92,6 +98,7 @@ class Batch:
         class_weight = None if weight is None else class_weights(weight, rows, xp)
         t = _array.beside(target, rows, "target", xp)
         indices = is_integer(t)
+        ask_for_axis(x, t, given, dim)
         one = xp.ones_like(rows[..., :1])
         if indices:
             y, counted, stray = _one_hot(t, x, rows, axis, ignore_index, xp)
@@ -122,8 +129,12 @@ class Batch:
                     f"{self.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
                 )
             return
+        if known_any(self.y < 0, xp):
+            raise ValueError(
+                f"target: expected rows of non-negative numbers that sum to {mass:g}; the smallest number is {float(xp.min(self.y)):g}"
+            )
         sums = total(self.y, xp)
-        if known_any((self.y < 0) | (xp.abs(sums - mass) > 1e-2 * mass), xp):
+        if known_any(xp.abs(sums - mass) > 1e-2 * mass, xp):
             raise ValueError(
                 f"target: expected rows of non-negative numbers that sum to {mass:g}; the sums go from {float(xp.min(sums)):g} to "
                 f"{float(xp.max(sums)):g}. For several labels in a row, divide their indicator by their number"
@@ -176,6 +187,29 @@ def check_reduction(reduction: Any) -> None:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
 
 
+_warned = False
+
+
+def ask_for_axis(x: Array, target: Any, axis: Any, dim: Any) -> None:
+    """Warns, once in a process, where class indices fit classes along axis 1, which is meant, and along the last axis as well."""
+    global _warned
+    shape = tuple(x.shape)
+    if _warned or len(shape) < 3 or shape[1:-1] != shape[2:] or axis is not None or dim is not None:
+        return
+    if not is_integer(target) or not _array.eager(x) or _array.compiling():
+        return
+    _warned = True
+    depth, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(
+        f"a loss of scores of shape {shape}: the classes are axis 1, as in torch, and could be the last axis by these shapes; "
+        "say axis=1 or axis=-1",
+        UserWarning,
+        stacklevel=depth,
+    )
+
+
 def class_axis(x: Array, axis: int | None, dim: int | None) -> int:
     return _array.pick_axis(axis, dim, 1 if x.ndim > 1 else 0)
 
@@ -203,9 +237,14 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
     n = rows.shape[-1]
     expected = tuple(s for i, s in enumerate(x.shape) if i != axis)
     if tuple(t.shape) != expected:
+        hint = ""
+        if tuple(t.shape) == tuple(x.shape):
+            hint = "; integers are class indices: convert one-hot rows to floating point, or give their argmax"
+        elif tuple(t.shape) == tuple(x.shape[:-1]):
+            hint = "; if the classes are last, say axis=-1"
         raise ValueError(
             f"target of shape {tuple(t.shape)}: for scores of shape {tuple(x.shape)} with the classes along axis {axis}, expected class "
-            f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}"
+            f"indices of shape {expected}, or a distribution (floating point) of shape {tuple(x.shape)}{hint}"
         )
     t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
     ignored = t == ignore_index
@@ -222,11 +261,15 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
 
 def _distribution(t: Array, x: Array, rows: Array, axis: int, xp: Any) -> Array:
     if not _array.is_floating(t):
-        raise TypeError(f"target: expected class indices (integers) or a distribution (floating point), got {t.dtype}")
+        hint = "; convert one-hot rows to floating point" if "bool" in _array.dtype_name(t) else ""
+        raise TypeError(
+            f"target: expected class indices (integers) or a distribution (floating point), got {t.dtype}{hint}"
+        )
     if tuple(t.shape) != tuple(x.shape):
+        hint = "class indices must be integers" if t.ndim < x.ndim else "the scores come first, the target after them"
         raise ValueError(
             f"target of shape {tuple(t.shape)} is a distribution (floating point) and must have the shape of the scores, {tuple(x.shape)}; "
-            "class indices must be integers"
+            + hint
         )
     t = t if t.dtype == rows.dtype else xp.astype(t, rows.dtype)
     return _array.to_last(t, axis, xp)

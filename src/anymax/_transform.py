@@ -34,6 +34,7 @@ from ._array import (
     to_last,
     upcast,
 )
+from ._mapping import Mapping
 from ._typing import ArrayT, Numbers
 
 _BROADCAST = (
@@ -124,7 +125,7 @@ class Composed:
 
 def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
     """The transforms that a verb applies, one after the other, each along the axis of its classes."""
-    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
             f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"

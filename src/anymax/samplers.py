@@ -39,10 +39,12 @@ from ._array import (
 )
 from ._draws import at, invert, uniforms
 from ._mapping import Mapping, Separable
+from ._names import as_mapping
 from ._noises import Noise, draw
-from ._rows import check_mapping, prepare
+from ._options import answering
+from ._rows import prepare
 from ._transform import cut_and_full, transforms_of
-from ._typing import AnyArray, ArrayT, Number, Numbers
+from ._typing import AnyArray, ArrayT, Numbers, Parameter
 from .functional import apply, log_rows
 from .mappings import Softmax
 from .transforms import noise as noisy
@@ -89,6 +91,7 @@ def gumbel_max(
     dim: int | None = None,
     num_samples: int | None = None,
 ) -> ArrayT: ...
+@answering(logits="x", key="generator")
 def gumbel_max(
     x: Any,
     *,
@@ -136,6 +139,7 @@ def perturb_argmax(
     dim: int | None = None,
     num_samples: int | None = None,
 ) -> ArrayT: ...
+@answering(logits="x", key="generator")
 def perturb_argmax(
     x: Any,
     noise: str | Noise = "normal",
@@ -180,9 +184,10 @@ def perturb_argmax(
     return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
 
 
+@answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
 def gumbel_softmax(
     x: ArrayT | Numbers,
-    temperature: Number = 1.0,
+    temperature: Parameter = 1.0,
     *,
     hard: bool = False,
     generator: Any = None,
@@ -207,13 +212,15 @@ def gumbel_softmax(
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])
     """
+    if not isinstance(hard, bool):
+        raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
     axis = pick_axis(axis, dim)
     scores = asarray(x)
     xp = namespace(scores)
     scores = floating(scores, xp)
     axis = check_axis(axis, scores.ndim)
     z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
-    p = apply(Softmax() if mapping is None else mapping, z, axis)
+    p = apply(Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax"), z, axis)
     if hard:
         rows = to_last(p, axis, xp)
         first = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
@@ -278,6 +285,7 @@ def sample(
     return_log_prob: bool = False,
     return_support: Literal[True],
 ) -> Sample: ...
+@answering(logits="x", key="generator")
 def sample(
     mapping: Mapping,
     x: Any,
@@ -329,8 +337,7 @@ def sample(
     >>> int(drawn.index), float(drawn.log_prob.round(3)), float(drawn.full_log_prob.round(3)), drawn.support.ids
     (0, -0.398, -0.401, array([0, 1]))
     """
-    check_mapping(mapping)
-    axis = pick_axis(axis, dim)
+    mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
     _rows(x, axis)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     mapping, xp = mapping.frozen(), namespace(rows)

@@ -1,8 +1,8 @@
 """Arrays of any kind, the ground floor: one idea a file, and every name of them here. Imports no framework."""
 # ruff: noqa: F401 (names are handed on)
 
-from .convert import adopt, asarray, beside, check_integer, check_number, in_memory, like, number
-from .dtypes import counts, default_float, dtype_name, floating, is_floating, is_integer, narrow, upcast
+from .convert import adopt, asarray, beside, check_integer, check_number, dense, in_memory, like, number, shown
+from .dtypes import asked_for, counts, default_float, dtype_name, floating, is_floating, is_integer, narrow, upcast
 from .kinds import Array, Namespace, is_array, is_jax, is_torch, namespace, torch_loaded
 from .rows import (
     check_axis,

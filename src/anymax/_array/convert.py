@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,13 @@ from .kinds import Array, Namespace, is_array, is_jax, is_torch
 from .tracing import compiling
 
 
-def _is_column(x: Any) -> bool:
-    pandas = sys.modules.get("pandas")
-    return isinstance(x, (getattr(pandas, "Series", ()), getattr(pandas, "Index", ())))
+def _foreign(x: Any) -> bool:
+    """True for what has a dtype and a shape and is no array: a column of pandas or polars, a labelled array of xarray."""
+    if is_torch(x) or is_jax(x):
+        return False
+    from array_api_compat import is_array_api_obj  # late: not at `import anymax`
+
+    return not is_array_api_obj(x)
 
 
 def in_memory(x: Any, name: str) -> Any:
@@ -34,16 +39,55 @@ def asarray(x: Any, name: str = "scores") -> Array:
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
     x = in_memory(x, name)
-    if is_array(x) and not _is_column(x):
-        plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
-        return x if plain else x.astype(x.dtype.newbyteorder("="))
+    if isinstance(x, np.ndarray):
+        return x if compiling() or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    if is_array(x) and not _foreign(x):
+        return dense(x, name)
     try:
         out = np.asarray(x)
-    except ValueError as error:
-        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} ({error})") from None
-    if out.dtype.kind not in "fiub":
-        raise TypeError(f"{name}: expected an array or a list of numbers, got {type(x).__name__} of {out.dtype}")
+    except (TypeError, ValueError, RuntimeError):  # the last: of tensors in a list, which want a gradient
+        out = None
+    if out is None or out.dtype.kind not in "fiub" or _of_tensors(x):
+        raise TypeError(f"{name}: expected an array or a list of numbers, got {_said(x)}")
     return out
+
+
+def dense(a: Array, name: str, padding: str = "pad it, and say mask=") -> Array:
+    """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
+    if is_torch(a) and (a.layout is not sys.modules["torch"].strided or a.is_nested):
+        kind, remedy = ("nested", padding) if a.is_nested else ("sparse", "call its to_dense()")
+        raise TypeError(f"{name} must be a dense tensor, got a {kind} one; {remedy}")
+    return a
+
+
+def _of_tensors(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) and any(is_torch(v) or _of_tensors(v) for v in x[:1])
+
+
+def _said(x: Any) -> str:
+    """What was given in place of numbers, and what to do about it."""
+    if isinstance(x, (list, tuple)):
+        if _of_tensors(x):
+            return f"a {type(x).__name__} of tensors; make one of them: torch.stack(x)"
+        lengths = sorted({len(v) if isinstance(v, (list, tuple)) or is_array(v) else 0 for v in x})
+        if len(lengths) > 1:
+            return f"rows of different lengths, from {lengths[0]} to {lengths[-1]}; pad them, and say mask="
+        flat = x
+        while isinstance(flat, (list, tuple)) and flat and isinstance(flat[0], (list, tuple)):
+            flat = flat[0]
+        for v in flat:
+            if isinstance(v, int) and not isinstance(v, bool):
+                if abs(v) >= 2**63:
+                    return f"a {type(x).__name__} with an integer beyond 64 bits; convert it to float"
+            elif not isinstance(v, (float, np.generic)):
+                return f"a {type(x).__name__} with {shown(v)} in it"
+    if isinstance(x, dict) and x:
+        return f"a {type(x).__name__}; give the numbers in it, as in x[{next(iter(x))!r}]"
+    if isinstance(x, (set, frozenset, Iterator)):
+        return f"a {type(x).__name__}, which has no order or length; make a list of it"
+    if callable(x) and not isinstance(x, type):
+        return f"{shown(x)}, which is called to give numbers; give what it returns"
+    return shown(x)
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:
@@ -83,6 +127,18 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
 def number(value: Any) -> Any:
     """NumPy's scalars as Python's, which adopt the dtype of any array; everything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def shown(value: Any) -> str:
+    """A value in an error: as Python writes it where that is short, else its kind."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if is_array(value):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    said = repr(value)
+    if "\n" not in said and len(said) <= 60 and " object at 0x" not in said:
+        return said
+    return f"a value of the type {type(value).__qualname__}"
 
 
 def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .kinds import Array, Namespace, is_jax
+import numpy as np
+
+from .kinds import Array, Namespace, is_jax, is_torch
 
 _HALVES = ("float16", "bfloat16")
+_FLOATS = ("float", "bfloat")
 
 
 def dtype_name(x: Array) -> str:
@@ -16,7 +19,7 @@ def dtype_name(x: Array) -> str:
 
 
 def is_floating(x: Array) -> bool:
-    return dtype_name(x).startswith(("float", "bfloat"))
+    return dtype_name(x).startswith(_FLOATS)
 
 
 def is_integer(x: Array) -> bool:
@@ -30,13 +33,39 @@ def default_float(xp: Namespace) -> Any:
 
 def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
     """`x` with a real floating dtype: integers are promoted, bool and complex are errors."""
-    if is_floating(x):
+    kind = dtype_name(x)
+    if kind.startswith(_FLOATS):
+        if kind.endswith("_x2"):
+            raise TypeError(f"{name}: {kind} holds two numbers in each entry; unpack them to float32 first")
         return x
     if is_integer(x):
         return xp.astype(x, default_float(xp))
     raise TypeError(
-        f"{name}: expected real floating-point (or integer) numbers, got {dtype_name(x)}; convert them to float32 first"
+        f"{name}: expected real floating-point (or integer) numbers, got {kind}; convert them to float32 first"
     )
+
+
+def asked_for(given: Any, x: Array) -> Any:
+    """A floating-point dtype that a caller asks for, in the words of any framework, as one of the framework of `x`."""
+    if not isinstance(x, np.ndarray) and not is_torch(x) and not is_jax(x):
+        return given
+    kind = "" if isinstance(given, str) else type(given).__module__.partition(".")[0]
+    try:
+        name = str(given).rsplit(".", 1)[-1] if kind == "torch" else np.dtype(given).name
+    except TypeError:  # bfloat16 is none of NumPy's, until somebody brings it
+        name = given if isinstance(given, str) else ""
+    if not name.startswith(_FLOATS):
+        raise TypeError(f"dtype: expected a floating-point dtype such as 'float32', got {given!r}")
+    if is_torch(x):
+        found = getattr(sys.modules["torch"], name, None)
+    else:
+        try:
+            found = np.dtype(name if kind in ("", "torch", "builtins") else given)
+        except TypeError:
+            found = None
+    if found is None:
+        raise TypeError(f"dtype: {'torch' if is_torch(x) else 'NumPy'} has no {given!r}")
+    return found
 
 
 def upcast(x: Array, xp: Namespace) -> Array:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .convert import shown
 from .kinds import Array, Namespace, is_jax, is_torch
 
 _T = TypeVar("_T")
@@ -15,7 +16,7 @@ _T = TypeVar("_T")
 def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise TypeError(f"axis: expected an integer, got {axis!r}")
+        raise TypeError(f"axis: expected an integer, got {shown(axis)}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     if not -ndim <= axis < ndim:

@@ -6,8 +6,8 @@ import contextlib
 import sys
 from typing import Any, NamedTuple
 
-from .._array import Array, in_memory, is_jax, is_torch, namespace, number, quiet, torch_loaded
-from .._mapping import Mapping
+from .._array import Array, in_memory, is_array, is_jax, is_torch, namespace, number, quiet, torch_loaded
+from .._names import as_mapping
 from ..mappings import Softmax
 from . import operands
 from .scores import Scores, prepare
@@ -31,9 +31,9 @@ def checked(
     **options: Any,
 ) -> tuple[Call, Any]:  # fmt: skip
     """The call, and the context to run it in."""
-    mapping = Softmax() if mapping is None else mapping
-    if not isinstance(mapping, Mapping):
-        raise TypeError(f"attention: mapping must be a mapping such as anymax.Sparsemax(), got {mapping!r}")
+    if is_array(mapping):
+        raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
+    mapping = Softmax() if mapping is None else as_mapping(mapping, "attention")
     for name, value in (
         ("is_causal", options["is_causal"]),
         ("enable_gqa", enable_gqa),

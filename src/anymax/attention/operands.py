@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from .._array import Array, is_array, is_floating, is_jax, is_torch, narrow, number
+from .._array import Array, dense, is_array, is_floating, is_jax, is_torch, narrow, number
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
@@ -46,19 +45,11 @@ def flag(who: str, name: str, value: Any) -> bool:
 
 def _alone(who: str, name: str, a: Any) -> None:
     if not is_array(a):
-        raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}")
-    dense(who, name, a, "pad it and say lengths=")
+        hint = f"; give numpy.asarray({name})" if isinstance(a, (list, tuple)) else ""
+        raise TypeError(f"{who}: {name} must be an array, got {type(a).__name__}{hint}")
+    dense(a, f"{who}: {name}", "pad it and say lengths=")
     if a.ndim < 2:
         raise ValueError(f"{who}: {name} needs at least two dimensions, [..., length, features], got {tuple(a.shape)}")
-
-
-def dense(who: str, name: str, a: Array, padding: str) -> None:
-    """An error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
-    if is_torch(a) and (a.layout is not sys.modules["torch"].strided or a.is_nested):
-        raise TypeError(
-            f"{who}: {name} must be a dense tensor, got a {'nested' if a.is_nested else 'sparse'} one; "
-            + (padding if a.is_nested else "call its to_dense()")
-        )
 
 
 def _groups(who: str, q: Array, k: Array, v: Array) -> int:

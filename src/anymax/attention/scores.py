@@ -209,9 +209,10 @@ def prepare(
         if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
             raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
     left, right = _window(window)
-    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+        hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
         raise TypeError(
-            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}"
+            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
         )
     for name, value in mapping.params().items():
         value = beside(value, q, name, xp)

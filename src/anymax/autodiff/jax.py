@@ -24,7 +24,7 @@ from .. import kernels
 from .._array import Array, upcast
 from .._mapping import Mapping
 from ..kernels import reference, xla
-from ..kernels.link import link_of
+from ..kernels.link import Link, link_of
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from ..mappings import Budget, Entmax, NormMax, Softmax, SparseSoftmax
 
@@ -308,7 +308,7 @@ def quick(mapping: Mapping, x: Array, axis: Any, mask: Any, out: Any) -> Array |
     if not x.shape[-1] or x.dtype not in _DTYPES or kernels.asked() is not None:
         return None
     link = link_of(mapping)
-    if isinstance(link, str) or link.params is not None or link.kind == "perturb_max":
+    if type(link) is not Link or link.params is not None or link.kind == "perturb_max":
         return None
     mapping.check(x.shape[-1])
     name = _NUMBERS.get(type(mapping))

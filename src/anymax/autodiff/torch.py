@@ -20,7 +20,7 @@ from .. import kernels
 from .._array import from_last, modes, to_last
 from .._mapping import Mapping
 from ..kernels import native, reference
-from ..kernels.link import WITHOUT_LOSS, link_of
+from ..kernels.link import WITHOUT_LOSS, Link, link_of
 from .saving import As, hooked, restored, save, saved
 from .torch_operations import spec_of
 
@@ -348,7 +348,7 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
     """p(x) by the CPU engine; None where anything is out of the ordinary. Not while `compiling`."""
     if x.requires_grad and _grad():
         link = link_of(mapping)
-        if out is not None or isinstance(link, str) or link.params is not None or _functorch():
+        if out is not None or type(link) is not Link or link.params is not None or _functorch():
             return None
         if mask is not None and mapping.needs_scores:
             return None

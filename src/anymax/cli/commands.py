@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import os
-import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from .._version import __version__
 from ..functional import apply
 from ..plot import label
 from . import names, tables
+from .scores import Score, rows_of
 
 
 @contextlib.contextmanager
@@ -41,33 +41,6 @@ class Missing(click.ClickException):
     """Something that is not installed."""
 
     exit_code = 1
-
-
-class Score(click.ParamType):
-    name = "score"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            score = float(value)
-        except ValueError:
-            pieces = "".join(" " if c in ",;[]()" else c for c in str(value)).split()
-            if str(value).strip() and all(map(_is_number, pieces)):  # 1,2,3 or [1, or "1 2 3"
-                quotes = " and without quotes" if pieces == str(value).split() else ""
-                shown = f", as in {' '.join(pieces)}" if pieces else ""
-                self.fail(f"{value!r} is not a number; separate numbers by spaces{quotes}{shown}", param, ctx)
-            kind = "an unknown option" if str(value).startswith("-") else "not a number"
-            self.fail(f"{value!r} is {kind}; scores are numbers such as 2 or -1.5 (see --help)", param, ctx)
-        if math.isnan(score) or score == math.inf:
-            self.fail(f"{value!r} is not a score; only finite numbers are, and -inf, which masks its entry", param, ctx)
-        return score
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 choice = click.option(
@@ -143,36 +116,50 @@ def program(context: click.Context) -> None:
 @click.option(
     "--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it; 0 is argmax."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document; null stands for -inf.")
+@click.option("--json", "as_json", is_flag=True, help="A document, for standard input a list of them; null is -inf.")
 def compare(
-    scores: tuple[float, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
+    scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
-    """The maps on one vector of SCORES, such as 2 1 0.1 -1."""
+    """The maps on one vector of SCORES, such as 2 1 0.1 -1.
+
+    A single - reads them from standard input, one vector a line: numbers are separated by spaces, commas, semicolons or tabs; a column of
+    numbers is one vector.
+    """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
-    x = transforms.temperature(temperature)(np.asarray(scores, dtype=np.float64))
+    vectors = rows_of(scores)
+    found = []
     with plain_errors():
-        maps = names.choose(mappings, given(**options), len(scores))
-        rows = [(mapping, np.asarray(apply(mapping, x))) for mapping in maps]
-    if not as_json:
-        console = Console(highlight=False)
-        tables.bars(console, x.tolist(), rows)
+        for vector in vectors:
+            x = transforms.temperature(temperature)(np.asarray(vector, dtype=np.float64))
+            maps = names.choose(mappings, given(**options), len(vector))
+            found.append((x, [(mapping, np.asarray(apply(mapping, x))) for mapping in maps]))
+    if as_json:
+        documents = [_document(vector, temperature, rows) for vector, (_, rows) in zip(vectors, found)]
+        dump(documents if "-" in scores else documents[0])
         return
-    dump(
-        {
-            "scores": list(scores),
-            "temperature": temperature,
-            "mappings": [
-                {
-                    "name": mapping.name,
-                    "parameters": names.parameters(mapping),
-                    "p": p,
-                    "support": int(np.asarray(p > 0).sum()),
-                }
-                for mapping, p in rows
-            ],
-        }
-    )
+    console = Console(highlight=False)
+    for i, (x, rows) in enumerate(found, start=1):
+        if len(found) > 1:
+            console.print(f"{'' if i == 1 else chr(10)}[dim]row {i}[/]")
+        tables.bars(console, x.tolist(), rows)
+
+
+def _document(scores: list[float], temperature: float, rows: list[tuple[Any, np.ndarray]]) -> dict[str, Any]:
+    """One vector under all maps, for JSON."""
+    return {
+        "scores": scores,
+        "temperature": temperature,
+        "mappings": [
+            {
+                "name": mapping.name,
+                "parameters": names.parameters(mapping),
+                "p": p,
+                "support": int(np.asarray(p > 0).sum()),
+            }
+            for mapping, p in rows
+        ],
+    }
 
 
 @program.command()
@@ -239,35 +226,50 @@ def show_config(as_json: bool) -> None:
         click.echo(_config.text(found), nl=False)
 
 
-@program.command()
+FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asarray"}
+
+
+@program.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @click.argument("scores", nargs=-1, type=Score())
 @parameters
-def explain(name: str, scores: tuple[float, ...], **options: Any) -> None:
-    """Which engine serves a map, and why no other. NAME is the map, SCORES one row of a call; the answer is given for
-    each framework that is installed.
+@click.option(
+    "--framework",
+    type=click.Choice([*FRAMEWORKS, "all"]),
+    default="numpy",
+    show_default=True,
+    help="Whose arrays; torch and jax take seconds to load.",
+)
+def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) -> None:
+    """Which engine serves a map, and why no other. NAME is the map, SCORES one row of a call.
+
+    A single - reads rows of scores from standard input.
     """
+    rows = rows_of(scores) or [[2.0, 1.0, 0.1, -1.0]]
+    if len({len(row) for row in rows}) > 1:
+        raise click.UsageError(f"rows of one call have the same length, got {', '.join(str(len(row)) for row in rows)}")
     with plain_errors():
         mapping = names.choose([name], given(**options))[0]
-        x = np.asarray(scores or [2.0, 1.0, 0.1, -1.0], dtype=np.float32)
+        x = np.asarray(rows if len(rows) > 1 else rows[0], dtype=np.float32)
         console = Console(highlight=False, soft_wrap=True)
-        for framework, array in frameworks(x):
+        for each in FRAMEWORKS if framework == "all" else (framework,):
+            array = of_framework(each, x)
             if array is None:
-                console.print(f"[bold]{framework}[/]: not installed", markup=True)
+                console.print(f"[bold]{each}[/]: not installed", markup=True)
                 continue
-            console.print(f"[bold]{framework}[/], float32 of shape {tuple(x.shape)}", markup=True)
+            console.print(f"[bold]{each}[/], float32 of shape {tuple(x.shape)}", markup=True)
             console.print(str(kernels.explain(mapping, array)), markup=False)
 
 
-def frameworks(x: np.ndarray) -> Iterator[tuple[str, Any]]:
-    """x as an array of each framework, None where it is not installed."""
-    yield "numpy", x
-    for framework, function in (("torch", "torch:from_numpy"), ("jax", "jax.numpy:asarray")):
-        module, _, attribute = function.partition(":")
-        if importlib.util.find_spec(framework) is None:
-            yield framework, None
-        else:
-            yield framework, getattr(importlib.import_module(module), attribute)(x)
+def of_framework(framework: str, x: np.ndarray) -> Any:
+    """x as an array of a framework, None where it is not installed."""
+    maker = FRAMEWORKS[framework]
+    if maker is None:
+        return x
+    module, _, attribute = maker.partition(":")
+    if importlib.util.find_spec(framework) is None:
+        return None
+    return getattr(importlib.import_module(module), attribute)(x)
 
 
 PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
@@ -283,21 +285,22 @@ PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
     type=click.Path(),
     help="The file to write, whose ending says the format (default: .png), or a folder for it. Default: NAME.png",
 )
-def plot(name: str, scores: tuple[float, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
+def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
     """Draw a picture of maps to a file. NAME is curves, simplex, losses, bars or jacobian (of SCORES), or a map, which gives a page
-    of its own pictures.
+    of its own pictures. A single - reads the scores from standard input.
     """
     from . import pictures  # late: matplotlib is an optional extra
 
     kind = name.lower()
     with plain_errors():
         given_ = given(**options)
-        x = list(scores) or pictures.SCORES
+        rows = rows_of(scores)
+        if len(rows) > 1:
+            raise ValueError(f"a picture shows one row of scores, got {len(rows)}")
+        x = rows[0] if rows else pictures.SCORES
         if kind in PICTURES:
             if scores and kind not in ("bars", "jacobian"):
-                raise ValueError(
-                    f"{kind} takes no scores, got {len(scores)}; bars, jacobian and the pictures of a map do"
-                )
+                raise ValueError(f"{kind} takes no scores, got {len(x)}; bars, jacobian and the pictures of a map do")
             maps = names.choose(mappings, given_) if mappings or given_ else None
             pictures.prepare()
             figure = pictures.draw(kind, maps, x)
@@ -355,6 +358,8 @@ EXPLORER = Path(__file__).parents[1] / "explorer" / "index.html"
 @click.option("--print-path", "--no-browser", "print_path", is_flag=True, help="Only say where the page is.")
 def explore(print_path: bool) -> None:
     """Open the explorer in a browser: drag scores, watch all maps."""
+    import webbrowser  # late: no other command needs it
+
     if not EXPLORER.is_file():
         raise Missing(f"the page {EXPLORER} is not there; install anymax again")
     if print_path:

@@ -11,6 +11,7 @@ import numpy as np
 from .. import plot
 from .._mapping import Mapping
 from ..inspection import jacobian
+from . import progress
 
 SCORES = (0.8, 0.5, 0.2, -1.0)  # a Jacobian here shows three classes that compete and one that is out
 
@@ -41,7 +42,7 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
     some = list(maps or plot.USUAL)
     figure, axes = page(len(some))
     bound = max(float(np.abs(jacobian(mapping, x)).max()) for mapping in some) if kind == "jacobian" else 0.0
-    for mapping, ax in zip(some, axes):
+    for mapping, ax in progress.each(zip(some, axes), kind):
         if kind == "simplex":
             plot.simplex(mapping, resolution=resolution, ax=ax)
         else:
@@ -52,10 +53,14 @@ def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = 
 def portrait(mapping: Mapping, x: Sequence[float]) -> Any:
     """The four pictures of one map."""
     figure, (a, b, c, d) = page(4, width=5.4, height=4.4, columns=2)
-    plot.curves(mapping, ax=a)
-    plot.simplex(mapping, ax=b).set_title("Three classes")
-    plot.losses(mapping, ax=c).set_title("Loss: " + c.get_title().lower())
-    plot.jacobian(mapping, x, ax=d).set_title("Jacobian")
+    parts = (
+        lambda: plot.curves(mapping, ax=a),
+        lambda: plot.simplex(mapping, ax=b).set_title("Three classes"),
+        lambda: plot.losses(mapping, ax=c).set_title("Loss: " + c.get_title().lower()),
+        lambda: plot.jacobian(mapping, x, ax=d).set_title("Jacobian"),
+    )
+    for draw_part in progress.each(parts, mapping.name):
+        draw_part()
     figure.suptitle(plot.title(mapping))
     return figure
 

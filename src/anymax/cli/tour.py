@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import plot
 from .._mapping import Mapping
 from ..functional import apply
 from ..losses import fenchel_young, nll
 from ..mappings import Budget
-from . import names, tables
+from . import names, progress, tables
 
 SCORES = [2.0, 1.0, 0.1, -1.0]
 NEEDS = {"torch": "torch", "sklearn": "sklearn", "matplotlib": "plot"}
@@ -61,7 +60,7 @@ def tour(console: Console, out: Path, *, quick: bool, seed: int, pictures: bool)
     tables.bars(console, SCORES, [(mapping, np.asarray(apply(mapping, np.asarray(SCORES)))) for mapping in maps])
 
     console.print("\n[bold]2. One classifier[/]: handwritten digits, 64 -> 64 -> 10, the same start for every map\n")
-    results, y = compare(console, [_classifier(mapping) for mapping in maps], epochs=8 if quick else 30, seed=seed)
+    results, y = compare([_classifier(mapping) for mapping in maps], epochs=8 if quick else 30, seed=seed)
     tables.grid(
         console,
         ["map", "loss", "accuracy", "support", "ECE", "seconds"],
@@ -104,25 +103,20 @@ def _row(result: Result) -> dict[str, Any]:
 # -- training -----------------------------------------------------------------------------------------------------------
 
 
-def compare(console: Console, maps: Sequence[Mapping], *, epochs: int, seed: int) -> tuple[list[Result], np.ndarray]:
-    """Trains one classifier for each map; a progress bar on a terminal, one line each elsewhere."""
+def compare(maps: Sequence[Mapping], *, epochs: int, seed: int) -> tuple[list[Result], np.ndarray]:
+    """Trains one classifier for each map."""
     results: list[Result] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        loading = progress.add_task("loading torch and the digits", total=None)
+    with progress.bars() as bars:
+        loading = bars.add_task("loading torch and the digits", total=None)
         data = digits(seed)
         train(maps[0], data, 1, seed, lambda: None)  # what torch does once only is no map's time
-        progress.remove_task(loading)
-        everything = progress.add_task("maps", total=len(maps))
+        bars.remove_task(loading)
+        everything = bars.add_task("maps", total=len(maps))
         for mapping in maps:
-            task = progress.add_task(plot.label(mapping), total=epochs)
-            results.append(train(mapping, data, epochs, seed, lambda task=task: progress.advance(task)))
-            progress.remove_task(task)
-            progress.advance(everything)
-            if not console.is_terminal:
-                console.print(f"trained {plot.label(mapping)} in {results[-1].seconds:.1f} s", soft_wrap=True)
-    if not console.is_terminal:
-        console.print()
+            task = bars.add_task(plot.label(mapping), total=epochs)
+            results.append(train(mapping, data, epochs, seed, lambda task=task: bars.advance(task)))
+            bars.remove_task(task)
+            bars.advance(everything)
     return results, data[3]
 
 
@@ -214,6 +208,6 @@ def draw(console: Console, out: Path, results: Sequence[Result], y: np.ndarray, 
         ("calibration", "confidence and accuracy of the classifiers", calibration),
         ("support", "how many digits the sparse ones keep", support),
     ]
-    for name, words, make in todo:
+    for name, words, make in progress.each(todo, "pictures"):
         pictures.save(make(), out / f"{name}.png")
         console.print(f"  {name + '.png':16s} {words}")

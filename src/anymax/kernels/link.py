@@ -45,6 +45,8 @@ def link_of(mapping: Mapping) -> Link | str:
     try:
         return mapping._link
     except AttributeError:
+        if not isinstance(mapping, Mapping):
+            return "it serves maps"
         found = _find(mapping)
         object.__setattr__(mapping, "_link", found)
         return found

@@ -3,8 +3,15 @@
 `MappingClassifier` is `LogisticRegression` with the map for a parameter, and `MultiLabelMappingClassifier` predicts sets of labels.
 """
 
-from .classes import MappingClassifier
-from .labels import MultiLabelMappingClassifier
+try:
+    from .classes import MappingClassifier
+    from .labels import MultiLabelMappingClassifier
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
+        raise
+    raise ModuleNotFoundError(
+        "anymax.sklearn needs scikit-learn; install it with: pip install 'anymax[sklearn]'", name=error.name
+    ) from None
 
 __all__ = ["MappingClassifier", "MultiLabelMappingClassifier"]
 

@@ -7,10 +7,9 @@ import math
 from numbers import Real
 from typing import Any
 
+from .. import _names
 from .._mapping import Mapping
-from ..mappings import CATALOGUE, Entmax
 
-NAMES: dict[str, type[Mapping]] = {kind.name: kind for kind in CATALOGUE}
 NO_MAP = ("sigmoid", "zlpr")
 
 
@@ -23,27 +22,18 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
                     f"alpha={alpha!r}: {mapping!r} has no alpha; leave it None, or choose mapping='entmax'"
                 )
             return mapping
-        if mapping == "entmax15":
-            found: Any = Entmax(1.5)
-            if alpha is not None:
-                raise ValueError(f"alpha={alpha!r}: 'entmax15' is entmax with alpha=1.5; choose mapping='entmax'")
-        elif mapping in NAMES:
-            kind = NAMES[mapping]
-            try:
-                found = kind()
-            except TypeError:
-                raise ValueError(
-                    f"mapping={mapping!r} needs a parameter; give the map itself, as in mapping=anymax.{kind.__name__}(...)"
-                ) from None
-        else:
-            names = ", ".join((*NAMES, "entmax15", *others))
-            raise ValueError(f"mapping={mapping!r}: there is no such map; the names are {names}, or give a Mapping")
+        try:
+            name, own = _names.read(mapping)
+            found = _names.make(name, own)
+        except _names.UnknownMap as error:
+            more = f", or {' and '.join(others)}" if others else ""
+            raise ValueError(f"mapping={mapping!r}: {error}{more}; or give a map") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"mapping={mapping!r}: {error}") from None
+        if alpha is not None and "alpha" in own:
+            raise ValueError(f"alpha={alpha!r}: {mapping!r} says its alpha already; choose mapping={name!r}")
     else:
-        found = mapping
-    if not isinstance(found, Mapping):
-        raise TypeError(
-            f"mapping={mapping!r}: expected a name such as 'sparsemax' or a map such as anymax.Sparsemax(), got {type(mapping).__name__}"
-        )
+        found = _names.as_mapping(mapping, "mapping")
     if alpha is not None:
         if not any(field.name == "alpha" for field in dataclasses.fields(found)):  # type: ignore[arg-type]
             raise ValueError(f"alpha={alpha!r}: {found.name} has no alpha; leave it None, or choose mapping='entmax'")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .._mapping import Mapping
 from .._transform import Composed, Transform
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
 from .tokens import logit_bias, repetition_penalty
@@ -39,7 +40,8 @@ def compose(*transforms: Callable[[Any], Any]) -> Composed:
     """
     flat: list[Callable[[Any], Any]] = []
     for t in transforms:
-        if not callable(t) or isinstance(t, type):
-            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}")
+        if not callable(t) or isinstance(t, (type, Mapping)):
+            hint = "; a map comes after the transforms, and gives probabilities" if isinstance(t, Mapping) else ""
+            raise TypeError(f"compose: expected functions scores -> scores such as temperature(2.0), got {t!r}{hint}")
         flat.extend(t.transforms if isinstance(t, Composed) else (t,))
     return Composed(tuple(flat))

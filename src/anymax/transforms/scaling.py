@@ -28,10 +28,10 @@ from .._array import (
 from .._noises import Noise, draw, find
 from .._random import listed
 from .._transform import Transform, cast, check_range, masked, on_kept
-from .._typing import ArrayT, Number, Numbers
+from .._typing import ArrayT, Numbers, Parameter
 
 
-def temperature(T: Number, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
     The usual first step of a sampler, before or after the truncations: the order matters to top-p, min-p and their kin.
@@ -72,10 +72,10 @@ def _largest(x: Array, xp: Namespace) -> Array:
 
 
 def scalable(
-    beta: Number = 1.0,
-    gamma: Number = 1.0,
-    delta: Number = 0.0,
-    n: Number | None = None,
+    beta: Parameter = 1.0,
+    gamma: Parameter = 1.0,
+    delta: Parameter = 0.0,
+    n: Parameter | None = None,
     *,
     axis: int | None = None,
     dim: int | None = None,
@@ -139,8 +139,8 @@ def _mask(x: Array, xp: Namespace, keep: Array) -> Array:
 
 
 def prior(
-    log_p: Number | Numbers | None = None,
-    scale: Number | Numbers | None = None,
+    log_p: Parameter | Numbers | None = None,
+    scale: Parameter | Numbers | None = None,
     *,
     axis: int | None = None,
     dim: int | None = None,
@@ -281,7 +281,7 @@ def _unit(x: Array, eps: float, xp: Namespace) -> Array:
 
 def noise(
     kind: str | Noise = "gumbel",
-    scale: Number = 1.0,
+    scale: Parameter = 1.0,
     *,
     generator: Any = None,
     axis: int | None = None,
@@ -313,7 +313,7 @@ def _noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Ar
     return x + scale * draw(kind, tuple(x.shape), x, generator)
 
 
-def mix(p: ArrayT | Numbers, prior: Any, weight: Number) -> ArrayT:
+def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
     """Prior knowledge after the map: `(1 - weight) p + weight prior`. The forms before it are `prior`.
 
     For a floor under every probability, or a second opinion that no score can outvote.

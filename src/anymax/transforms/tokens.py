@@ -25,14 +25,14 @@ from .._array import (
     positions,
 )
 from .._transform import Transform, check_range, native, on_kept
-from .._typing import Number
+from .._typing import Parameter
 
 
 def repetition_penalty(
     tokens: Any,
-    penalty: Number = 1.0,
-    presence: Number = 0.0,
-    frequency: Number = 0.0,
+    penalty: Parameter = 1.0,
+    presence: Parameter = 0.0,
+    frequency: Parameter = 0.0,
     *,
     axis: int | None = None,
     dim: int | None = None,

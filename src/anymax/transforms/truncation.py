@@ -11,7 +11,7 @@ from .._array import Array, Namespace, finite_scores, is_array, pick_axis, stop_
 from .._random import listed, uniform
 from .._transform import Transform, check_range, masked
 from .._truncate import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from .._typing import Number
+from .._typing import Parameter
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
@@ -43,7 +43,7 @@ def _topk(x: Array, xp: Namespace, k: int) -> Array:
     return masked(x, topk_keep(x, k, xp), xp)
 
 
-def topp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the nucleus: the fewest largest scores whose softmax mass reaches p, at least one.
 
     The usual truncation of a sampler. Holtzman et al. 2020.
@@ -66,7 +66,7 @@ def _topp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
     return masked(x, topp_keep(x, p, xp, min_keep), xp)
 
 
-def minp(p: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
     A threshold on the scores, so that no sum is needed; at high temperatures it keeps fewer unlikely classes than `topp`.
@@ -92,7 +92,7 @@ def _minp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
     return masked(x, keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp), xp)
 
 
-def topnsigma(n: Number, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores within n standard deviations of the largest: `x >= max x - n std x`.
 
     It keeps the same classes at every temperature. Tang et al. 2024.
@@ -125,7 +125,7 @@ def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
     return masked(x, ~(z < -(stop_gradient(n) * deviation)) | poisoned, xp)
 
 
-def typical(mass: Number = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the typical classes: those whose -log p is nearest to the entropy of the row, the fewest whose softmax mass reaches `mass`.
 
     For text that is neither dull nor odd: it may cut the most probable class. Meister et al. 2023.
@@ -149,7 +149,9 @@ def _typical(x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
     return masked(x, typical_keep(x, mass, xp, min_keep), xp)
 
 
-def epsilon_cutoff(epsilon: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def epsilon_cutoff(
+    epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None
+) -> Transform:
     """Keep the classes whose softmax probability is at least epsilon.
 
     Takes away the tail alone; `eta` lowers the bar for rows that are spread out. Hewitt et al. 2022.
@@ -172,7 +174,7 @@ def _epsilon_cutoff(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) ->
     return masked(x, cutoff_keep(x, epsilon, xp, min_keep), xp)
 
 
-def eta(epsilon: Number, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
+def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
     `epsilon_cutoff` with a bar that is lower where the row is spread out. Hewitt et al. 2022.
@@ -196,8 +198,8 @@ def _eta(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
 
 
 def xtc(
-    threshold: Number = 0.1,
-    probability: Number = 0.5,
+    threshold: Parameter = 0.1,
+    probability: Parameter = 0.5,
     *,
     generator: Any = None,
     axis: int | None = None,

@@ -1,0 +1,26 @@
+"""Progress of long work: bars on stderr where that is a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+T = TypeVar("T")
+
+
+def bars() -> Progress:
+    """A context of bars, which are gone at its end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    hidden = sys.stderr is None or not sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
+
+
+def each(items: Iterable[T], words: str) -> Iterator[T]:
+    """The items one after the other, with a bar."""
+    items = list(items)
+    with bars() as progress:
+        yield from progress.track(items, description=words)

@@ -1,0 +1,112 @@
+"""Scores as words of the command line, or as lines of standard input."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+STDIN = "-"
+
+
+class Score(click.ParamType):
+    """A number, or `-`, which `rows_of` reads."""
+
+    name = "score"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == STDIN:
+            return value
+        try:
+            score = float(value)
+        except ValueError:
+            pieces = "".join(" " if c in ",;[]()" else c for c in str(value)).split()
+            if str(value).strip() and all(map(_is_number, pieces)):  # 1,2,3 or [1, or "1 2 3"
+                quotes = " and without quotes" if pieces == str(value).split() else ""
+                shown = f", as in {' '.join(pieces)}" if pieces else ""
+                self.fail(f"{value!r} is not a number; separate numbers by spaces{quotes}{shown}", param, ctx)
+            kind = "an unknown option" if str(value).startswith("-") else "not a number"
+            self.fail(f"{value!r} is {kind}; scores are numbers such as 2 or -1.5 (see --help)", param, ctx)
+        if not is_score(score):
+            self.fail(f"{value!r} is not a score; only finite numbers are, and -inf, which masks its entry", param, ctx)
+        return score
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def is_score(number: float) -> bool:
+    return not (math.isnan(number) or number == math.inf)
+
+
+def rows_of(words: Sequence[Any]) -> list[list[float]]:
+    """The rows of scores that a command was given: none, one in its words, or those of standard input."""
+    if STDIN not in words:
+        return [list(words)] if words else []
+    if len(words) > 1:
+        raise click.UsageError("- reads all scores from standard input; give it alone, or numbers")
+    if sys.stdin is None:
+        raise click.UsageError("-: there is no standard input")
+    try:
+        rows = read(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is not text: {error}") from None
+    except ValueError as error:
+        raise click.UsageError(f"standard input, {error}") from None
+    if not rows:
+        raise click.UsageError("standard input has no scores; expected numbers, one row of them a line")
+    return rows
+
+
+def read(text: str) -> list[list[float]]:
+    """Rows of numbers, one a line, separated by commas, semicolons, tabs or spaces, or as JSON. A column of them is one row."""
+    text = text.lstrip("\ufeff").strip()
+    rows = _json(text) if text.startswith("[") else None
+    if rows is None:
+        rows = [_line(line, i) for i, line in enumerate(text.splitlines(), start=1) if line.strip(" \t[]()")]
+    column = len(rows) > 1 and all(len(row) == 1 for row in rows)
+    return [[row[0] for row in rows]] if column else rows
+
+
+def _json(text: str) -> list[list[float]] | None:
+    """Numbers of a list of JSON, or of lists in it; None for anything else."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    rows = found if found and all(isinstance(row, list) for row in found) else [found]
+    return [_numbers([str(v) for v in row], f"list {i}") for i, row in enumerate(rows, start=1)]
+
+
+def _line(line: str, i: int) -> list[float]:
+    line = line.strip().strip("[]()").strip()
+    words = re.split(r"[,;\t]", line.rstrip(",;")) if re.search(r"[,;\t]", line) else line.split()
+    words = [word.strip() for word in words]
+    if any(" " in word and all(map(_is_number, word.split())) for word in words):
+        raise ValueError(
+            f"line {i}, {line!r}: numbers are separated by commas or by spaces, not by both, and the decimal sign is a point"
+        )
+    return _numbers(words, f"line {i}")
+
+
+def _numbers(words: Sequence[str], place: str) -> list[float]:
+    for word in words:
+        if not _is_number(word):
+            raise ValueError(
+                f"{place}: {word!r} is not a number; scores are numbers such as 2 or -1.5, without a header"
+            )
+        if not is_score(float(word)):
+            raise ValueError(
+                f"{place}: {word!r} is not a score; only finite numbers are, and -inf, which masks its entry"
+            )
+    return [float(word) for word in words]

@@ -1,0 +1,626 @@
+"""What newcomers try first: a map that is called, names for maps, names of other libraries, odd arguments; and what happens now."""
+
+import copy
+import dataclasses
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from kinds import KINDS, back
+
+import anymax as am
+from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, _names, _targets
+from anymax.mappings import CATALOGUE
+
+X = np.array([[2.0, 1.0, 0.1], [0.5, 0.4, -1.0]])
+Y = np.array([0, 2])
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def same(a, b):
+    np.testing.assert_array_equal(back(a), back(b))
+
+
+# -- a map is called as `apply` ----------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.3), SparseSoftmax(k=2), Ratio.square()])
+def test_a_map_is_called_like_apply(kind, mapping):
+    x, keep = KINDS[kind](X), KINDS[kind](X > -1)
+    p = mapping(x)
+    assert type(p) is type(x)
+    same(p, am.apply(mapping, x))
+    same(mapping(x, 0), am.apply(mapping, x, axis=0))
+    same(mapping(x, dim=0, mask=keep), am.apply(mapping, x, 0, mask=keep))
+    assert mapping(x, dtype=x.dtype).dtype == x.dtype
+
+
+def test_a_called_map_writes_to_out():
+    out = np.empty_like(X)
+    assert Sparsemax()(X, out=out) is out
+    same(out, am.sparsemax(X))
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_a_callable_map_is_still_data(kind):
+    mapping = Ratio.relu() if kind is Ratio else kind(**kind.example)
+    assert callable(mapping)
+    assert hash(mapping) == hash(copy.copy(mapping))
+    assert pickle.loads(pickle.dumps(mapping)) == mapping == copy.deepcopy(mapping)
+    assert dataclasses.is_dataclass(mapping)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mapping.name = "other"
+    np.testing.assert_allclose(mapping(X), am.apply(mapping, X))
+
+
+def test_a_called_map_passes_every_transform_of_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(X, requires_grad=True)
+    p = Sparsemax()(x)
+    p[1, 0].backward()
+    assert x.grad.abs().sum() > 0
+    x = torch.tensor(X)
+    same(torch.func.vmap(Sparsemax())(x), am.sparsemax(x))
+    np.testing.assert_allclose(torch.func.jacrev(Entmax(1.5))(x[0]), am.jacobian(Entmax(1.5), x[0]), atol=1e-12)
+    compiled = torch.compile(lambda v: Sparsemax()(v), fullgraph=True, backend="eager")
+    np.testing.assert_allclose(compiled(x), am.sparsemax(x), atol=1e-12)
+
+
+def test_a_called_map_passes_every_transform_of_jax():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(X, "float32")
+    same(jax.jit(Sparsemax())(x), am.sparsemax(x))
+    same(jax.vmap(Sparsemax())(x), am.sparsemax(x))
+    assert jax.jacobian(Sparsemax())(x[0]).shape == (3, 3)
+
+
+def test_a_map_is_no_transform_no_margin_and_no_function_of_a_score():
+    """They all take functions, and a map can be called."""
+    for call, words in (
+        (
+            lambda: am.compose(Sparsemax()),
+            "compose: expected functions scores -> scores.*a map comes after the transforms",
+        ),
+        (
+            lambda: am.attention(X, X, X, transform=Sparsemax()),
+            "transform must be a function.*a map is given as mapping=",
+        ),
+        (lambda: am.margin_loss(Sparsemax(), X / 9, Y, margin=Sparsemax()), "margin: expected a number"),
+        (lambda: Ratio(Sparsemax()), "expected a function of an array of scores"),
+        (lambda: Ratio(np.exp, Sparsemax()), "expected a function of an array of scores"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call()
+    from anymax import plot
+
+    assert [m.name for m in plot._maps(Sparsemax(), ())] == ["sparsemax"]
+
+
+def test_a_map_in_sequential_is_an_activation():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="is not a Module subclass"):
+        torch.nn.Sequential(torch.nn.Linear(3, 3), Sparsemax())  # torch's own words: it takes modules alone
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), am.nn.Activation("sparsemax"))
+    np.testing.assert_allclose(model(torch.ones(2, 3)).sum(-1).detach(), 1, rtol=1e-6)
+
+
+# -- the name of a map, wherever a map is taken --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "mapping"),
+    [
+        ("softmax", Softmax()),
+        ("entmax:alpha=1.3", Entmax(1.3)),
+        ("entmax15", Entmax(1.5)),
+        ("Entmax-15", Entmax(1.5)),
+        ("SparseSoftmax: k = 2", SparseSoftmax(k=2)),
+        ("sparse_softmax:p=0.9", SparseSoftmax(p=0.9)),
+        ("perturb-max:noise=gumbel,scale=2", PerturbMax("gumbel", scale=2)),
+        ("taylor_softmax:order=4", am.Taylor(4)),
+        ("square", Ratio.square()),
+    ],
+)
+def test_a_name_means_a_map(name, mapping):
+    assert _names.as_mapping(name) == mapping
+    same(am.apply(name, X), mapping(X))
+
+
+def test_every_map_without_a_function_has_its_name():
+    for kind in CATALOGUE:
+        if kind is not Ratio:
+            words = ",".join(f"{key}={value}" for key, value in kind.example.items())
+            assert _names.as_mapping(f"{kind.name}:{words}" if words else kind.name) == kind(**kind.example)
+
+
+@each_kind
+def test_names_wherever_a_map_is_taken(kind):
+    x, y = KINDS[kind](X), KINDS[kind](Y)
+    name, m = "entmax:alpha=1.3", Entmax(1.3)
+    for verb in (am.apply, am.log_apply, am.jacobian, am.jacobian_norm):
+        same(verb(name, x), verb(m, x))
+    for got, want in zip(am.threshold(name, x), am.threshold(m, x), strict=True):
+        same(got, want)
+    for verb in (am.fenchel_young, am.nll, am.smoothed_nll, am.accuracy_loss, am.stop_gradient_loss):
+        same(verb(name, x, y), verb(m, x, y))
+    same(am.margin_loss(name, x / 9, y), am.margin_loss(m, x / 9, y))
+    same(am.apply(name, x, axis=(0, 1)), m(x, axis=(0, 1)))
+    same(am.sample(name, x, generator=0), am.sample(m, x, generator=0))
+    same(am.gumbel_softmax(x, generator=0, mapping=name), am.gumbel_softmax(x, generator=0, mapping=m))
+    same(am.attention(x, x, x, name), am.attention(x, x, x, m))
+    assert am.choose("forward", name, x) is am.choose("forward", m, x)
+    assert am.explain(name, x) == am.explain(m, x)
+    assert am.explain_attention(x, x, x, name) == am.explain_attention(x, x, x, m)
+    assert am.facts(name) == m.facts
+
+
+def test_names_in_modules_pictures_and_checks():
+    assert "sparse" in am.check_mapping("sparsemax") or am.check_mapping("sparsemax") == am.check_mapping(Sparsemax())
+    torch = pytest.importorskip("torch")
+    x, y = torch.tensor(X), torch.tensor(Y)
+    same(am.nn.Loss("sparsemax")(x, y), am.sparsemax_loss(x, y))
+    same(am.nn.Activation("entmax:alpha=1.3")(x), am.entmax(x, alpha=1.3))
+    assert am.nn.Activation("entmax", learn="alpha").mapping.alpha.requires_grad
+    assert am.nn.Attention(6, 2, "sparsemax").mapping == Sparsemax()
+    assert am.nn.MarginHead(3, 4, "sparsemax").mapping == Sparsemax()
+    pytest.importorskip("matplotlib")
+    from anymax import plot
+
+    assert [line.get_label() for line in plot.curves(["softmax", Sparsemax()]).lines[:2]] == ["softmax", "sparsemax"]
+    assert plot.curves("sparsemax").lines
+
+
+def test_a_name_under_a_gradient_and_under_a_compiler():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(X, requires_grad=True)
+    am.apply("sparsemax", x).square().sum().backward()
+    other = torch.tensor(X, requires_grad=True)
+    am.sparsemax(other).square().sum().backward()
+    same(x.grad, other.grad)
+    compiled = torch.compile(lambda v: am.apply("entmax:alpha=1.3", v), fullgraph=True, backend="eager")
+    np.testing.assert_allclose(compiled(torch.tensor(X)), am.entmax(X, alpha=1.3), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("sparsmax", "there is no map 'sparsmax' (did you mean 'sparsemax'?); the maps are softmax, sparsemax, entmax"),
+        ("nothing", "there is no map 'nothing'; the maps are softmax"),
+        ("entmax:alhpa=2", "entmax has no parameter 'alhpa'; it takes alpha"),
+        ("entmax:2", "write NAME:parameter=value, as in entmax:alpha=1.2"),
+        ("entmax15:alpha=2", "entmax15 is entmax:alpha=1.5 and takes no parameters"),
+        ("sparse_softmax", "sparse_softmax needs a parameter, as in sparse_softmax:k=2"),
+        ("ratio", "ratio needs a function; choose one of square, sigmoid, relu, or give anymax.Ratio(u, du)"),
+    ],
+)
+def test_a_name_that_means_no_map(given, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        am.apply(given, X)
+
+
+def test_a_map_of_ones_own_in_the_catalogue_has_its_name(monkeypatch):
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Sharper(Sparsemax):
+        by: float
+        name = "sharper"
+
+        def forward(self, x, xp):
+            return super().forward(self.by * x, xp)
+
+    monkeypatch.setattr(am.mappings, "CATALOGUE", (*CATALOGUE, Sharper))
+    np.testing.assert_allclose(am.apply("sharper:by=2", X), am.sparsemax(2 * X))
+    with pytest.raises(ValueError, match="sharper needs by; write sharper:by="):
+        am.apply("sharper", X)
+
+
+class Model:
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Sparsemax, "got the class Sparsemax; add (): Sparsemax()"),
+        (Ratio, "got the class Ratio; add (): Ratio(u=...)"),
+        (am.sparsemax, "got the function sparsemax; give its map, by name: 'sparsemax'"),
+        (am.entmax15, "got the function entmax15; give its map, by name: 'entmax15'"),
+        (np.exp, "got the function exp; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"),
+        (X, "got ndarray of shape (2, 3); the mapping comes first, the scores after it"),
+        (None, "got None"),
+        (1.5, "got 1.5"),
+        ([Sparsemax()], "got [Sparsemax()]"),
+        ((1.0, 2.0), "got (1.0, 2.0)"),
+        ((1, 2, 3, 4, 5, 6), "got (1, 2, 3, 4, 5, 6)"),
+        (Model(), "a value of the type Model"),
+    ],
+)
+@each_kind
+def test_what_is_no_map_says_what_to_write(kind, given, words):
+    x, y = KINDS[kind](X), KINDS[kind](Y)
+    for call in (
+        lambda: am.apply(given, x),
+        lambda: am.log_apply(given, x),
+        lambda: am.fenchel_young(given, x, y),
+        lambda: am.nll(given, x, y),
+        lambda: am.smoothed_nll(given, x, y),
+        lambda: am.jacobian(given, x),
+        lambda: am.threshold(given, x),
+        lambda: am.sample(given, x, generator=0),
+        lambda: am.explain(given, x),
+        lambda: am.choose("forward", given, x),
+    ):
+        with pytest.raises(TypeError, match=f"expected a mapping such as.*{re.escape(words)}"):
+            call()
+
+
+# -- names of other libraries ----------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_attention_takes_torchs_names(kind):
+    q, k, v = (KINDS[kind](X + i) for i in range(3))
+    seen = KINDS[kind](np.array([[True, False], [True, True]]))
+    same(am.attention(query=q, key=k, value=v), am.attention(q, k, v))
+    same(am.attention(q, k, value=v, attn_mask=seen), am.attention(q, k, v, mask=seen))
+    added = KINDS[kind](np.array([[0.0, -np.inf], [0.5, 0.0]]))
+    same(am.attention(q, k, v, attn_mask=added), am.attention(q, k, v, mask=added))
+    same(am.linear_attention(query=q, key=k, value=v), am.linear_attention(q, k, v))
+    assert am.explain_attention(query=q, key=k, value=v) == am.explain_attention(q, k, v)
+
+
+def test_attention_by_torchs_names_is_torchs():
+    torch = pytest.importorskip("torch")
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    names = {"query": q, "key": k, "value": v, "attn_mask": seen, "dropout_p": 0.0, "is_causal": False, "scale": 0.3}
+    want = torch.nn.functional.scaled_dot_product_attention(**names)
+    torch.testing.assert_close(am.attention(**names), want)
+
+
+def test_samplers_take_the_names_of_torch_and_jax():
+    same(am.gumbel_softmax(logits=X, tau=0.5, generator=0), am.gumbel_softmax(X, 0.5, generator=0))
+    same(am.gumbel_max(logits=X, generator=0), am.gumbel_max(X, generator=0))
+    if "jax" in KINDS:
+        import jax
+
+        x, key = jax.numpy.asarray(X), jax.random.key(0)
+        same(am.sample("softmax", x, key=key), am.sample("softmax", x, generator=key))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: am.attention(X, X, X, attn_mask=X > 0, mask=X > 0), "attn_mask= is another name of mask, which is given too"),
+        (lambda: am.attention(X, X, X, key=X), "key= is another name of k, which is given too"),
+        (lambda: am.attention(X, X, X, causal=True), "attention has no option 'causal' (say is_causal=)"),
+        (lambda: am.attention(X, X, X, softmax_scale=1.0), "(say scale=)"),
+        (lambda: am.attention(X, X, X, dropout=0.1), "(say dropout_p=)"),
+        (lambda: am.attention(X, X, X, p=0.1), "(say dropout_p=)"),
+        (lambda: am.attention(X, X, X, attn_bias=X), "(say bias=)"),
+        (lambda: am.attention(X, X, X, window_size=(3, 0)), "(say window=(left, right)"),
+        (lambda: am.attention(X, X, X, key_padding_mask=Y), "(say lengths=, or mask= of the shape"),
+        (lambda: am.attention(X, X, X, temperature=2), "(say scale=1 / (T * sqrt(features))"),
+        (lambda: am.attention(X, X, X, alpha=1.3), "(it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3))"),
+        (lambda: am.attention(X, X, X, need_weight=True), "(did you mean need_weights=?)"),
+        (lambda: am.explain_attention(X, X, X, causal=True), "explain_attention has no option 'causal' (say is_causal=)"),
+        (lambda: am.linear_attention(X, X, X, causal=True), "linear_attention has no option 'causal' (say is_causal=)"),
+        (lambda: am.softmax(X, T=2), "softmax has no option 'T' (divide the scores by it)"),
+        (lambda: am.softmax(X, attn_mask=X > 0), "(say mask=, True = keep)"),
+        (lambda: am.softmax(X, temperatur=2), "softmax has no option 'temperatur'"),
+        (lambda: am.sparsemax(X, msk=X > 0), "(did you mean mask=?)"),
+        (lambda: am.sparsemax(X, alpha=2), "(of the maps entmax and normmax have one, as in anymax.Entmax(alpha=1.3))"),
+        (lambda: Sparsemax()(X, where=X > 0), "sparsemax has no option 'where' (say mask=, True = keep)"),
+        (lambda: am.log_apply(Softmax(), X, temperature=2), "log_apply has no option 'temperature' (divide the scores by it)"),
+        (lambda: am.logsumexp(X, tau=2), "logsumexp has no option 'tau' (say temperature=)"),
+        (lambda: am.logsumexp(input=X), "logsumexp has no option 'input' (the scores come first, without a name)"),
+        (lambda: am.threshold(Sparsemax(), X, where=X > 0), "threshold has no option 'where' (say mask=, True = keep)"),
+        (lambda: am.jacobian(Sparsemax(), X, wrt=0), "jacobian has no option 'wrt'; its options are"),
+        (lambda: am.entropy(X, where=X > 0), "entropy has no option 'where'"),
+        (lambda: am.cross_entropy(X, Y, size_average=True), "no option 'size_average' (say reduction='mean' or reduction='sum')"),
+        (lambda: am.cross_entropy(X, Y, reduce=False), "(say reduction='none' for one loss a sample)"),
+        (lambda: am.cross_entropy(X, Y, smoothing=0.1), "(say label_smoothing=)"),
+        (lambda: am.cross_entropy(X, Y, weights=[1, 1, 1]), "(say weight=, one factor for each class)"),
+        (lambda: am.sparsemax_loss(X, Y, temperature=2), "(divide the scores by it)"),
+        (lambda: am.fenchel_young("entmax", X, Y, alpha=1.3), "(it belongs to the map, as in anymax.Entmax(alpha=1.3))"),
+        (lambda: am.sparsemax_loss(X, Y, k=3), "a loss has no option 'k'"),
+        (lambda: am.multilabel_softmax_loss(X, X > 0, pos_weight=2), "(say weight=, one factor for each class)"),
+        (lambda: am.cross_entropy(input=X, target=Y), "missing 1 required positional argument: 'scores'"),  # Python's: it has the name
+        (lambda: am.softmax(input=X), "missing 1 required positional argument: 'x'"),
+        (lambda: am.sample("softmax", X, seed=0), "(say generator=, which takes an integer too)"),
+        (lambda: am.sample("softmax", X, generator=0, size=3), "(say num_samples=)"),
+        (lambda: am.gumbel_softmax(X, generator=0, eps=1e-9), "(leave it out)"),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_are_answered(call, words):
+    with pytest.raises(TypeError, match=re.escape(words)) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+# -- the second argument: the parameter of a map that has one, else the axis ----------------------------------------------------------
+
+
+def test_the_second_argument():
+    same(am.softmax(X, 0), am.softmax(X, axis=0))
+    same(am.sparsemax(X, 0), am.sparsemax(X, axis=0))
+    same(am.entmax(X, 1.3), am.entmax(X, alpha=1.3))
+    same(am.entmax(X, 1.3, 0), am.entmax(X, alpha=1.3, axis=0))
+    same(am.taylor_softmax(X, 4, 0), am.taylor_softmax(X, order=4, axis=0))
+    same(am.budget(X, 2, 0), am.budget(X, k=2, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: am.entmax(X, -1), "alpha must be finite and above 0.*; did you mean axis=-1\\?"),
+        (lambda: am.entmax(X, 0), "alpha must be finite and above 0.*; did you mean axis=0\\?"),
+        (lambda: am.taylor_softmax(X, 1), "the order must be even.*; did you mean axis=1\\?"),
+        (lambda: am.taylor_softmax(X, -1), "the order must be even.*; did you mean axis=-1\\?"),
+        (lambda: am.normmax(X, 1), "; did you mean axis=1\\?"),
+        (lambda: am.normmax(X, -1), "; did you mean axis=-1\\?"),
+        (lambda: am.budget(X, 0), "; did you mean axis=0\\?"),
+        (lambda: am.perturb_max(X, -1), "noise: expected a name or a Noise.*; did you mean axis=-1\\?"),
+        (lambda: am.sparse_softmax(X, 2), "give k=<number of classes to keep> or p=<mass>; did you mean k=2\\?"),
+        (lambda: am.entropy(am.softmax(X), 1), "kind must be one of .*; did you mean axis=1\\?"),
+    ],
+)
+def test_an_axis_in_the_place_of_a_parameter_is_asked_about(call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()
+
+
+# -- classes along axis 1 or along the last --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def not_yet_warned(monkeypatch):
+    monkeypatch.setattr(_targets, "_warned", False)
+
+
+LOSSES = {
+    "cross_entropy": am.cross_entropy,
+    "sparsemax_loss": am.sparsemax_loss,
+    "taylor_softmax_loss": am.taylor_softmax_loss,
+    "smoothed_nll": lambda x, y, **o: am.smoothed_nll(Softmax(), x, y, **o),
+    "margin_loss": lambda x, y, **o: am.margin_loss(Softmax(), x / 9, y, **o),
+}
+
+
+@each_kind
+@pytest.mark.parametrize("name", LOSSES)
+def test_shapes_that_leave_the_axis_open_warn_once(kind, name, not_yet_warned):
+    loss, x = LOSSES[name], KINDS[kind](np.zeros((2, 4, 4)))
+    y = KINDS[kind](np.zeros((2, 4), int))
+    with pytest.warns(UserWarning, match=r"shape \(2, 4, 4\): the classes are axis 1.*say axis=1 or axis=-1") as seen:
+        _ = loss(x, y), loss(x, y)
+    assert [w.filename for w in seen] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "options"),
+    [
+        ((2, 4, 4), (2, 4), {"axis": 1}),
+        ((2, 4, 4), (2, 4), {"axis": -1}),
+        ((2, 4, 4), (2, 4), {"dim": 2}),
+        ((2, 4, 5), (2, 5), {}),
+        ((4, 4), (4,), {}),
+        ((2, 3, 4, 4), (2, 4, 4), {}),
+        ((2, 4, 4), (2, 4, 4), {}),  # a distribution
+    ],
+)
+def test_other_shapes_do_not_warn(shape, target, options, not_yet_warned):
+    y = np.zeros(target, int) if len(target) < len(shape) else np.full(target, 0.25)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        am.cross_entropy(np.zeros(shape), y, **options)
+
+
+def test_no_warning_while_a_compiler_looks(not_yet_warned):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        if "jax" in KINDS:
+            import jax
+
+            x, y = jax.numpy.zeros((2, 4, 4)), jax.numpy.zeros((2, 4), int)
+            jax.jit(am.cross_entropy)(x, y)
+            jax.grad(lambda v: am.sparsemax_loss(v, y))(x)
+        if "torch" in KINDS:
+            import torch
+
+            x, y = torch.zeros(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)
+            torch.compile(am.cross_entropy, backend="eager")(x, y)
+            torch.func.grad(lambda v: am.sparsemax_loss(v, y))(x)
+    assert not _targets._warned
+
+
+def test_classes_at_the_end_are_asked_about():
+    with pytest.raises(
+        ValueError, match=r"expected class indices of shape \(2, 5\).*; if the classes are last, say axis=-1"
+    ):
+        am.cross_entropy(np.zeros((2, 4, 5)), np.zeros((2, 4), int))
+
+
+# -- odd arguments: one sentence each, in words of ours --------------------------------------------------------------------------------
+
+
+class Column:
+    """A column of polars or pandas: a dtype and a shape, and no array."""
+
+    dtype, shape, ndim = "Float64", (3,), 1
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([2.0, 1.0, 0.1])
+
+
+def test_columns_and_tables_are_read():
+    want = am.softmax([2.0, 1.0, 0.1])
+    same(am.softmax(Column()), want)
+    pandas = pytest.importorskip("pandas")
+    same(am.softmax(pandas.Series([2.0, 1.0, 0.1])), want)
+    table = pandas.DataFrame(X, columns=["a", "b", "c"])
+    same(am.softmax(table), am.softmax(X))
+    same(am.cross_entropy(table, pandas.Series(Y)), am.cross_entropy(X, Y))
+
+
+ODD = [
+    (lambda: am.softmax("abc"), "scores: expected an array or a list of numbers, got 'abc'"),
+    (lambda: am.softmax({1.0, 2.0}), "got a set, which has no order or length; make a list of it"),
+    (lambda: am.softmax(v for v in [1.0, 2.0]), "got a generator, which has no order or length; make a list of it"),
+    (lambda: am.softmax({"logits": X}), "got a dict; give the numbers in it, as in x['logits']"),
+    (lambda: am.softmax([1.0, "2"]), "got a list with '2' in it"),
+    (lambda: am.softmax([1.0, None]), "got a list with None in it"),
+    (lambda: am.softmax([[1.0, 2.0], [3.0]]), "got rows of different lengths, from 1 to 2; pad them, and say mask="),
+    (lambda: am.softmax([1, [2, 3]]), "got rows of different lengths"),
+    (lambda: am.softmax([10**30, 1]), "got a list with an integer beyond 64 bits; convert it to float"),
+    (lambda: am.softmax([1 + 2j, 2]), "got a list with (1+2j) in it"),
+    (lambda: am.softmax(Model()), "got a value of the type Model, which is called to give numbers; give what it returns"),
+    (lambda: am.softmax(Sparsemax()), "got Sparsemax(), which is called to give numbers; give what it returns"),
+    (lambda: am.softmax(Sparsemax), "got the class Sparsemax"),
+    (lambda: am.softmax(object()), "got a value of the type object"),
+    (lambda: am.softmax(X, X), "axis: expected an integer, got ndarray of shape (2, 3)"),
+    (lambda: am.softmax(X, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
+    (lambda: am.softmax(X, dtype=int), "dtype: expected a floating-point dtype such as 'float32', got <class 'int'>"),
+    (lambda: am.softmax(X, dtype="bfloat17"), "dtype: NumPy has no 'bfloat17'"),
+    (lambda: am.cross_entropy(Y, X), "the scores come first, the target after them"),
+    (lambda: am.cross_entropy(X, Y.astype(float)), "class indices must be integers"),
+    (lambda: am.cross_entropy(X, np.eye(3, dtype=int)[Y]), "convert one-hot rows to floating point, or give their argmax"),
+    (lambda: am.cross_entropy(X, np.eye(3, dtype=bool)[Y]), "got bool; convert one-hot rows to floating point"),
+    (lambda: am.cross_entropy(X, Y, ignore_index="a"), "a loss(ignore_index='a'): ignore_index must be an integer"),
+    (lambda: am.cross_entropy(X, Y, ignore_index=None), "ignore_index must be an integer"),
+    (lambda: am.sparsemax_loss(X, [[-0.5, 0.5, 1.0], [0, 0, 1.0]]), "non-negative numbers that sum to 1; the smallest number is -0.5"),
+    (lambda: am.margin_loss(Sparsemax(), X / 9, Y, scale="a"), "margin_loss: scale must be a number or an array, got 'a'"),
+    (lambda: am.entropy(Sparsemax()), "entropy: expected probabilities, got Sparsemax(); a map gives them: anymax.entropy(anymax.apply("),
+    (lambda: am.entropy(Sparsemax(), X), "entropy: expected probabilities, got Sparsemax()"),
+    (lambda: am.entropy("softmax", X), "entropy: expected probabilities, got 'softmax'"),
+    (lambda: am.entropy(X, ["shannon"]), "entropy: kind must be one of renyi, renyi2, shannon, tsallis, got ['shannon']"),
+    (lambda: am.support(Sparsemax()), "support: expected probabilities, got Sparsemax()"),
+    (lambda: am.support(X + 0j), "p: expected real floating-point"),
+    (lambda: am.gumbel_softmax(X, generator=0, hard="yes"), "gumbel_softmax: hard must be True or False, got 'yes'"),
+    (lambda: am.attention([[1.0, 2.0]], X, X), "attention: q must be an array, got list; give numpy.asarray(q)"),
+    (lambda: am.attention(X, X, X, np.eye(2) > 0), "attention: after q, k and v comes the map; give a mask as mask="),
+    (lambda: am.choose("forward", Sparsemax(), "a"), "scores: expected an array or a list of numbers, got 'a'"),
+    (lambda: am.softmax(np.matrix(X)), "scores: a numpy.matrix is not read, since its rows are matrices again; give numpy.asarray(x)"),
+    (lambda: am.entropy(np.matrix(X)), "p: a numpy.matrix is not read"),
+]  # fmt: skip
+
+
+def one_sentence(call, words):
+    """The error is ours: one line, raised by this package, and says what to do."""
+    with pytest.raises((TypeError, ValueError, IndexError), match=re.escape(words)) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+    assert "/anymax/" in str(raised.traceback[-1].path)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize(("call", "words"), ODD)
+def test_an_odd_argument_is_one_sentence(call, words):
+    one_sentence(call, words)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_odd_tensor_is_one_sentence():
+    torch = pytest.importorskip("torch")
+    x, y = torch.tensor(X), torch.tensor(Y)
+    ragged = [torch.ones(2), torch.ones(3)]
+    sparse = "must be a dense tensor, got a sparse one; call its to_dense()"
+    nested = "must be a dense tensor, got a nested one; pad it, and say mask="
+    packed = torch.empty(2, dtype=torch.float4_e2m1fn_x2) if hasattr(torch, "float4_e2m1fn_x2") else None
+    verbs = (
+        am.softmax, am.sparsemax, am.log_softmax, am.logsumexp, am.entropy, am.support, lambda v: am.jacobian("sparsemax", v),
+        lambda v: am.threshold("softmax", v), lambda v: am.sample("softmax", v, generator=0), lambda v: am.cross_entropy(v, y),
+        lambda v: am.sparsemax_loss(v, y), am.temperature(2.0), lambda v: am.explain("softmax", v),
+    )  # fmt: skip
+    for verb in verbs:
+        for given in (x.to_sparse(), x.to_sparse_csr(), x.to_sparse().requires_grad_()):
+            one_sentence(lambda verb=verb, given=given: verb(given), sparse)
+        for options in ({}, {"layout": torch.jagged}):
+            one_sentence(lambda verb=verb, options=options: verb(torch.nested.nested_tensor(ragged, **options)), nested)
+    for call, words in (
+        (lambda: am.cross_entropy(x, y.to_sparse()), f"target {sparse}"),
+        (lambda: am.softmax([x, x]), "got a list of tensors; make one of them: torch.stack(x)"),
+        (lambda: am.softmax([[x[0, 0].requires_grad_()]]), "got a list of tensors"),
+        (lambda: am.softmax(X, mask=x > 0), "mask: got a torch tensor for scores of another framework; convert one of them"),
+        (lambda: am.softmax(x, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
+        (lambda: am.softmax(X, dtype=torch.complex64), "dtype: expected a floating-point dtype such as 'float32', got torch.complex64"),
+        (lambda: am.nn.Activation("entmax", learn="alpha", bounds=2), "bounds must be a pair (low, high), got 2"),
+        (lambda: am.nn.MarginHead(3, "a"), "MarginHead: num_classes must be an integer, got 'a'"),
+        (lambda: am.nn.Loss("sparsemax", size_average=True), "Loss has no option 'size_average' (say reduction='mean'"),
+        (lambda: am.nn.Loss("sparsemax", weight="a"), "weight: expected an array or a list of numbers, got 'a'"),
+        (lambda: am.nn.Activation("sparsemax", axis=1), "Activation has no option 'axis' (say dim=)"),
+    ):  # fmt: skip
+        one_sentence(call, words)
+    if packed is not None:
+        one_sentence(
+            lambda: am.softmax(packed), "float4_e2m1fn_x2 holds two numbers in each entry; unpack them to float32 first"
+        )
+    jax = pytest.importorskip("jax")
+    keep = jax.numpy.asarray(X > 0)
+    one_sentence(lambda: am.softmax(x, mask=keep), "mask: got a JAX array for scores of torch; convert one of them")
+    one_sentence(
+        lambda: am.softmax(jax.numpy.asarray(X), mask=x > 0), "mask: got a torch tensor for scores of another framework"
+    )
+
+
+def test_floats_of_eight_bits_are_served():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1.0, 2.0, 0.5]])
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        narrow = x.to(dtype)
+        for verb in (am.softmax, am.sparsemax, am.log_softmax, am.logsumexp):
+            out = verb(narrow)
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.float(), verb(x), rtol=0.13, atol=0.02)
+
+
+@pytest.mark.parametrize("word", ["float32", np.float32, np.dtype("float32"), "torch", "jax"])
+@each_kind
+def test_a_dtype_in_the_words_of_any_framework(kind, word):
+    if word in ("torch", "jax"):
+        module = pytest.importorskip(word if word == "torch" else "jax.numpy")
+        word = module.float32
+    if kind == "strict":
+        pytest.skip("takes its own dtypes")
+    p = am.softmax(KINDS[kind](X), dtype=word)
+    assert str(p.dtype).endswith("float32")
+
+
+def test_loss_modules_take_weights_as_a_list():
+    torch = pytest.importorskip("torch")
+    x, y = torch.tensor(X), torch.tensor(Y)
+    same(
+        am.nn.Loss("softmax", weight=[1.0, 2.0, 3.0])(x, y), am.nn.Loss("softmax", torch.tensor([1.0, 2.0, 3.0]))(x, y)
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "words"),
+    [
+        ("nn", "torch", "anymax.nn needs torch; install it with: pip install 'anymax[torch]'"),
+        ("hf", "torch", "anymax.hf needs torch; install it with: pip install 'anymax[hf,torch]'"),
+        ("hf", "transformers", "anymax.hf needs transformers 5 or later; install it with: pip install 'anymax[hf]'"),
+        ("sklearn", "sklearn", "anymax.sklearn needs scikit-learn; install it with: pip install 'anymax[sklearn]'"),
+        ("plot", "matplotlib", "anymax.plot needs matplotlib; install it with: pip install 'anymax[plot]'"),
+    ],
+)
+def test_a_module_without_its_package_says_what_to_install(module, missing, words):
+    """In a process of its own: modules that are loaded stay loaded."""
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+import anymax
+try:
+    anymax.{module}
+    anymax.plot.curves()
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == words
