@@ -538,7 +538,7 @@ def test_transforms_go_along_the_axis_of_the_classes(kind):
         )
     with pytest.raises(ValueError, match=r"topk\(k=2, axis=1\) goes along axis 1 and the classes are axis 0"):
         sample(Softmax(), c(x.T), transform=topk(2, axis=1), axis=0, generator=4)
-    for wrong in (0.7, Softmax, [topk(2)]):
+    for wrong in (0.7, Softmax, Softmax(), [topk(2)]):
         with pytest.raises(TypeError, match="transform must be a function scores -> scores"):
             sample(Softmax(), c(x), transform=wrong, generator=4)
     own = back(sample(Softmax(), c(x), transform=lambda s: topk(2)(temperature(0.5)(s)), generator=4, num_samples=3))

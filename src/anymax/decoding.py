@@ -28,7 +28,9 @@ from ._array import (
 )
 from ._draws import at, check_k, invert, largest, uniforms
 from ._mapping import Mapping
+from ._names import as_mapping
 from ._noises import draw
+from ._options import answering
 from ._rows import prepare
 from ._transform import transforms_of
 from ._typing import AnyArray, Numbers
@@ -50,6 +52,7 @@ class Accepted(NamedTuple):
     token: Any
 
 
+@answering(logits="x")
 def topk_log_prob(
     mapping: Mapping,
     x: AnyArray | Numbers,
@@ -87,6 +90,7 @@ def topk_log_prob(
     return _best(log_p, log_p, check_k("topk_log_prob", k, log_p.shape[-1]), axis, xp)
 
 
+@answering(logits="x", key="generator")
 def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
@@ -129,7 +133,7 @@ def gumbel_topk(
 
 def _log_p(who: str, mapping: Mapping, x: Any, transform: Any, axis: int, mask: Any) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis they came from; their namespace)."""
-    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    scores, rows, mapping, axis = prepare(as_mapping(mapping, who), x, axis, mask, None)
     xp = namespace(rows)
     y = from_last(upcast(rows, xp), axis, xp)
     for t in transforms_of(transform, axis, scores.ndim, who):
@@ -147,6 +151,7 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
     return TopK(from_last(index, axis, xp), from_last(found, axis, xp))
 
 
+@answering(key="generator")
 def speculative_accept(
     p_draft: AnyArray | Numbers, p_target: AnyArray | Numbers, tokens: Any, *, generator: Any = None
 ) -> Accepted:
