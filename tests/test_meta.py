@@ -294,7 +294,9 @@ FLOORS = (
     ("mappings", "kernels"),
     ("autodiff",),
     ("functional", "margins", "losses", "attention", "samplers", "inspection", "_config"),
+    ("distributions", "_terms"),
     ("contract",),
+    ("_categorical",),
     ("nn", "plot", "hf", "sklearn"),
     ("__init__",),
     ("cli",),
@@ -401,7 +403,7 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.saving",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
@@ -430,9 +432,10 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
+        "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "plot", "cli", "sklearn",
+        "nn", "_categorical", "plot", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

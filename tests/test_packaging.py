@@ -26,6 +26,7 @@ PUBLIC = """
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     sample gumbel_max gumbel_softmax perturb_argmax attention linear_attention LinearState
+    log_prob log_prob_entropy kl topk_kl
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
     choose explain explain_attention use warm_up show_config __version__
 """.split()

@@ -27,6 +27,10 @@ PAGES = {
     ),
     "margins": ("Margins", "Make the target's cosine smaller, so that training must push it further."),
     "samplers": ("Samplers", "Randomness is always an argument: a generator, a key or a seed."),
+    "distributions": (
+        "Distributions",
+        "What a policy and a trainer ask of a distribution; `anymax.nn.Categorical` is it as torch has it.",
+    ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
@@ -41,6 +45,7 @@ PAGES = {
 # module of the top level -> page
 OF = {
     "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
+    "distributions": "distributions",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip

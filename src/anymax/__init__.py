@@ -14,6 +14,7 @@ from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
 from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
+from .distributions import kl, log_prob, log_prob_entropy, topk_kl
 from .functional import (
     Threshold,
     apply,
@@ -67,11 +68,12 @@ __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss", "apply",
     "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax", "entmax15",
     "entmax15_loss", "entmax_loss", "entropy", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
-    "gumbel_softmax", "jacobian", "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_gap",
-    "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize",
+    "gumbel_softmax", "jacobian", "jacobian_norm", "kl", "linear_attention", "log_apply", "log_prob",
+    "log_prob_entropy", "log_softmax", "logit_gap", "logsumexp", "margin_loss",
+    "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize",
     "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "sample", "scalable",
     "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
-    "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk",
+    "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_kl",
     "topnsigma", "topp", "transforms", "use", "warm_up",
 ]  # fmt: skip
 __all__ += mappings.__all__

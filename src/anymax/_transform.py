@@ -100,6 +100,28 @@ class Composed:
         return f"compose({', '.join(map(repr, self.transforms))})"
 
 
+# -- the transforms of a verb --------------------------------------------------------------------------------------------------
+
+
+def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
+    """The transforms that a verb applies, one after the other, each along the axis of its classes."""
+    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
+            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
+        )
+    parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
+    return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
+    if not isinstance(t, Transform) or t.axis in (axis, axis - ndim):
+        return t
+    if t.axis != -1:
+        raise ValueError(f"{who}: {t!r} goes along axis {t.axis} and the classes are axis {axis}; leave its axis out")
+    return dataclasses.replace(t, axis=axis)
+
+
 # -- parameters ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""torch modules, generic over maps: `Activation`, `Loss`, `Attention`, `MarginHead`.
+"""torch modules, generic over maps: `Activation`, `Loss`, `Attention`, `MarginHead`; and the distribution `Categorical`.
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from . import functional, losses, margins, transforms
+from ._categorical import Categorical
 from ._mapping import Mapping
 from ._typing import Axes
 from .attention import attention, is_causal_bias, kept_by, operands
 from .attention.scores import transforms_of
 from .mappings import Softmax as _Softmax
 
-__all__ = ["Activation", "Attention", "Loss", "MarginHead"]
+__all__ = ["Activation", "Attention", "Categorical", "Loss", "MarginHead"]
 
 
 def __dir__() -> list[str]:
