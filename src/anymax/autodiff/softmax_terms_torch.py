@@ -12,6 +12,8 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
+from .. import kernels
+from ..kernels import native
 from ..mappings import Softmax
 from .saving import save, saved
 from .softmax_terms import Terms, blocks, named, plain
@@ -65,7 +67,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _parts(x: Tensor) -> Any:
-    return blocks(tuple(x.shape[:-1]), x.shape[-1], _LIMITS.get(x.device.type, _MANY))
+    return () if not x.numel() else blocks(tuple(x.shape[:-1]), x.shape[-1], _LIMITS.get(x.device.type, _MANY))
 
 
 def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
@@ -74,27 +76,51 @@ def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
     return s if scale == 1.0 else s * scale
 
 
+def _softmax(s: Tensor) -> Tensor:
+    return kernels.choose("forward", _SOFTMAX, s).forward(_SOFTMAX, s)
+
+
+def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each row and the loss of its class, `log sum exp(s - max)`; 0 and 0 where all is masked."""
+    engine = kernels.compiled("index_loss", _SOFTMAX, s)
+    high, place = native.largest(s, 1) if engine is native else s.max(-1, keepdim=True)
+    if engine is native:
+        made = native.index_loss(_SOFTMAX, s, place[..., 0], False)
+        log_z = None if made is None else made[0][..., None]
+    else:
+        log_z = None if engine is None else engine.index_loss(_SOFTMAX, s, place[..., 0], False)[0][..., None]
+    none = high == -math.inf
+    high = torch.where(none, 0.0, high.to(_wide(s)))
+    log_z = (s - high).exp_().sum(-1, keepdim=True).log() if log_z is None else log_z
+    return high, torch.where(none, 0.0, log_z)
+
+
+def _others(s: Tensor, index: Tensor) -> Tensor:
+    return s.masked_fill(named(index, s, xp), -math.inf)
+
+
 def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> list[Tensor]:
     """The maximum, log of the sum of the exponentials below it, and the terms; what was not asked for has no columns."""
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
     out = [torch.empty((*lead, size), dtype=_wide(x), device=x.device) for size in sizes]
+    at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
+    levels = _levels(x) if at_once and x.numel() else None
+    if levels is not None and not entropy and not rest:
+        log_p = x.gather(-1, index.clamp(max=n - 1)) - levels[0] - levels[1]
+        return [*levels, log_p, *out[3:]]
+    y = torch.empty(0)
     for part in _parts(x):
         s, i = _scores(x, part, scale), index[part]
-        high = s.amax(-1, keepdim=True)
-        high = torch.where(high == -math.inf, 0.0, high)
-        y = (s - high).clamp_(min=_LOWEST)
-        e = y.exp()
-        z = e.sum(-1, keepdim=True)
-        z = torch.where(z == 0, 1.0, z)
-        log_z = z.log()
-        values: list[Tensor | None] = [high, log_z, s.gather(-1, i.clamp(max=n - 1)) - high - log_z]
-        values.append(log_z - y.mul_(e).sum(-1, keepdim=True) / z if entropy else None)
+        high, log_z = _levels(s) if levels is None else (level[part] for level in levels)
+        values: list[Tensor | None] = [high, log_z, s.gather(-1, i.clamp(max=n - 1)) - high - log_z, None, None]
+        if entropy:
+            y = y if y.shape == s.shape else torch.empty_like(s)
+            below = torch.sub(s, high, out=y).clamp_(min=_LOWEST)
+            values[3] = log_z - below.mul_(_softmax(s)).sum(-1, keepdim=True)  # a sum of two that are not negative
         if rest:
-            t = s.masked_fill(named(i, s, xp), -math.inf)
-            top = t.amax(-1, keepdim=True)
-            top = torch.where(top == -math.inf, 0.0, top)
-            values.append((top - high) + t.sub_(top).exp_().sum(-1, keepdim=True).log() - log_z)
+            top, log_e = _levels(t := _others(s, i))
+            values[4] = torch.where((t == -math.inf).all(-1, keepdim=True), -math.inf, (top - high) + log_e - log_z)
         for whole, piece in zip(out, values):
             if piece is not None:
                 whole[part] = piece
@@ -103,32 +129,26 @@ def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) 
 
 def _backward(x: Tensor, index: Tensor, held: list[Tensor], grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
     (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = held, grads
-    n = x.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     direct = out.dtype is _wide(x)
     g_entropy = g_entropy if entropy.shape[-1] else None
     g_rest = g_rest if rest.shape[-1] else None
     for part in _parts(x):
         s = _scores(x, part, scale)
-        y = torch.sub(s, high[part], out=out[part]) if direct else s - high[part]
-        y.sub_(log_z[part]).clamp_(min=_LOWEST)
-        p = y.exp()
-        others = None
-        if g_rest is not None:
-            share = rest[part]
-            others = (y - torch.where(share == -math.inf, 0.0, share)).exp_()
-            others.masked_fill_(named(index[part], s, xp), 0.0).mul_(g_rest[part])
-        common = 0.0 if g_log_p is None else g_log_p[part].sum(-1, keepdim=True)
+        y = out[part] if direct else torch.empty_like(s)
+        common = torch.zeros_like(high[part]) if g_log_p is None else g_log_p[part].sum(-1, keepdim=True)
         common = common if g_rest is None else common + g_rest[part]
-        if g_entropy is not None:
-            y.add_(entropy[part]).mul_(g_entropy[part]).add_(common).mul_(p).neg_()
+        if g_entropy is None:
+            torch.mul(_softmax(s), -common, out=y)
         else:
-            torch.mul(p, -common if isinstance(common, Tensor) else 0.0, out=y)
-        if others is not None:
-            y.add_(others)
+            g = g_entropy[part]
+            torch.sub(s, high[part], out=y).clamp_(min=_LOWEST).mul_(-g)
+            y.sub_(common + g * (entropy[part] - log_z[part])).mul_(_softmax(s))
+        if g_rest is not None:
+            y.addcmul_(_softmax(_others(s, index[part])), g_rest[part])
         if g_log_p is not None:
             given = torch.where(log_p[part] == -math.inf, 0.0, g_log_p[part])  # a masked class has no gradient
-            y.scatter_add_(-1, index[part].clamp(max=n - 1), given)
+            y.scatter_add_(-1, index[part].clamp(max=x.shape[-1] - 1), given)
         if scale != 1.0:
             y.mul_(scale)
         if not direct:
