@@ -105,7 +105,7 @@ class Categorical(TorchCategorical):
         """
         shape = Size(sample_shape)
         with torch.no_grad():
-            source = _global(self.scores.device) if generator is None else generator
+            source = global_generator(self.scores.device) if generator is None else generator
             drawn = samplers.sample(self.mapping, self.scores, generator=source, num_samples=shape.numel())
         return drawn.reshape(self._extended_shape(shape))
 
@@ -140,7 +140,7 @@ class Categorical(TorchCategorical):
         return terms_of(self.mapping, rows, index, xp, **options)
 
 
-def _global(device: torch.device) -> Any:
+def global_generator(device: torch.device) -> Any:
     """torch's global generator of a device."""
     if device.type == "cpu":
         return torch.default_generator
