@@ -297,7 +297,7 @@ FLOORS = (
     ("distributions", "_terms"),
     ("contract",),
     ("_categorical",),
-    ("nn", "plot", "hf", "sklearn"),
+    ("nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -407,7 +407,8 @@ def test_frameworks_only_in_leaves():
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "kernels.triton.launch", "kernels.triton.attention",
         },
-        "jax": {"autodiff.jax", "kernels.xla"},
+        "jax": {"autodiff.jax", "kernels.xla", "numpyro"},
+        "numpyro": {"numpyro"},
         "matplotlib": {"plot"},
         "transformers": {"hf"},
         "triton": {
@@ -435,7 +436,7 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "plot", "cli", "sklearn",
+        "nn", "_categorical", "numpyro", "plot", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
@@ -527,7 +528,7 @@ def test_all_is_what_is_public():
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__)
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "hf", "nn", "plot", "sklearn"])
+    assert dir(am) == sorted([*am.__all__, "hf", "nn", "numpyro", "plot", "sklearn"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
 

@@ -35,6 +35,7 @@ PAGES = {
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
+    "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
     "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),
     "contract": (
@@ -54,7 +55,7 @@ RESULTS = {  # types that public functions return or raise
     "kernels": ("Explanation",),
     "contract": ("BrokenLaw",),
 }
-MODULES = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
+MODULES = ("margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
 
 
 def names() -> dict[str, list[str]]:
@@ -73,7 +74,7 @@ def names() -> dict[str, list[str]]:
     for module, types_ in RESULTS.items():
         out[OF[module]] += [f"anymax.{module}.{name}" for name in types_]
     for module in MODULES:
-        if importlib.util.find_spec(f"anymax.{module}"):
+        if importlib.util.find_spec(f"anymax.{module}") and (module != "numpyro" or importlib.util.find_spec(module)):
             out[module] = [f"anymax.{module}.{name}" for name in _own(importlib.import_module(f"anymax.{module}"))]
     return {page: found for page, found in out.items() if found}
 

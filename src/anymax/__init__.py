@@ -59,10 +59,11 @@ from .transforms import compose, cosine, mask, minp, mix, normalize, prior, scal
 if TYPE_CHECKING:
     from . import hf as hf
     from . import nn as nn
+    from . import numpyro as numpyro
     from . import plot as plot
     from . import sklearn as sklearn
 
-_LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
+_LATE = ("hf", "nn", "numpyro", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss", "apply",
