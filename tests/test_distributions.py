@@ -222,6 +222,42 @@ def test_rows_in_pieces_are_the_same_rows(kind, monkeypatch):
             np.testing.assert_allclose(leaf.grad[:, 1:], one - p - 2 * p * (p.log() + want[1][..., None]), atol=1e-14)
 
 
+@pytest.mark.parametrize("temperature", [None, 0.5])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_engines_and_plain_operations_agree(dtype, temperature, engine):
+    """Values and gradients of the pass of our own on torch, by the engine's kernels and without, and of plain operations."""
+    torch = pytest.importorskip("torch")
+    import array_api_compat.torch as xp
+
+    from anymax.autodiff import softmax_terms, softmax_terms_torch
+
+    x = torch.tensor(scores(8, 33, sigma=3.0)).to(getattr(torch, dtype))
+    x[1], x[2, :30], x[3, 5], x[4, 6] = -INF, -INF, math.nan, INF
+    y, ids = torch.arange(8), torch.arange(8)[:, None] + torch.tensor([[0, 9, 20, 25]])
+    scale = 1.0 if temperature is None else 1.0 / temperature
+    tolerances = {"float64": (1e-13, 1e-13), "float32": (1e-5, 2e-6), "bfloat16": (1e-2, 1e-2)}[dtype]
+    for index, entropy, rest in ((y[:, None], True, False), (ids, False, True), (ids, False, False), (ids, True, True)):
+        leaves, found = [x.clone().requires_grad_() for _ in range(2)], []
+        for leaf, terms in zip(leaves, (softmax_terms_torch.terms, lambda *a: softmax_terms.plain(*a, xp))):
+            found.append([part for part in terms(leaf, index, scale, entropy, rest) if part is not None])
+            value = sum((i + 1) * torch.where(part > -INF, part, 0.0).sum() for i, part in enumerate(found[-1]))
+            value.backward()
+        for ours, plain in zip(*found):
+            assert ours.dtype == plain.dtype
+            torch.testing.assert_close(
+                ours,
+                plain,
+                rtol=min(tolerances[0], 1e-5),
+                atol=tolerances[1] if dtype != "bfloat16" else 2e-6,
+                equal_nan=True,
+            )
+        ours, plain = (leaf.grad for leaf in leaves)
+        assert ours.dtype == x.dtype
+        assert ours[3:5].isnan().all()
+        sound = [0, 1, 2, 5, 6, 7]
+        torch.testing.assert_close(ours[sound], plain[sound], rtol=tolerances[0], atol=tolerances[1])
+
+
 def test_blocks_cover_each_row_once():
     for lead in ((), (0,), (7,), (3, 5), (2, 0, 4), (2, 3, 4)):
         for limit in (1, 7, 10, 30, 10_000):
