@@ -246,7 +246,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
     """For `model.generate(logits_processor=[...])`: the scores become log p of a map after a transform.
 
     So sampling draws with the map's probabilities, greedy search takes the most probable token, and beam search adds up log p over the
-    tokens that are kept. `sample` is quicker where tokens are drawn.
+    tokens that are kept. `sample` draws the tokens too, from a seed.
 
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
         stand in its place.
@@ -282,9 +282,9 @@ class LogitsProcessor(transformers.LogitsProcessor):
 def sample(
     transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:
-    """For `model.generate(custom_generate=...)`: each token is drawn by `anymax.sample`, in one pass, without a row of probabilities.
+    """For `model.generate(custom_generate=...)`: each token is drawn by `anymax.sample`.
 
-    Against `LogitsProcessor`, which leaves the draw to torch.multinomial: quicker, and reproducible from a seed alone.
+    Against `LogitsProcessor`, which leaves the draw to torch.multinomial: one uniform number a token, reproducible from a seed alone.
 
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
         stand in its place.
