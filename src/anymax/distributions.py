@@ -90,7 +90,7 @@ def log_prob_entropy(
     dim: Axes = None,
     mask: Any = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """log p of given classes and the entropy of each row: one pass for both, and one for the gradient of both.
+    """log p of given classes and the entropy of each row, made together, as is the gradient of both.
 
     For a policy's loss with an entropy bonus. For softmax on torch the forward pass makes no array of the size of the scores, and the
     backward pass one, the gradient.
