@@ -307,8 +307,10 @@ FLOORS = (
         "inspection",
         "_config",
     ),
+    ("distributions", "_terms"),
     ("contract",),
-    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "sklearn"),
+    ("_categorical",),
+    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -418,11 +420,12 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.saving",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
-        "jax": {"autodiff.jax", "kernels.xla"},
+        "jax": {"autodiff.jax", "kernels.xla", "numpyro"},
+        "numpyro": {"numpyro"},
         "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
         "triton": {
@@ -447,9 +450,10 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.saving", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
+        "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
@@ -541,7 +545,7 @@ def test_all_is_what_is_public():
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__)
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "hf", "nn", "plot", "sklearn"])
+    assert dir(am) == sorted([*am.__all__, "hf", "nn", "numpyro", "plot", "sklearn"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
 

@@ -27,6 +27,7 @@ PUBLIC = """
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     typical eta epsilon_cutoff xtc repetition_penalty logit_bias
     sample gumbel_max gumbel_softmax perturb_argmax gumbel_topk topk_log_prob speculative_accept attention linear_attention LinearState
+    log_prob log_prob_entropy kl topk_kl
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
     choose explain explain_attention use warm_up show_config __version__
 """.split()

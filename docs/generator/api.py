@@ -31,10 +31,15 @@ PAGES = {
         "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
     ),
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
+    "distributions": (
+        "Distributions",
+        "What a policy and a trainer ask of a distribution; `anymax.nn.Categorical` is it as torch has it.",
+    ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
+    "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
     "sklearn": ("scikit-learn", "`anymax.sklearn`, estimators."),
     "plot": ("Pictures", "`anymax.plot`: each function draws on `ax` and returns it."),
     "contract": (
@@ -46,6 +51,7 @@ PAGES = {
 OF = {
     "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "multilabel": "losses", "transforms": "transforms", "samplers": "samplers", "decoding": "decoding",
+    "distributions": "distributions",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
@@ -69,7 +75,7 @@ RESULTS = {  # types that public functions return or raise
     "kernels": ("Explanation",),
     "contract": ("BrokenLaw",),
 }
-MODULES = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
+MODULES = ("margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
 
 
 def names() -> dict[str, list[str]]:
@@ -88,7 +94,7 @@ def names() -> dict[str, list[str]]:
     for module, types_ in RESULTS.items():
         out[OF[module]] += [f"anymax.{module}.{name}" for name in types_]
     for module in MODULES:
-        if importlib.util.find_spec(f"anymax.{module}"):
+        if importlib.util.find_spec(f"anymax.{module}") and (module != "numpyro" or importlib.util.find_spec(module)):
             out[module] = [f"anymax.{module}.{name}" for name in _own(importlib.import_module(f"anymax.{module}"))]
     return {page: found for page, found in out.items() if found}
 

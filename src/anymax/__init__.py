@@ -15,6 +15,7 @@ from ._version import __version__
 from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
 from .decoding import gumbel_topk, speculative_accept, topk_log_prob
+from .distributions import kl, log_prob, log_prob_entropy, topk_kl
 from .functional import (
     apply,
     budget,
@@ -76,23 +77,25 @@ from .transforms import (
 if TYPE_CHECKING:
     from . import hf as hf
     from . import nn as nn
+    from . import numpyro as numpyro
     from . import plot as plot
     from . import sklearn as sklearn
 
-_LATE = ("hf", "nn", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
+_LATE = ("hf", "nn", "numpyro", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss",
     "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax",
     "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta", "explain",
     "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk", "jacobian",
-    "jacobian_norm", "linear_attention", "log_apply", "log_softmax", "logit_bias", "logit_gap", "logsumexp",
-    "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax",
-    "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "repetition_penalty",
-    "sample", "scalable", "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax",
-    "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept", "stop_gradient_loss", "support",
-    "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_log_prob", "topnsigma",
-    "topp", "transforms", "typical", "use", "warm_up", "xtc",
+    "jacobian_norm", "kl", "linear_attention", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
+    "logit_bias", "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
+    "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
+    "perturb_max_loss", "prior", "repetition_penalty", "sample", "scalable", "show_config", "sigsoftmax",
+    "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
+    "speculative_accept", "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss",
+    "temperature", "threshold", "topk", "topk_kl", "topk_log_prob", "topnsigma", "topp", "transforms",
+    "typical", "use", "warm_up", "xtc",
 ]  # fmt: skip
 __all__ += mappings.__all__
 

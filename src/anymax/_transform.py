@@ -168,7 +168,7 @@ def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
 def read_steps(
     parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
 ) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
-    """The transforms to be called, and those after them as steps of the engine, with whether each truncates; None where it does not serve."""
+    """The transforms to be called, and those after them as steps of the engine, each with whether it truncates; None: it does not serve."""
     if _compiling() or decode.refuse(mapping, rows) is not None:
         return None
     xp = namespace(rows)

@@ -150,8 +150,7 @@ def log_apply(
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
     """log p of rows whose classes are the last axis."""
-    out = bridge(rows).log(mapping, rows)
-    out = reference.log_forward(mapping, rows) if out is None else out
+    out = own_log_rows(mapping, rows)
     if out is not None:
         return out
     xp = namespace(rows)
@@ -159,6 +158,12 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
     with quiet(p):
         out = _array.log(p, xp)
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
+
+
+def own_log_rows(mapping: Mapping, rows: Array) -> Array | None:
+    """The same where the map has a form of its own for it, without underflow."""
+    out = bridge(rows).log(mapping, rows)
+    return reference.log_forward(mapping, rows) if out is None else out
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)

@@ -12,12 +12,16 @@ of that, learned.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 try:
+    import array_api_compat.torch as xp
     import torch
     from torch import Tensor
 except ModuleNotFoundError as error:
@@ -25,10 +29,12 @@ except ModuleNotFoundError as error:
         "anymax.hf needs torch; install it with: pip install 'anymax[hf,torch]'", name=error.name
     ) from None
 
-from . import transforms
+from . import samplers, transforms
+from ._categorical import global_generator
 from ._mapping import Mapping
+from ._terms import log_p_rows, read
 from .attention import attention
-from .mappings import CATALOGUE, Entmax
+from .mappings import CATALOGUE, Entmax, Softmax
 from .nn import _OfMapping
 
 try:
@@ -37,7 +43,7 @@ try:
 except ImportError as error:
     raise ImportError("anymax.hf needs transformers 5 or later; install it with: pip install 'anymax[hf]'") from error
 
-__all__ = ["NAMES", "attend", "register"]
+__all__ = ["NAMES", "LogitsProcessor", "attend", "register", "sample"]
 
 _PREFIX = "anymax_"
 _TRANSFORMS = ("temperature", "scalable")
@@ -253,3 +259,153 @@ def _number(value: Any, query: Tensor) -> Any:
     if len(value) != query.shape[1]:
         raise ValueError(f"the model's config has {len(value)} numbers in anymax for {query.shape[1]} heads")
     return torch.tensor(value, dtype=torch.float32, device=query.device).reshape(-1, 1, 1)
+
+
+# -- decoding ------------------------------------------------------------------------------------------------------------------
+
+
+def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Mapping]:
+    """The transform and the map; a map may stand in the place of the transform."""
+    if isinstance(transform, Mapping):
+        if mapping is not None:
+            raise TypeError(
+                f"{who}: got two maps, {transform!r} and {mapping!r}; give a transform and a map, or one of them"
+            )
+        transform, mapping = None, transform
+    mapping = Softmax() if mapping is None else mapping
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{who}: mapping must be a map such as anymax.Entmax(1.5), got {mapping!r}")
+    if transform is not None and (not callable(transform) or isinstance(transform, type)):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores such as anymax.topp(0.9), or a map such as anymax.Entmax(1.5); got "
+            f"{transform!r}"
+        )
+    return transform, mapping
+
+
+def _log_p(who: str, transform: Any, mapping: Mapping, scores: Tensor) -> Tensor:
+    rows, mapping, _ = read(who, mapping, scores, transform, None, -1, None)
+    return log_p_rows(mapping, rows, xp)
+
+
+class LogitsProcessor(transformers.LogitsProcessor):
+    """For `model.generate(logits_processor=[...])`: the scores become log p of a map after a transform.
+
+    So sampling draws with the map's probabilities, greedy search takes the most probable token, and beam search adds up log p over the
+    tokens that are kept. `sample` draws the tokens too, from a seed.
+
+    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
+        stand in its place.
+    mapping: the map, softmax by default.
+        One whose probabilities change with a common offset of the scores (`Taylor`, `Ratio`) is an error in beam search, which hands on
+        log-probabilities in the place of the scores.
+
+    `generate` itself goes on after it: with `do_sample=True` say `top_k=0`, since its default is 50. Penalties and bans of its options come
+    before.
+
+    >>> import anymax.hf
+    >>> cut = anymax.hf.LogitsProcessor(anymax.compose(anymax.temperature(0.7), anymax.topp(0.9)))
+    >>> tokens = model.generate(prompt, do_sample=True, top_k=0, logits_processor=[cut])  # doctest: +SKIP
+    """
+
+    def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
+        self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.mapping.facts.shift_invariant and len(scores) > 1:
+            offset = scores.logsumexp(-1).abs().amax()
+            if bool(offset < 1e-5):
+                raise ValueError(
+                    f"LogitsProcessor: {self.mapping!r} changes with a common offset of the scores, and these are log-probabilities, as "
+                    "beam search hands them on; use a map such as Softmax or Entmax, or sample"
+                )
+        return _log_p("LogitsProcessor", self.transform, self.mapping, scores)
+
+    def __repr__(self) -> str:
+        return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
+
+
+def sample(
+    transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
+) -> Callable[..., Any]:
+    """For `model.generate(custom_generate=...)`: each token is drawn by `anymax.sample`.
+
+    Against `LogitsProcessor`, which leaves the draw to torch.multinomial: one uniform number a token, reproducible from a seed alone.
+
+    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
+        stand in its place.
+    mapping: the map, softmax by default.
+    generator: a `torch.Generator` on the device of the scores, which moves on from call to call, or an integer seed, which begins anew with
+        each call of `generate`; torch's global generator by default, which `transformers.set_seed` sets.
+    streamer: of transformers, for the tokens as they come; `generate` does not hand its own on.
+
+    Returns a function for `custom_generate`. All of `generate`'s options hold, but for beams. Leave `do_sample` out: with it `generate`
+    would cut by its own `top_k`, 50 by default, first. With `output_scores=True, return_dict_in_generate=True` the scores are log p.
+
+    >>> import anymax.hf
+    >>> draw = anymax.hf.sample(anymax.topp(0.9), anymax.Entmax(1.5), generator=0)
+    >>> tokens = model.generate(prompt, custom_generate=draw, max_new_tokens=20)  # doctest: +SKIP
+    """
+    transform, mapping = _chosen("sample", transform, mapping)
+    chosen = mapping
+
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        if (generation_config.num_beams or 1) > 1:
+            raise ValueError(
+                f"anymax.hf.sample draws one token at a time, not num_beams={generation_config.num_beams}; for beams use "
+                "logits_processor=[anymax.hf.LogitsProcessor(...)]"
+            )
+        config = copy.copy(generation_config)
+        config.do_sample = False  # of what the draw leaves, the largest is the token that was drawn
+        keep = bool(config.return_dict_in_generate and config.output_scores)
+        draw = _Draw(transform, chosen, _source(generator, input_ids.device), keep)
+        out = model._sample(
+            input_ids,
+            logits_processor=transformers.LogitsProcessorList([*logits_processor, draw]),
+            stopping_criteria=stopping_criteria,
+            generation_config=config,
+            streamer=streamer,
+            **model_kwargs,
+        )
+        if keep:
+            out.scores = tuple(draw.scores[: len(out.scores)])
+        return out
+
+    return decode
+
+
+def _source(generator: Any, device: torch.device) -> Any:
+    if generator is None:
+        return global_generator(device)
+    if isinstance(generator, int) and not isinstance(generator, bool):
+        return torch.Generator(device=device).manual_seed(generator)
+    if isinstance(generator, (list, tuple)):
+        return [_source(one, device) for one in generator]
+    return generator
+
+
+class _Draw(transformers.LogitsProcessor):
+    """0 for the token that is drawn, -inf for all others."""
+
+    def __init__(self, transform: Any, mapping: Mapping, generator: Any, keep: bool) -> None:
+        self.transform, self.mapping, self.generator, self.keep = transform, mapping, generator, keep
+        self.scores: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        rows, mapping, _ = read("sample", self.mapping, scores, self.transform, None, -1, None)
+        token = samplers.sample(mapping, rows, generator=self.generator)
+        if bool((token < 0).any()):
+            row = int((token < 0).nonzero()[0])
+            raise ValueError(
+                f"anymax.hf.sample: sequence {row} has no token to draw: all are masked by the processors before, or a score is NaN or +inf"
+            )
+        if self.keep:
+            self.scores.append(log_p_rows(mapping, rows, xp))
+        return torch.full_like(scores, -math.inf).scatter_(-1, token[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""torch modules, generic over maps: `Activation`, `Loss`, `Attention`, `MarginHead`.
+"""torch modules, generic over maps: `Activation`, `Loss`, `Attention`, `MarginHead`; and the distribution `Categorical`.
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 
 from . import _multihead, functional, losses, margins, transforms
 from ._array import asarray
+from ._categorical import Categorical
 from ._mapping import Mapping
 from ._names import as_mapping
 from ._options import answering
@@ -32,7 +33,7 @@ from .attention.scores import transforms_of
 from .attention.verb import ImplementationName
 from .mappings import Softmax as _Softmax
 
-__all__ = ["Activation", "Attention", "Loss", "MarginHead"]
+__all__ = ["Activation", "Attention", "Categorical", "Loss", "MarginHead"]
 
 
 def __dir__() -> list[str]:

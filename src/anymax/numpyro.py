@@ -1,0 +1,140 @@
+"""NumPyro: the distribution over classes that any map makes of scores, for `numpyro.sample`.
+
+>>> import anymax.numpyro  # doctest: +SKIP
+>>> numpyro.sample("z", anymax.numpyro.Categorical(Sparsemax(), scores))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import samplers
+from ._mapping import Mapping
+from ._terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from .kernels.xla import Static
+from .mappings import Softmax
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from numpyro.distributions import CategoricalLogits, CategoricalProbs, Distribution, constraints, kl_divergence
+    from numpyro.distributions.util import lazy_property
+except ImportError as error:
+    raise ImportError("anymax.numpyro needs NumPyro; install it with: pip install 'anymax[numpyro]'") from error
+
+__all__ = ["Categorical"]
+
+_SOFTMAX = Softmax()
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class Categorical(Distribution):
+    """The distribution that a map makes of scores, as NumPyro has them: `anymax.nn.Categorical` for JAX.
+
+    mapping: the map, such as `Sparsemax()`; parameters of it that are arrays have derivatives too.
+    scores: an array whose last axis is the classes, the others the batch; -inf masks a class.
+    mask: boolean, broadcastable to the scores, True = keep.
+        A row that keeps no class has probabilities of 0, its sample is -1, and log_prob of -1 is 0.
+    transform: what the scores go through after the mask: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args: look at the scores and at values, as NumPyro does.
+
+    `scores` are those that the map takes, after mask and transform; `probs` and `logits` are p and log p. `mean` and `variance` are NaN.
+    """
+
+    arg_constraints = {"scores": constraints.independent(constraints.less_than(math.inf), 1)}  # noqa: RUF012 (as NumPyro has it)
+    has_enumerate_support = True
+    pytree_data_fields = ("scores", "_params")
+    pytree_aux_fields = ("_static",)
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        scores: Any,
+        *,
+        mask: Any = None,
+        transform: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.scores, mapping, _ = read("Categorical", mapping, jnp.asarray(scores), transform, None, -1, mask)
+        self._static, self._params = Static(mapping, None), mapping.params()
+        super().__init__(batch_shape=self.scores.shape[:-1], validate_args=validate_args)
+
+    @property
+    def mapping(self) -> Mapping:
+        return self._static.mapping(self._params)
+
+    @lazy_property
+    def probs(self) -> jax.Array:
+        """p, which sums to 1 for every map."""
+        return p_rows(self.mapping, self.scores, jnp)
+
+    @lazy_property
+    def logits(self) -> jax.Array:
+        """log p, -inf where p is 0."""
+        return log_p_rows(self.mapping, self.scores, jnp)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)  # type: ignore[arg-type]
+    def support(self) -> Any:
+        return constraints.integer_interval(0, self.scores.shape[-1] - 1)
+
+    @property
+    def mean(self) -> jax.Array:
+        return jnp.full(self.batch_shape, jnp.nan, dtype=jnp.result_type(self.scores))
+
+    @property
+    def variance(self) -> jax.Array:
+        return self.mean
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Classes, integers of the shape `sample_shape + batch_shape`, from a key of JAX."""
+        scores = jax.lax.stop_gradient(self.scores)
+        drawn = samplers.sample(self.mapping.frozen(), scores, generator=key, num_samples=math.prod(sample_shape))
+        return drawn.reshape(sample_shape + self.batch_shape)
+
+    def log_prob(self, value: Any) -> jax.Array:
+        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1."""
+        if self._validate_args:
+            dead = jnp.all(self.scores == -jnp.inf, axis=-1)
+            self._validate_sample(jnp.where((jnp.asarray(value) == -1) & dead, 0, value))
+        shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        extra = len(shape) - len(self.batch_shape)
+        index = jnp.broadcast_to(jnp.asarray(value), shape).reshape((-1, *shape[extra:]))
+        rows = jnp.broadcast_to(self.scores, (*shape[extra:], self.scores.shape[-1]))
+        return jnp.moveaxis(terms_of(self.mapping, rows, jnp.moveaxis(index, 0, -1), jnp).log_p, -1, 0).reshape(shape)
+
+    def entropy(self) -> jax.Array:
+        """`-sum p log p`, with a gradient that is exact where p is 0."""
+        none = jnp.zeros((*self.batch_shape, 0), dtype=int)
+        h = terms_of(self.mapping, self.scores, none, jnp, entropy=True).entropy
+        assert h is not None
+        return h[..., 0]
+
+    def enumerate_support(self, expand: bool = True) -> jax.Array:
+        values = jnp.arange(self.scores.shape[-1]).reshape((-1,) + (1,) * len(self.batch_shape))
+        return jnp.broadcast_to(values, values.shape[:1] + self.batch_shape) if expand else values
+
+
+def _as_scores(q: Any) -> tuple[Mapping, Any]:
+    if isinstance(q, Categorical):
+        return q.mapping, q.scores
+    if isinstance(q, CategoricalProbs):
+        return _SOFTMAX, jnp.where(q.probs == 0, -jnp.inf, jnp.log(jnp.where(q.probs == 0, 1.0, q.probs)))
+    return _SOFTMAX, q.logits
+
+
+def _kl(p: Any, q: Any) -> jax.Array:
+    (mapping_p, x), (mapping_q, y) = _as_scores(p), _as_scores(q)
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"kl_divergence: {x.shape[-1]} and {y.shape[-1]} classes; both must have the same")
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    return kl_rows(mapping_p, jnp.broadcast_to(x, shape), mapping_q, jnp.broadcast_to(y, shape), jnp)
+
+
+for _other in (CategoricalLogits, CategoricalProbs):
+    kl_divergence.register(Categorical, _other)(_kl)
+    kl_divergence.register(_other, Categorical)(_kl)
+kl_divergence.register(Categorical, Categorical)(_kl)
