@@ -11,6 +11,7 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("MPLBACKEND", "agg")
 
 from generator import assets, build, docstrings  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import anymax  # noqa: E402
 
@@ -108,6 +109,9 @@ suppress_warnings = ["config.cache"]
 
 
 def setup(app):
+    verb = ModuleAnalyzer.for_module("anymax.attention.verb")
+    verb.analyze()
+    verb.overloads.clear()  # the page shows one signature with every option
     generated = HERE / "generated"
     assets.write(generated)
     build.write(generated)
