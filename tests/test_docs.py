@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import json
 import math
 import re
@@ -13,6 +14,7 @@ import pytest
 from cases import CASES
 
 import anymax
+from anymax import _typing
 from anymax.mappings import CATALOGUE
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +24,7 @@ if not DOCS.is_dir():
 if str(DOCS) not in sys.path:
     sys.path.insert(0, str(DOCS))
 
-from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, text
+from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, speed, text
 
 # -- examples -------------------------------------------------------------------------------------------------------------
 
@@ -341,13 +343,15 @@ def test_noise_is_not_a_figure():
 
 @needs_benchmarks
 def test_pictures_of_performance(tmp_path):
+    """Of each run with every figure, for the light and for the dark theme."""
     pytest.importorskip("matplotlib")
-    body = measured.pictures(tmp_path)
+    body = speed.every(tmp_path)
     drawn = list(tmp_path.glob("*.svg"))
     assert drawn
     for path in drawn:
         assert f"/generated/{path.name}" in body
         assert "sparsemax 1024x1024" in path.read_text(encoding="utf-8")
+    assert len(drawn) == 2 * len([path for path in drawn if not path.stem.endswith("-dark")])
 
 
 @pytest.mark.skipif(not measured.accuracy(), reason="the results of the benchmarks are in the repository only")
@@ -415,6 +419,42 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
 )
 def test_docstrings_are_plain_english(given, meant):
     assert docstrings.plain(given) == meant
+
+
+def test_arguments_and_what_is_returned_are_fields():
+    given = [
+        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "",
+        "Returns p,", "of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    meant = [
+        "Words, x: none.", "", ":param x: the ``scores_``; they \\*go\\* on.", ":param q: two.", ":param k: two.", "", "other: text.",
+        "", ":returns: p, of x.", "", ">>> x: int",
+    ]  # fmt: skip
+    assert docstrings.plain(given, {"x", "q", "k"}) == meant
+    assert docstrings.plain(["x: text."]) == ["x: text."]
+
+
+def test_signatures_name_types_as_they_are_written():
+    def shown(what, thing):
+        return docstrings.signature(None, what, "", thing, None, None, None)
+
+    assert shown("function", anymax.log_softmax) == (
+        "(x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Mask = None, dtype: DType = None)", "ArrayT",
+    )  # fmt: skip
+    assert shown("class", anymax.Entmax) == ("(alpha: Parameter = 1.5)", None)
+    assert shown("class", anymax.Threshold) == ("(tau: ArrayT, support: ArrayT)", None)
+    assert shown("method", anymax.Entmax.replace) is None
+
+
+def test_the_types_of_signatures_are_explained():
+    explained = {name for names in api.TYPES for name in names.split(", ")}
+    written = set()
+    for name in anymax.__all__:
+        if inspect.isfunction(thing := getattr(anymax, name)):
+            parameters = inspect.signature(thing).parameters.values()
+            written |= {word for p in parameters for word in re.findall(r"\w+", str(p.annotation))}
+    assert explained - {"Array", "AnyArray"} <= written
+    assert vars(_typing).keys() & written <= explained | {"Any", "Literal", "Sequence"}
 
 
 # -- the built site ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,20 @@
-"""The examples in docstrings say what happens."""
+"""What `help` says: the options of every signature, a line for every argument, and examples that say what happens."""
 
+import contextlib
 import doctest
 import importlib
+import inspect
+import pickle
 import pkgutil
+import re
+import types
+import typing
 
+import numpy as np
 import pytest
 
 import anymax
+from anymax import _options
 
 NO_DOCSTRINGS = ("__main__", "_engine")  # a program, and the compiled library
 MODULES = [
@@ -14,6 +22,11 @@ MODULES = [
     for _, name, _ in pkgutil.walk_packages(anymax.__path__, "anymax.")
     if name.rpartition(".")[2] not in NO_DOCSTRINGS
 ]
+# Where every public name has an example and a line for each of its arguments: top-level modules and packages.
+COMPLETE = (
+    "_config", "_facts", "_mapping", "_noises", "contract", "functional", "inspection", "kernels", "losses", "mappings",
+    "multilabel", "thresholds",
+)  # fmt: skip
 
 
 def examples(name):
@@ -23,7 +36,7 @@ def examples(name):
     except ImportError as error:
         pytest.skip(str(error))
     finder = doctest.DocTestFinder(exclude_empty=True)
-    return [test for test in finder.find(module, name) if test.examples]
+    return [test for test in finder.find(module, name, extraglobs={"anymax": anymax}) if test.examples]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -38,3 +51,150 @@ def test_examples_of_a_module(name):
 def test_an_example_that_lies_is_found():
     test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "lie", "lie", 0)
     assert doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == 1
+
+
+# -- signatures and arguments -----------------------------------------------------------------------------------------------------
+
+
+OWN = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
+
+
+def home(thing):
+    """The top-level module or package of ours that defines it."""
+    return thing.__module__.removeprefix("anymax.").split(".")[0]
+
+
+def public(complete=COMPLETE):
+    """The functions and classes that are public, in the modules that are complete."""
+    things = {name: getattr(anymax, name) for name in anymax.__all__}
+    for module in set(OWN) & set(complete):
+        with contextlib.suppress(ImportError):  # what it needs is not installed
+            found = vars(importlib.import_module(f"anymax.{module}"))
+            mine = {f"{module}.{name}": thing for name, thing in found.items() if not name.startswith("_")}
+            things |= {
+                name: thing for name, thing in mine.items() if getattr(thing, "__module__", "").startswith("anymax.")
+            }
+    for name, thing in things.items():
+        if (inspect.isclass(thing) or inspect.isfunction(thing)) and home(thing) in complete:
+            yield name, thing
+
+
+PUBLIC = dict(public())
+FUNCTIONS = {name: thing for name, thing in PUBLIC.items() if inspect.isfunction(thing)}
+
+
+def missing(thing):
+    """What `help` does not say of a public name."""
+    text, parameters = inspect.getdoc(thing) or "", inspect.signature(thing).parameters.values()
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            yield f"the options behind {p}"
+        elif not re.search(rf"^(\w+, )*{p.name}(, \w+)*: \S", text, flags=re.M):
+            yield f"a line for {p.name}"
+    if ">>>" not in text:
+        yield "an example"
+    if not inspect.isclass(thing) and not re.search(r"^Returns ", text, flags=re.M):
+        yield "what is returned"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_help_says_everything(name):
+    assert not list(missing(PUBLIC[name]))
+
+
+def test_names_of_modules_are_public_too():
+    names = dict(public((*COMPLETE, "margins")))
+    assert {"margins.ArcFace", "entmax", "Entmax"} <= names.keys()
+    assert "margins.math" not in names
+
+
+def test_what_help_leaves_out_is_found():
+    def f(x, mask=None, **options):
+        """Words.
+
+        x: the scores.
+        """
+
+    assert list(missing(f)) == ["a line for mask", "the options behind **options", "an example", "what is returned"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_signature_has_the_options_that_type_checkers_see(name):
+    function = FUNCTIONS[name]
+    own = inspect.signature(function).parameters
+    code = inspect.unwrap(function).__code__
+    said = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        (options,) = typing.get_type_hints(function, include_extras=True)["options"].__args__
+        said |= typing.get_type_hints(options).keys()
+    assert said == set(own)
+
+
+X, Y = np.array([[2.0, 1.0, -1.0], [0.3, 0.1, 0.2], [0.0, 4.0, 1.0]]), np.array([0, -100, 2])
+GIVEN = {
+    "mapping": anymax.Softmax(), "x": X, "scores": X, "cosines": np.tanh(X), "target": Y, "k": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, f in FUNCTIONS.items() if hasattr(f, "__signature__")])
+def test_the_defaults_that_are_shown_are_those_in_effect(name):
+    """Said out loud, every default gives what it gives unsaid."""
+    function = FUNCTIONS[name]
+    parameters = inspect.signature(function).parameters.values()
+    given = {p.name: GIVEN[p.name] for p in parameters if p.name in GIVEN and (p.default is p.empty or p.name == "k")}
+    if name == "multilabel_softmax_loss":
+        given["target"] = (X > 0.5).astype(int)
+    defaults = {p.name: p.default for p in parameters if p.name not in given}
+    np.testing.assert_array_equal(function(**given), function(**given, **defaults))
+
+
+@pytest.mark.parametrize("as_indented", [str, inspect.cleandoc], ids=["indented", "as from Python 3.13 on"])
+def test_spelled_says_what_the_other_function_says(as_indented):
+    def host(x, axis=-1, *, mask=None, out=None):
+        """Host.
+
+        x: the scores,
+            an array.
+        axis: theirs.
+        mask, out: two at once.
+
+        Returns p.
+
+        >>> 1
+        1
+        """
+
+    def guest(x, k, axis=0, *, own=3, **options):
+        """Guest.
+
+        Prose.
+
+        axis: ours.
+
+        >>> 2
+        2
+        """
+
+    before = guest
+    host.__doc__, guest.__doc__ = as_indented(host.__doc__), as_indented(guest.__doc__)
+    assert _options.spelled(host)(guest) is before
+    assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
+    assert inspect.getdoc(guest) == (
+        "Guest.\n\nProse.\n\nx: the scores,\n    an array.\naxis: ours.\nmask, out: two at once.\n\nReturns p.\n\n>>> 2\n2"
+    )
+
+
+def test_spelled_without_docstrings():
+    """As `python -OO` has it."""
+
+    def host(*, mask=None): ...
+
+    def guest(**options): ...
+
+    assert str(inspect.signature(_options.spelled(host)(guest))) == "(*, mask=None)"
+    assert guest.__doc__ is None
+
+
+def test_a_spelled_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(anymax.entmax)) is anymax.entmax
+    assert isinstance(anymax.entmax, types.FunctionType)

@@ -269,3 +269,16 @@ def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):
     torch._dynamo.reset()
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager", dynamic=dynamic)(x), f(x))
+
+
+def test_functions_compile_with_the_options_of_their_signatures():
+    """Not only a function around them: `__signature__` is nothing to the tracer; and a named tuple comes out as one."""
+    x, keep = scores(), scores(1) > -1.0
+    for f, more in ((A.softmax, {}), (A.entmax, {"alpha": 1.3}), (A.budget, {"k": 2})):
+        want = f(x, dim=0, mask=keep, **more)
+        torch.testing.assert_close(compiled(f, "eager")(x, dim=0, mask=keep, **more), want)
+    want = A.entmax_loss(x, T, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(compiled(A.entmax_loss, "eager")(x, T, reduction="sum", label_smoothing=0.1), want)
+    found = compiled(A.threshold, "eager")(Sparsemax(), x)
+    assert type(found) is A.Threshold
+    torch.testing.assert_close(found.tau, A.threshold(Sparsemax(), x).tau)

@@ -40,10 +40,24 @@ PAGES = {
 }
 # module of the top level -> page
 OF = {
-    "mappings": "maps", "functional": "functional", "losses": "losses", "transforms": "transforms", "samplers": "samplers",
+    "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
+    "multilabel": "losses", "transforms": "transforms", "samplers": "samplers",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
-    "_mapping": "contract", "contract": "contract", "_noises": "maps",
+    "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip
+TYPES = {  # names in signatures -> what they mean
+    "ArrayT": "an array of NumPy, torch or JAX; what comes back is of the same kind.",
+    "Array, AnyArray": "an array of any kind.",
+    "Numbers": "lists of numbers, up to three deep; what comes back is an array of NumPy.",
+    "Parameter": "a number, or an array with one value for each row.",
+    "Axes": "an axis, or a tuple of them.",
+    "Mask": "booleans, as an array or as lists.",
+    "Target": "class indices or distributions, as an array, a number or lists.",
+    "Weight": "one number for each class.",
+    "DType": "a dtype of the array's own framework.",
+    "Reduction": '`"mean"`, `"sum"` or `"none"`.',
+    "Entropy": '`"shannon"`, `"renyi"`, `"renyi2"` or `"tsallis"`.',
+}
 RESULTS = {  # types that public functions return or raise
     "transforms": ("Transform", "Composed"),
     "kernels": ("Explanation",),
@@ -107,8 +121,10 @@ def write(folder: Path) -> None:
         body = f"# {title}\n\n{words}\n\n```{{eval-rst}}\n{table}\n```\n\n```{{eval-rst}}\n{entries}\n```\n"
         text.save(folder / f"{page}.md", body)
     listed = "\n".join(pages)
+    types_ = "\n".join(f"- {', '.join(f'`{n}`' for n in name.split(', '))}: {words}" for name, words in TYPES.items())
     text.save(
         folder / "index.md",
         "# API reference\n\nEvery public name. Arrays in, the same kind of array out: NumPy, PyTorch or JAX.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
+        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n\n"
+        f"## Types in signatures\n\n{types_}\n",
     )

@@ -15,14 +15,12 @@ from ._version import __version__
 from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
 from .functional import (
-    Threshold,
     apply,
     budget,
     entmax,
     entmax15,
     log_apply,
     log_softmax,
-    logsumexp,
     normmax,
     perturb_max,
     sigsoftmax,
@@ -30,7 +28,6 @@ from .functional import (
     sparse_softmax,
     sparsemax,
     taylor_softmax,
-    threshold,
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
@@ -41,7 +38,6 @@ from .losses import (
     entmax_loss,
     fenchel_young,
     margin_loss,
-    multilabel_softmax_loss,
     nll,
     normmax_loss,
     perturb_max_loss,
@@ -52,7 +48,9 @@ from .losses import (
     taylor_softmax_loss,
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
+from .multilabel import multilabel_softmax_loss
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .thresholds import Threshold, logsumexp, threshold
 from .transforms import compose, cosine, mask, minp, mix, normalize, prior, scalable, temperature, topk, topnsigma, topp
 
 if TYPE_CHECKING:

@@ -55,10 +55,12 @@ def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     """Prints the versions of anymax and of what it works with, its engines, their instruction set and threads.
 
-    mode: "stdout" prints, "dicts" returns the same as a dictionary, as in `numpy.show_config`.
-    No framework is imported for it, but Triton where it is installed.
+    Use it for a bug report. No framework is imported for it, but Triton where it is installed.
 
-    >>> import anymax
+    mode: "stdout" prints, "dicts" returns the same as a dictionary, as in `numpy.show_config`.
+
+    Returns None, or the dictionary.
+
     >>> anymax.show_config("dicts")["packages"]["numpy"].count(".")
     2
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -32,6 +33,7 @@ from ._array import (
     top,
     total,
 )
+from ._facts import Facts
 from ._solve import root
 from ._typing import ArrayT, Axes, LogOptions, Numbers
 
@@ -39,29 +41,17 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a map promises; every entry is checked numerically by a test.
-
-    monotone: x_i > x_j implies p_i >= p_j. shift_invariant: p(x + c) = p(x). sparse: some p_i can be exactly 0.
-    has_potential: the Jacobian is symmetric, p is a gradient, so a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much (None: never). strict: the converse too.
-    """
-
-    monotone: bool
-    shift_invariant: bool
-    sparse: bool
-    has_potential: bool
-    margin: float | None = None
-
-    @property
-    def strict(self) -> bool:
-        """p_i > p_j exactly where x_i > x_j. Sparse maps break it: of two scores off the support neither has more than 0."""
-        return self.monotone and not self.sparse
-
-
 class Mapping(ABC):
-    """A map from scores to a probability distribution: frozen data, checked when it is made."""
+    """A map from scores to probabilities: frozen data, checked when it is made. The base class of every map.
+
+    Functions such as `apply`, `fenchel_young` and `attention` take it. To write one of your own derive from `Separable` or `RatioMap`,
+    which do most of the work, or else give `facts`, `forward` and `vjp` (and `omega`, where the Jacobian is symmetric); hold it to
+    `anymax.check_mapping`.
+
+    >>> mapping = anymax.Entmax(alpha=1.5)
+    >>> mapping.replace(alpha=1.7), mapping.facts.sparse
+    (Entmax(alpha=1.7), True)
+    """
 
     __slots__ = ("_link",)  # what the engines have found that it is in their words (kernels/link.py)
     _link: Any
@@ -111,9 +101,10 @@ class Mapping(ABC):
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        from .functional import _sugar  # late: verbs stand on a floor above
-
-        return _sugar(self.name, self, x, axis, out, options)
+        functional = sys.modules[
+            "anymax.functional"
+        ]  # verbs stand on a floor above, and `import anymax` has loaded them
+        return functional._sugar(self.name, self, x, axis, out, options)
 
     @property
     @abstractmethod
@@ -257,6 +248,17 @@ class Separable(Mapping):
     A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
     form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
     upper bound is said by `ceiling`: a link that falls short of the mass is an error.
+
+    >>> @dataclasses.dataclass(frozen=True, eq=False)
+    ... class Squares(anymax.Separable):  # sparsemax
+    ...     name = "squares"
+    ...     facts = anymax.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+    ...     def omega_terms(self, q, xp): return 0.5 * q * q
+    ...     def link(self, t, xp): return xp.where(t > 0, t, 0.0 * t)
+    ...     def slope(self, q, xp): return q
+    ...     def curvature(self, q, xp): return xp.ones_like(q)
+    >>> anymax.apply(Squares(), [2.0, 1.5, -1.0])
+    array([0.75, 0.25, 0.  ])
     """
 
     iterative = True
@@ -453,7 +455,18 @@ class Separable(Mapping):
 
 
 class RatioMap(Mapping):
-    """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`."""
+    """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`.
+
+    A member gives `weights`, which returns u and its derivative. For a function of your own without a class see `Ratio`.
+
+    >>> @dataclasses.dataclass(frozen=True, eq=False)
+    ... class Softplus(anymax.RatioMap):
+    ...     name = "softplus"
+    ...     facts = anymax.Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
+    ...     def weights(self, x, keep, xp): return xp.logaddexp(x, 0.0 * x), 1.0 / (1.0 + xp.exp(-x))
+    >>> anymax.apply(Softplus(), [2.0, 0.0, -2.0]).round(3)
+    array([0.722, 0.235, 0.043])
+    """
 
     @abstractmethod
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:

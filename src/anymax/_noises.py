@@ -208,17 +208,25 @@ NOISES: dict[str, Law] = {
 
 @dataclasses.dataclass(frozen=True)
 class Noise(Law):
-    """A noise of your own: `cdf` and `pdf`, or only `quantile`.
+    """A noise of your own for `PerturbMax`: `cdf` and `pdf`, or only `quantile`.
 
-    The functions are called with arrays of the scores' kind, of any shape, and must return the same; with only `quantile`, it
-    is also called once with a NumPy array. Give `log_cdf` where the upper tail matters (1 - F below the rounding of 1).
-    `support` holds the two ends, at which `pdf` must be finite and is the limit from inside; `kinks` the points between
-    them where `pdf` jumps or bends; `mean` is E[eps], `math.inf` or NaN where it does not exist (then there is no loss), and
-    is integrated where it is None. The tails may be of any weight: the nodes lie at quantiles of the maximum's law. Total variation error
-    in fp64: 1e-11 for t of 3 degrees and scores a few apart, 6e-5 for Cauchy and scores 50 apart; probabilities that miss the sum
-    of 1 by 1e-3 before they are normalised are an error, which asks for more `nodes`.
-    From `quantile` alone, F is interpolated (monotone cubic in logit F, 8,193 knots): its error is about 2e-8 for smooth densities.
+    Its tails may be of any weight. Total variation error in fp64: 1e-11 for t of 3 degrees and scores a few apart, 6e-5 for Cauchy and
+    scores 50 apart; probabilities that miss the sum of 1 by 1e-3 before they are normalised are an error, which asks for more `nodes`.
     The second derivatives of the map use a central difference of f/F: error about 1e-9 in fp64, 1e-3 in fp32.
+
+    cdf: the distribution function F, called with arrays of the scores' kind, of any shape; it returns the same. So do all four.
+    pdf: the density f.
+    log_cdf: log F, in the place of `cdf` where the upper tail matters (1 - F below the rounding of 1).
+    quantile: the inverse of F, alone; also called once with a NumPy array. F is then interpolated (monotone cubic in logit F, 8,193
+        knots), with an error of about 2e-8 for smooth densities.
+    support: the two ends of the noise, at which `pdf` must be finite and is the limit from inside.
+    mean: E[eps]; None where it is to be integrated, `math.inf` or NaN where it does not exist: then there is no loss.
+    kinks: the points between the ends where `pdf` jumps or bends.
+
+    >>> import numpy as np
+    >>> cauchy = anymax.Noise(quantile=lambda q: np.tan(np.pi * (q - 0.5)), mean=math.nan)
+    >>> anymax.perturb_max([2.0, 1.0, -1.0], noise=cauchy).round(3)
+    array([0.583, 0.311, 0.106])
     """
 
     cdf: Callable[[Array], Array] | None = None

@@ -1,14 +1,16 @@
-"""Options that a function hands on to another: a sentence where a name is none of them."""
+"""Options that a function hands on to another: what its signature and its docstring say of them, and a sentence where a name is none."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import types
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+from ._typing import Axes, Mask, Reduction
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HINTS = {  # what other libraries call it, and what to do here
     "k": "leave it out, since any number of classes may have a probability",
@@ -85,14 +87,14 @@ def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) 
     return f"{who} has no option {name!r}{f' ({said})' if said else ''}; its options are {', '.join(takes)}"
 
 
-def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[_F], _F]:
+def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[Function], Function]:
     """A function that says, of a keyword that it has not, which of its own is meant.
 
     others: further names of its parameters, as other libraries have them: what is said under such a name is taken.
     hints: what to say of a keyword, where that differs from what all functions say of it.
     """
 
-    def wrap(function: _F) -> _F:
+    def wrap(function: Function) -> Function:
         who, parameters = function.__qualname__.removesuffix(".__init__"), inspect.signature(function).parameters
         takes, more = (
             tuple(p for p in parameters if p != "self"),
@@ -119,3 +121,119 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
         return functools.update_wrapper(made, function)  # type: ignore[return-value]
 
     return wrap
+
+
+# -- what help() says -----------------------------------------------------------------------------------------------------------
+
+
+def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
+    """What `home` says of its options is said of this function's too: in its signature for `**options`, and in its docstring.
+
+    The docstring gets the lines `name: text` of `home` for each parameter that it does not describe itself, and what is returned
+    where it does not say so. The function is the same object: a call costs nothing more.
+    """
+
+    def spell(function: Function) -> Function:
+        code, own = function.__code__, inspect.signature(function)
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            theirs, last = _keywords(home), code.co_argcount
+            given = {p.name: p for p in own.parameters.values()}
+            first = [given.pop(name) for name in code.co_varnames[:last]]
+            after = [given.pop(name, p) for name, p in theirs.items() if name not in code.co_varnames[:last]]
+            alone = list(given.values())[:-1]  # the last is `**options`
+            own = inspect.Signature([*first, *alone, *after], return_annotation=own.return_annotation)
+            function.__signature__ = own  # type: ignore[attr-defined]
+        if function.__doc__ and home.__doc__:  # `python -OO` has none
+            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), own.parameters)
+        return function
+
+    return spell
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+class Said(NamedTuple):
+    """The parts of a docstring: prose, the lines of each argument by name, what is returned, examples and what follows them."""
+
+    prose: list[str]
+    arguments: dict[str, str]
+    returns: list[str]
+    examples: list[str]
+
+    def with_all(self, home: Said, parameters: Mapping[str, Any]) -> str:
+        """As one text, with what `home` says of parameters that are not described here."""
+        blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
+        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
+        return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
+
+
+@functools.cache
+def said(text: str) -> Said:
+    """The parts of a docstring, as it is indented."""
+    out = Said([], {}, [], [])
+    for part in text.split("\n\n"):
+        part, start = part.rstrip(), part.lstrip()
+        if out.examples or start.startswith(">>>"):
+            out.examples.append(part)
+        elif start.startswith("Returns "):
+            out.returns.append(part)
+        elif out.prose and _about(start):
+            _read(part, out.arguments)
+        else:
+            out.prose.append(part)
+    return out
+
+
+def _about(line: str) -> list[str]:
+    """The arguments that a line is about: `name: text`, or `name, name: text`."""
+    names, colon, _ = line.partition(": ")
+    if colon and names.isidentifier():
+        return [names]
+    many = names.split(", ")
+    return many if colon and all(map(str.isidentifier, many)) else []
+
+
+def _read(part: str, arguments: dict[str, str]) -> None:
+    """The lines of each argument, further ones indented."""
+    margin, now = len(part) - len(part.lstrip()), []
+    for line in part.split("\n"):
+        further = line[margin:].startswith(" ")
+        now = now if further else _about(line[margin:])
+        for name in now:
+            arguments[name] = f"{arguments[name]}\n{line}" if further else line
+
+
+def loss(
+    mapping: Any,
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: Axes = None,
+    dim: Axes = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> None:
+    """What every loss takes; read by `spelled`, and never called.
+
+    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    scores: the scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
+    target: class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
+        classes (floating point, of the shape of the scores).
+    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
+        all their entries.
+    dim: another name of `axis`.
+    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; where it is the target, a loss
+        without an upper bound is +inf.
+    ignore_index: the class index of samples that are left out; a mean does not count them.
+    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+
+    Returns the loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
+    """

@@ -13,7 +13,7 @@ from ._mapping import Mapping
 from ._names import as_mapping
 
 
-def join(mapping: Mapping, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
+def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
     """The scores, the mapping and the mask for rows along several axes, which become the last."""
     mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
@@ -22,14 +22,14 @@ def join(mapping: Mapping, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mappin
     return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
 
 
-def prepare(mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
+def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
     """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
     x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
     return x, rows if keep is None else hide(rows, keep), mapping, axis
 
 
 def split(
-    mapping: Mapping, x: Any, axis: int, mask: Any, dtype: Any
+    mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """The same with the mask beside the rows, broadcastable to them."""
     mapping = as_mapping(mapping)

@@ -25,6 +25,7 @@ from ._array import (
 )
 from ._axes import Joined
 from ._mapping import Mapping, row_top
+from ._names import as_mapping
 from ._options import allowed
 from ._rows import join, prepare
 from ._shards import refuse as refuse_sharded
@@ -77,8 +78,8 @@ class Batch:
     dtype: Any
 
     @classmethod
-    def of(cls, mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
-        mapping, scores, target = one_axis(mapping, scores, target, options)
+    def of(cls, mapping: Mapping | str, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
+        mapping, scores, target = one_axis(as_mapping(mapping), scores, target, options)
         allowed("a loss", OPTIONS, options, _PARAMETERS)
         axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
         ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")

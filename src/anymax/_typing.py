@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
-
-Reduction = Literal["mean", "sum", "none"]
-Axes = int | tuple[int, ...] | list[int] | None
-Numbers = Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
 
 class AnyArray(Protocol):
@@ -21,18 +17,37 @@ class AnyArray(Protocol):
     def dtype(self) -> Any: ...
 
 
+if TYPE_CHECKING:
+    import numpy as np
+    import typing_extensions
+
+    ArrayT = typing_extensions.TypeVar("ArrayT", bound=AnyArray, default=np.ndarray[Any, Any])
+else:
+    ArrayT = TypeVar("ArrayT")
+
+Numbers = Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+Parameter = float | AnyArray  # of a map: a number, or an array that broadcasts to the rows
+Target = int | AnyArray | Numbers  # class indices, or a distribution
+Weight = AnyArray | Sequence[float] | None
+Mask = AnyArray | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]] | None
+Axes = int | tuple[int, ...] | list[int] | None
+DType = Any  # each framework has a class of its own
+Reduction = Literal["mean", "sum", "none"]
+Entropy = Literal["shannon", "renyi", "renyi2", "tsallis"]
+
+
 class LogOptions(TypedDict, total=False):
     """Options of `log_apply`, and of its sugar."""
 
     dim: Axes
-    mask: Any
-    dtype: Any
+    mask: Mask
+    dtype: DType
 
 
 class ApplyOptions(LogOptions, total=False):
     """Options of `apply`, and of its sugar."""
 
-    out: Any
+    out: AnyArray | None
 
 
 class LossOptions(TypedDict, total=False):
@@ -40,16 +55,7 @@ class LossOptions(TypedDict, total=False):
 
     axis: Axes
     dim: Axes
-    mask: Any
+    mask: Mask
     ignore_index: int
     reduction: Reduction
     label_smoothing: float
-
-
-if TYPE_CHECKING:
-    import numpy as np
-    from typing_extensions import TypeVar
-
-    ArrayT = TypeVar("ArrayT", bound=AnyArray, default=np.ndarray[Any, Any])
-else:
-    ArrayT = Any

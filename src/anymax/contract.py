@@ -377,14 +377,18 @@ def _on_rows(mapping: Mapping) -> Mapping:
 
 
 def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, ...]:
-    """Hold a map, one of your own say, to the laws of the contract by numbers; the names of the laws that it keeps.
+    """Tests a map of your own against the laws that every map obeys, by numbers.
 
-    Sums, masks, NaN, the facts, the formulas among themselves, the Jacobian, the loss and its gradient, parameters; on NumPy, and on
-    torch and JAX where they are loaded. Broken laws are one `AssertionError` that names each and says where. n: the number of classes,
-    that of a parameter with one value a class.
+    Use it while you write a map, and in its tests. It looks at sums, masks, NaN, the facts, the formulas among themselves, the Jacobian,
+    the loss and its gradient, and parameters; on NumPy, and on torch and JAX where they are loaded.
 
-    >>> from anymax import Sparsemax, check_mapping
-    >>> check_mapping(Sparsemax())[:3]
+    mapping: the map, such as `MyMap()`.
+    n: the number of classes of the test rows; that of a parameter with one value a class.
+    seed: of the random scores, an integer from 0.
+
+    Returns the names of the laws. Where some are broken it raises an `AssertionError` that names each and says where.
+
+    >>> anymax.check_mapping(anymax.Sparsemax())[:3]
     ('data', 'distribution', 'masked')
     """
     mapping = as_mapping(mapping, "check_mapping")

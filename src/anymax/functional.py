@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import functools
-import math
-import sys
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from . import _array, kernels
-from ._array import (
-    Array,
-    is_array,
-    is_torch,
-    namespace,
-    pick_axis,
-    quiet,
-    stop_gradient,
-    to_last,
-    upcast,
-)
-from ._mapping import Mapping, one_a_row
+from . import _array
+from ._array import Array, is_torch, namespace, pick_axis, quiet, to_last, upcast
+from ._mapping import Mapping
 from ._names import as_mapping
-from ._options import allowed, answering, names
-from ._rows import aligned, hide, join, like_scores, prepare, restore_axis, split
+from ._noises import Noise
+from ._options import allowed, answering, names, spelled
+from ._rows import hide, join, like_scores, prepare, restore_axis, split
 from ._shards import by_rows, sharded
-from ._shards import refuse as refuse_sharded
-from ._typing import ApplyOptions, ArrayT, Axes, LogOptions, Numbers
+from ._typing import ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .kernels import reference
 from .mappings import (
@@ -43,29 +31,35 @@ from .mappings import (
 )
 
 
-class Threshold(NamedTuple):
-    """tau, the one number per row with `p_i = link(x_i - tau)`, and the number of classes with p_i > 0."""
-
-    tau: Array
-    support: Array
-
-
 def apply(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: ArrayT | Numbers,
     axis: Axes = None,
     *,
     dim: Axes = None,
-    mask: Any = None,
-    out: Any = None,
-    dtype: Any = None,
+    mask: Mask = None,
+    out: ArrayT | None = None,
+    dtype: DType = None,
 ) -> ArrayT:
-    """p(x): the probabilities of a map, along one axis, as an array of the caller's kind and dtype.
+    """The probabilities p(x) that a map gives to scores.
 
-    axis: the axis of the classes, the last by default, or a tuple of axes whose entries are one row; `dim` is another name of it.
-    mask: boolean, broadcastable to x, True = keep; a masked class has probability 0, a row without classes is all 0.
-    out: an array to write the result to (NumPy, torch), where no gradient is asked for.
-    dtype: cast the scores first, as in `torch.softmax`.
+    The most used maps have functions of their own (`softmax`, `sparsemax`, `entmax`, ...); `apply` takes every map, also one
+    of your own.
+
+    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    x: the scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
+        becomes NaN.
+    axis: the axis of the classes, the last one by default; a tuple of axes makes one row of all their entries.
+    dim: another name of `axis`.
+    mask: booleans that broadcast to x, True = keep. A masked class gets 0, and so does every class of a row without any.
+    out: the array to write the result to, of NumPy or torch and of the result's shape and dtype; without a gradient.
+    dtype: the floating-point dtype to which the scores are cast first, as in `torch.softmax`.
+
+    Returns p, an array of the shape, kind and dtype of x; integers become floats, and lists arrays of NumPy.
+
+    >>> anymax.apply(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [0.0, 0.0, -1.0]])
+    array([[0.75, 0.25, 0.  ],
+           [0.5 , 0.5 , 0.  ]])
     """
     named = axis if dim is None else dim if axis is None else ()
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
@@ -93,8 +87,7 @@ def apply(
 
 
 _QUICK: dict[type, Any] = {}  # what serves calls as they come, or answers None, for each kind of array that has it
-_compiling = _array.compiling
-_dynamo = _array.compiling  # the same, as quickly as it can be asked: the tracer of torch.compile reads this as True
+_dynamo = _array.compiling  # as quickly as it can be asked: the tracer of torch.compile reads this as True
 
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
@@ -110,7 +103,7 @@ def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | No
 
 def _learned(x: Any) -> Any:
     """The same of a framework whose first array has come; None where x is of no kind that has it."""
-    global _compiling, _dynamo
+    global _dynamo
     leaf = bridge(x)
     if type(x) not in leaf.KINDS:
         return None
@@ -118,15 +111,33 @@ def _learned(x: Any) -> Any:
     if quick is not None:
         _QUICK.update(dict.fromkeys(leaf.KINDS, quick))
     if is_torch(x):
-        _compiling, _dynamo = leaf.compiling, leaf.dynamo
+        _dynamo = leaf.dynamo
     return quick
 
 
 @answering()
+@spelled(apply)
 def log_apply(
-    mapping: Mapping, x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Any = None, dtype: Any = None
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    axis: Axes = None,
+    *,
+    dim: Axes = None,
+    mask: Mask = None,
+    dtype: DType = None,
 ) -> ArrayT:
-    """log p(x), -inf where p is exactly 0; without underflow where the map has a form of its own for it."""
+    """The logarithms of the probabilities p(x), -inf where p is exactly 0.
+
+    More accurate than the logarithm of `apply` where p is tiny: softmax, sparse softmax, sigsoftmax and perturb-max have a
+    form of their own for it, which does not underflow.
+
+    mask: booleans that broadcast to x, True = keep; a masked class gets -inf.
+
+    Returns log p, an array of the shape, kind and dtype of x; integers become floats, and lists arrays of NumPy.
+
+    >>> anymax.log_apply(anymax.Softmax(), [0.0, -1000.0])
+    array([    0., -1000.])
+    """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
         return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
@@ -148,133 +159,6 @@ def log_rows(mapping: Mapping, rows: Array) -> Array:
     with quiet(p):
         out = _array.log(p, xp)
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
-
-
-@answering()
-def threshold(
-    mapping: Mapping,
-    x: Any,
-    axis: Axes = None,
-    *,
-    dim: Axes = None,
-    mask: Any = None,
-    keepdims: bool = False,
-    keepdim: bool = False,
-) -> Threshold:
-    """The threshold tau of each row and the size of its support.
-
-    `p_i = link(x_i - tau)`: for softmax tau is logsumexp and the link exp, for sparsemax relu, for entmax
-    `relu((alpha-1) t)^(1/(alpha-1))`, for budget clip(t, 0, 1); for normmax and sparse softmax tau is the potential.
-    keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
-    """
-    mapping = as_mapping(mapping, "threshold")
-    if not mapping.has_threshold:
-        raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
-    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
-    refuse_sharded("threshold", x)
-    if isinstance(axis, (tuple, list)):
-        joined, mapping, mask = join(mapping, x, axis, mask)
-        found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
-        return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
-    x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
-    xp = namespace(rows)
-    tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
-    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    size = _support_size(p, xp)
-    tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
-    tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
-    return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
-
-
-_COUNTED = 1 << 20  # entries at a time: torch and NumPy make integers of eight bytes of all that they are to count
-
-
-def _support_size(p: Array, xp: Any) -> Array:
-    """How many entries of each row are above 0, [..., 1]."""
-    size, n = math.prod(p.shape), p.shape[-1]
-    if size <= 4 * _COUNTED or not _array.known(p):
-        return xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
-    p, lead = xp.reshape(p, (-1, n)), p.shape[:-1]
-    high, wide = max(1, _COUNTED // n), min(n, _COUNTED)
-    parts = [
-        sum(_support_size(p[i : i + high, j : j + wide], xp) for j in range(0, n, wide))
-        for i in range(0, p.shape[0], high)
-    ]
-    return xp.reshape(xp.concat(parts), (*lead, 1))
-
-
-def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
-    engine = None if _compiling() else kernels.compiled("threshold", mapping, rows)
-    if engine is not None:
-        return engine.threshold(mapping, rows)
-    with quiet(rows):
-        return mapping.threshold(upcast(rows, xp), xp)  # type: ignore[attr-defined]
-
-
-@answering({"tau": "say temperature=", "T": "say temperature="})
-def logsumexp(
-    x: ArrayT | Numbers,
-    axis: Axes = None,
-    *,
-    dim: Axes = None,
-    temperature: Any = 1.0,
-    mask: Any = None,
-    keepdims: bool = False,
-    keepdim: bool = False,
-) -> ArrayT:
-    """`T log sum exp(x / T)`, the smooth maximum; its limit as T -> 0 is max(x), which T = 0 gives exactly.
-
-    keepdims: keep the axis as one of size 1; `keepdim` is another name of it.
-    """
-    temperature = _array.number(temperature)
-    if not is_array(temperature):
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-            raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
-        if not temperature >= 0:
-            raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
-    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
-    refuse_sharded("logsumexp", x)
-    if isinstance(axis, (tuple, list)):
-        joined, _, mask = join(Softmax(), x, axis, mask)
-        temperature = joined.beside(temperature, "temperature")
-        out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
-        return joined.apart(out, summed=True) if keepdims else out
-    x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
-    xp = namespace(rows)
-    s = upcast(rows, xp)
-    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows) and not _compiling()
-    out = None
-    engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
-    if engine is not None:
-        out = engine.logsumexp(rows)
-    if out is None:
-        with quiet(rows):
-            out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
-    out = like_scores(restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
-    return out if keepdims else xp.squeeze(out, axis=axis)
-
-
-def _tracked(x: Array) -> bool:
-    """True where a gradient is asked for."""
-    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
-
-
-def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
-    high = _array.top(s, xp)
-    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t is infinite: the limit, the maximum
-    if not is_array(t) and t < tiny:
-        return high
-    cold = t < tiny if is_array(t) else None
-    t = t if cold is None else _array.safe(t, ~cold, 1.0, xp)
-    finite = (high < xp.inf) & (high > -xp.inf)
-    anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
-    keep = s > -xp.inf
-    below = xp.where(keep, s - anchor, xp.zeros_like(s)) / t
-    first = xp.argmax(s, axis=-1, keepdims=True)
-    alone = _array.positions(s, first.dtype, xp) == first
-    rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
-    smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
-    return xp.where(finite if cold is None else finite & ~cold, smooth, high)
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)
@@ -314,48 +198,119 @@ def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: An
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def softmax(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
-    """`exp(x_i) / sum_j exp(x_j)`; see `Softmax` and, for the options, `apply`."""
+@spelled(apply)
+def softmax(
+    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+) -> ArrayT:
+    """The softmax `exp(x_i) / sum_j exp(x_j)` of scores: every class keeps some probability.
+
+    The default choice; `sparsemax`, `entmax` and `sparse_softmax` give exact zeros. Its loss is `cross_entropy`.
+
+    >>> anymax.softmax([2.0, 1.0, -1.0]).round(3)
+    array([0.705, 0.259, 0.035])
+    """
     return _sugar("softmax", _SOFTMAX, x, axis, out, options)
 
 
+@spelled(log_apply)
 def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOptions]) -> ArrayT:
-    """`x_i - logsumexp(x)`."""
+    """The logarithm of the softmax, `x_i - logsumexp(x)`, which never underflows.
+
+    Use it for log-likelihoods, and wherever the logarithm of `softmax` would be taken.
+
+    >>> anymax.log_softmax([2.0, 1.0, -1.0]).round(3)
+    array([-0.349, -1.349, -3.349])
+    """
     return log_apply(_SOFTMAX, x, axis, **allowed("log_softmax", _LOG_APPLY, options))
 
 
-def sparsemax(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
-    """The nearest point of the simplex; see `Sparsemax` and, for the options, `apply`."""
+@spelled(apply)
+def sparsemax(
+    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+) -> ArrayT:
+    """The distribution nearest to the scores, `p_i = max(x_i - tau, 0)`: most classes get exactly 0.
+
+    Use it where few classes matter and you want to see which. Its loss is `sparsemax_loss`; its map is `Sparsemax` (Martins and
+    Astudillo 2016). `entmax` is less sparse.
+
+    >>> anymax.sparsemax([2.0, 1.5, -1.0])
+    array([0.75, 0.25, 0.  ])
+    """
     return _sugar("sparsemax", _SPARSEMAX, x, axis, out, options)
 
 
+@spelled(apply)
 def entmax(
-    x: ArrayT | Numbers, alpha: Any = 1.5, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
+    x: ArrayT | Numbers,
+    alpha: Parameter = 1.5,
+    axis: Axes = None,
+    *,
+    out: ArrayT | None = None,
+    **options: Unpack[LogOptions],
 ) -> ArrayT:
-    """alpha-entmax, from softmax (1) to sparsemax (2) and beyond; see `Entmax` and, for the options, `apply`."""
+    """alpha-entmax: the family from softmax (alpha = 1) to sparsemax (alpha = 2), with exact zeros for alpha above 1.
+
+    Use it between the two, 1.5 first, or learn alpha. Its loss is `entmax_loss`; its map is `Entmax`, which gives the formula
+    (Peters, Niculae and Martins 2019).
+
+    alpha: a number above 0, or an array that broadcasts to x with size 1 along the classes; a tensor may be learned.
+
+    >>> anymax.entmax([2.0, 1.0, -1.0], alpha=1.5).round(3)
+    array([0.831, 0.169, 0.   ])
+    """
     return _sugar("entmax", _second(Entmax, alpha), x, axis, out, options)
 
 
-def entmax15(x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]) -> ArrayT:
-    """1.5-entmax."""
+@spelled(apply)
+def entmax15(
+    x: ArrayT | Numbers, axis: Axes = None, *, out: ArrayT | None = None, **options: Unpack[LogOptions]
+) -> ArrayT:
+    """1.5-entmax, halfway between softmax and sparsemax: `entmax` with alpha = 1.5.
+
+    Use it for a sparse attention or output layer that still trains as smoothly as softmax. Its loss is `entmax15_loss`.
+
+    >>> anymax.entmax15([2.0, 1.0, -1.0]).round(3)
+    array([0.831, 0.169, 0.   ])
+    """
     return _sugar("entmax15", _ENTMAX15, x, axis, out, options)
 
 
+@spelled(apply)
 def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """exp by its Taylor polynomial of even order; see `Taylor` and, for the options, `apply`."""
+    """Softmax with its Taylor polynomial for exp, `1 + x + x^2/2` for order 2: long tails, no exact zeros.
+
+    Use it where softmax is too sure of itself. It is not shift-invariant, and scores far below 0 get much probability. Its loss is
+    `taylor_softmax_loss`; its map is `Taylor` (de Brebisson and Vincent 2015).
+
+    order: the degree of the polynomial, an even number from 2.
+
+    >>> anymax.taylor_softmax([2.0, 1.0, -1.0]).round(3)
+    array([0.625, 0.312, 0.062])
+    """
     return apply(_second(Taylor, order), x, axis, **allowed("taylor_softmax", _APPLY, options))
 
 
+@spelled(apply)
 def sparse_softmax(
     x: ArrayT | Numbers,
     axis: Axes = None,
     *,
     k: int | None = None,
-    p: Any = None,
-    out: Any = None,
+    p: Parameter | None = None,
+    out: ArrayT | None = None,
     **options: Unpack[LogOptions],
 ) -> ArrayT:
-    """Softmax over the k largest scores, or over the nucleus of mass p; see `SparseSoftmax` and `apply`."""
+    """Softmax over the k largest scores, or over the fewest classes whose softmax mass reaches p; the others get exactly 0.
+
+    Use it to fine-tune or to decode with many classes: those that are left out get no gradient. Give either k or p. Its loss is
+    `sparse_softmax_loss`; its map is `SparseSoftmax` (Sun et al. 2021).
+
+    k: the number of classes to keep, at least 1.
+    p: the mass to keep, above 0 and at most 1; an array has one value a row.
+
+    >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
+    array([0.731, 0.269, 0.   ])
+    """
     if options:
         allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     if k is None and p is None and type(axis) is int:
@@ -364,32 +319,71 @@ def sparse_softmax(
     return _sugar("sparse_softmax", mapping, x, axis, out, options)
 
 
+@spelled(apply)
 def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """`exp(x_i) sigmoid(x_i)`, normalised; see `Sigsoftmax` and, for the options, `apply`."""
+    """The shares of `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
+
+    Use it in the output layer of a language model that is narrow for its vocabulary. It is not shift-invariant. Its loss is `nll`;
+    its map is `Sigsoftmax` (Kanai et al. 2018).
+
+    >>> anymax.sigsoftmax([2.0, 1.0, -1.0]).round(3)
+    array([0.757, 0.231, 0.012])
+    """
     return apply(Sigsoftmax(), x, axis, **allowed("sigsoftmax", _APPLY, options))
 
 
+@spelled(apply)
 def perturb_max(
     x: ArrayT | Numbers,
-    noise: Any = "normal",
+    noise: str | Noise = "normal",
     axis: Axes = None,
     *,
     nodes: int | None = None,
-    scale: Any = 1.0,
+    scale: Parameter = 1.0,
     **options: Unpack[ApplyOptions],
 ) -> ArrayT:
-    """P[argmax(x + scale * noise) = i]; see `PerturbMax` and, for the options, `apply`."""
-    allowed("perturb_max", _APPLY, options)
-    return apply(_second(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise), x, axis, **options)
+    """The probability that each score is the largest once noise is added: `P[argmax(x + scale * noise) = i]`.
+
+    Use it for a model of noisy choice, such as probit. It is computed by quadrature, not by sampling; Gumbel noise gives softmax. Its
+    loss is `perturb_max_loss`; its map is `PerturbMax`.
+
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
+    nodes: the points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
+    scale: the factor of the noise, a number above 0 or an array with one value a row.
+
+    >>> anymax.perturb_max([2.0, 1.0, -1.0], noise="normal").round(3)
+    array([0.756, 0.237, 0.007])
+    """
+    mapping = _second(functools.partial(PerturbMax, nodes=nodes, scale=scale), noise)
+    return apply(mapping, x, axis, **allowed("perturb_max", _APPLY, options))
 
 
-def normmax(x: ArrayT | Numbers, alpha: Any = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """The map of the alpha-norm; see `NormMax` and, for the options, `apply`."""
+@spelled(apply)
+def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
+    """Normmax, `argmax <p, x> - ||p||_alpha`: exact zeros, and nearly equal shares for the classes that are kept.
+
+    Use it to choose a set of classes and treat them alike. Its loss is `normmax_loss`; its map is `NormMax` (Blondel, Martins and
+    Niculae 2020).
+
+    alpha: the order of the norm, a number above 1 or an array with one value a row; the larger, the more equal.
+
+    >>> anymax.normmax([2.0, 1.8, -1.0], alpha=2.0).round(3)
+    array([0.571, 0.429, 0.   ])
+    """
     return apply(_second(NormMax, alpha), x, axis, **allowed("normmax", _APPLY, options))
 
 
-def budget(x: ArrayT | Numbers, k: Any, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """k units of probability, at most 1 for each class; see `Budget` and, for the options, `apply`."""
+@spelled(apply)
+def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
+    """k units of probability shared among the classes, at most 1 for each: `p_i = min(max(x_i - tau, 0), 1)`.
+
+    Use it to choose k of n, as a layer with a gradient. Its loss is `fenchel_young`; its map is `Budget`.
+
+    k: the sum of p, a number above 0 or an array with one value a row.
+
+    >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
+    array([1.  , 0.75, 0.25, 0.  ])
+    """
     return apply(_second(Budget, k), x, axis, **allowed("budget", _APPLY, options))
 
 

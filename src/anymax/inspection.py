@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from . import _array
 from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, shown, total, upcast
 from ._mapping import Facts, Mapping
 from ._names import as_mapping
-from ._options import answering
+from ._options import answering, spelled
 from ._rows import prepare
+from ._typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
+from .functional import apply
 
 
 @answering()
-def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None) -> Array:
-    """dp_i / dx_j of every row, shape [..., n, n], from the map's own formula (i and j are the last two axes)."""
+@spelled(apply)
+def jacobian(
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
+) -> ArrayT:
+    """The derivatives dp_i / dx_j of a map, for every row, from the map's own formula.
+
+    Use it to see how each probability answers to each score. To train, let torch or JAX differentiate `apply`, which never forms
+    the matrix.
+
+    axis: the axis of the classes, the last one by default.
+    mask: booleans that broadcast to x, True = keep; the rows and columns of masked classes are 0.
+
+    Returns an array of shape [..., n, n], of the kind and dtype of x: i and j are the last two axes.
+
+    >>> anymax.jacobian(anymax.Sparsemax(), [2.0, 1.5, -1.0])
+    array([[ 0.5, -0.5,  0. ],
+           [-0.5,  0.5,  0. ],
+           [ 0. ,  0. ,  0. ]])
+    """
     x, rows, mapping, axis = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
@@ -32,10 +53,19 @@ def jacobian(mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | No
 
 
 @answering()
+@spelled(jacobian)
 def jacobian_norm(
-    mapping: Mapping, x: Any, axis: int | None = None, *, dim: int | None = None, mask: Any = None
-) -> Array:
-    """Half the L1 norm of the Jacobian: `1 - sum p_i^2` for softmax, which vanishes as p nears a vertex."""
+    mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
+) -> ArrayT:
+    """Half the sum of |dp_i / dx_j| over i and j: how much of a gradient passes through the map, for every row.
+
+    Use it to find rows at which training stalls: for softmax it is `1 - sum p_i^2`, which vanishes as one class takes all.
+
+    Returns one number for each row, as an array of the kind and dtype of x.
+
+    >>> anymax.jacobian_norm(anymax.Softmax(), [[0.0, 0.0], [4.0, 0.0]]).round(3)
+    array([0.5  , 0.035])
+    """
     j = jacobian(mapping, x, axis, dim=dim, mask=mask)
     xp = namespace(j)
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))
@@ -43,12 +73,28 @@ def jacobian_norm(
 
 @answering()
 def entropy(
-    p: Any, kind: str = "shannon", alpha: Any = None, *, axis: int | None = None, dim: int | None = None
-) -> Array:
-    """The entropy of distributions: Shannon, Renyi or Tsallis, in natural units; 0 log 0 is 0.
+    p: ArrayT | Numbers,
+    kind: Entropy = "shannon",
+    alpha: Parameter | None = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> ArrayT:
+    """The entropy of distributions, by Shannon, Renyi or Tsallis, in natural units; 0 log 0 is 0.
 
-    "shannon": `-sum p log p`. "renyi": `log(sum p^alpha) / (1 - alpha)`, "renyi2" with alpha = 2, where `sum p^2 = exp(-H)`.
-    "tsallis": `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon at alpha = 1, Gini's at 2.
+    Use it to see how sure a model is; for scores, apply a map first.
+
+    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers.
+    kind: "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", that of alpha = 2; or "tsallis",
+        `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon's at alpha = 1, half of Gini's at 2.
+    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
+    axis: the axis of the classes, the last one by default.
+    dim: another name of `axis`.
+
+    Returns one number for each distribution, as an array of the kind and dtype of p.
+
+    >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
+    array([0.6931, 0.    ])
     """
     alpha = _array.number(alpha)
     kinds = {
@@ -57,7 +103,7 @@ def entropy(
         "renyi2": 2.0,
         "tsallis": 1.5 if alpha is None else alpha,
     }
-    p = _probabilities("entropy", p)
+    given = _probabilities("entropy", p)
     if not isinstance(kind, str) or kind not in kinds:
         hint = f"; did you mean axis={kind}?" if type(kind) is int else ""
         raise ValueError(f"entropy: kind must be one of {', '.join(sorted(kinds))}, got {shown(kind)}{hint}")
@@ -68,10 +114,10 @@ def entropy(
         isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf
     ):
         raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
-    xp = namespace(p)
-    p = floating(p, xp, "p")
-    axis = _array.check_axis(pick_axis(axis, dim), p.ndim)
-    q = upcast(_array.to_last(p, axis, xp), xp)
+    xp = namespace(given)
+    given = floating(given, xp, "p")
+    axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
+    q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)
@@ -86,11 +132,25 @@ def entropy(
                 h = xp.where(order == 1, -total(_array.xlogx(q, xp), xp), h)
         h = xp.where(xp.any(xp.isnan(q), axis=-1, keepdims=True), math.nan * xp.ones_like(h), h)
     h = xp.squeeze(h, axis=-1) + 0.0  # no -0
-    return h if h.dtype == p.dtype else xp.astype(h, p.dtype)
+    return h if h.dtype == given.dtype else xp.astype(h, given.dtype)
 
 
-def support(p: Any) -> Array:
-    """True where p_i > 0."""
+@overload
+def support(p: np.ndarray[Any, Any] | Numbers) -> np.ndarray[Any, np.dtype[np.bool_]]: ...
+@overload
+def support(p: ArrayT) -> ArrayT: ...
+def support(p: Any) -> Any:
+    """The classes with a probability above 0.
+
+    Use it to see which classes a sparse map keeps; `threshold` counts them.
+
+    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers.
+
+    Returns an array of booleans of the shape and kind of p.
+
+    >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
+    array([ True,  True, False])
+    """
     p = _probabilities("support", p)
     return floating(p, namespace(p), "p") > 0
 
@@ -103,25 +163,49 @@ def _probabilities(who: str, p: Any) -> Array:
     return asarray(p, "p")
 
 
-def facts(mapping: Mapping) -> Facts:
-    """What a map promises; `tests/test_facts.py` checks each entry numerically."""
+def facts(mapping: Mapping | str) -> Facts:
+    """What a map promises: whether it is monotone, shift-invariant, sparse, and has a Fenchel-Young loss, with which margin.
+
+    Use it to choose between maps, and in code that takes any map. Each entry is checked by numbers in the tests, and for a map of your
+    own by `check_mapping`.
+
+    mapping: the map, such as `anymax.Sparsemax()`.
+
+    Returns an `anymax.Facts`, which says what each entry means.
+
+    >>> anymax.facts(anymax.Sparsemax()).margin
+    1.0
+    """
     return as_mapping(mapping, "facts").facts
 
 
-def logit_gap(loss: Any, n: int) -> Any:
+@overload
+def logit_gap(loss: float, n: int) -> float: ...
+@overload
+def logit_gap(loss: ArrayT, n: int) -> ArrayT: ...
+def logit_gap(loss: float | AnyArray, n: int) -> Any:
     """The least `max x - min x` at which the cross-entropy over n classes can be `loss`: `log(n-1) - log(exp(loss) - 1)`.
 
-    It grows with log n: with many classes softmax must drive its scores far apart, which invites over-fitting.
+    Use it to see how far apart softmax must drive its scores. It grows with log n, which invites over-fitting with many classes; sparse
+    maps reach the loss 0 at a fixed gap, their margin (see `facts`).
+
+    loss: the cross-entropy to reach, a number above 0 or an array.
+    n: the number of classes, at least 2.
+
+    Returns the gap, a number for a number and an array of its kind for an array.
+
+    >>> round(anymax.logit_gap(0.01, 50_000), 2)
+    15.42
     """
-    n, loss = _array.number(n), _array.number(loss)
+    n, value = _array.number(n), _array.number(loss)
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
-    if not is_array(loss):
-        if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not loss > 0:
-            raise ValueError(f"logit_gap: loss must be a positive number, got {loss!r}")
+    if not is_array(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"logit_gap: loss must be a positive number, got {value!r}")
         # log(exp(l) - 1) = l + log(1 - exp(-l)), which does not overflow
-        return math.log(n - 1) - loss - math.log(-math.expm1(-loss))
-    xp = namespace(loss)
-    loss = floating(loss, xp, "loss")
-    with quiet(loss):
-        return math.log(n - 1) - loss - xp.log(-xp.expm1(-loss))
+        return math.log(n - 1) - value - math.log(-math.expm1(-value))
+    xp = namespace(value)
+    value = floating(value, xp, "loss")
+    with quiet(value):
+        return math.log(n - 1) - value - xp.log(-xp.expm1(-value))

@@ -1,17 +1,16 @@
 """Losses: Fenchel-Young and its kin, for every map, with the signature and the manners of `torch.nn.functional.cross_entropy`.
 
-Once for all of them: `target` is class indices or a distribution over the classes; `weight` holds one factor for each class;
-`ignore_index` marks samples to leave out; `label_smoothing` mixes the target with the uniform distribution over the unmasked
-classes (epsilon over the n - 1 others alone is `label_smoothing=epsilon * n / (n - 1)`); `reduction` is "mean", "sum" or "none". The
-classes are axis 1 (axis 0 of a vector), as in torch, where maps take the last axis; `axis` is another, and along a tuple of axes classes
-are counted as a reshape of these would, in the order given. Class indices for scores of shape (N, T, C) with T = C would fit classes along
-either axis: unless `axis` is given, that is a warning, once. A masked class (-inf) that is not the target changes nothing; a masked target
-gives +inf. A mean over nothing is 0.
+What all of them take is said once, in `_options.loss`. The classes are axis 1, as in torch, where maps take the last axis: class indices
+for scores of shape (N, T, C) with T = C would fit either, which is a warning, once, unless `axis` is given. The classes along a tuple
+of axes are counted as a reshape of these would, in the order given. A masked class (-inf) that is not the target changes nothing; a mean
+over nothing is 0. Another convention of label smoothing, epsilon over the n - 1 other classes alone, is
+`label_smoothing=epsilon * n / (n - 1)`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from . import _array
@@ -32,7 +31,9 @@ from ._array import (
 )
 from ._mapping import Mapping
 from ._names import as_mapping
-from ._options import answering
+from ._noises import Noise
+from ._options import loss as every_loss
+from ._options import spelled
 from ._rows import prepare
 from ._targets import (
     Batch,
@@ -45,7 +46,7 @@ from ._targets import (
     reduced,
     result_dtype,
 )
-from ._typing import ArrayT, LossOptions, Numbers, Reduction
+from ._typing import ArrayT, LossOptions, Numbers, Parameter, Target, Weight
 from .autodiff import bridge
 from .functional import log_rows
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -54,20 +55,40 @@ from .margins import as_margin
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
+@spelled(every_loss)
 def fenchel_young(
-    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+    mapping: Mapping | str,
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`Omega*(x) + Omega(y) - <x, y>`: convex, >= 0, 0 exactly where y = p(x); its gradient in the scores is p - y.
+    """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`: convex, and 0 exactly where p(x) is the target y.
 
-    For a map with a potential; others say which loss to use instead. Blondel, Martins and Niculae 2020.
+    The loss to train a map with: its gradient in the scores is p - y. Softmax, sparsemax, entmax, budget, normmax, sparse softmax
+    and perturb-max have one; for other maps it raises an error that names the loss to use (Blondel, Martins and Niculae 2020).
+
+    >>> anymax.fenchel_young(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [3.0, 0.0, 0.0]], [0, 0])
+    np.float64(0.03125)
     """
     return _fenchel_young(as_mapping(mapping, "fenchel_young"), scores, target, weight, True, options)
 
 
+@spelled(every_loss)
 def nll(
-    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+    mapping: Mapping | str,
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`-sum_i y_i log p_i`, for any map; +inf where a target has probability exactly 0."""
+    """The negative log-likelihood of a map, `-log p_t` of the target: +inf where its probability is exactly 0.
+
+    For maps without exact zeros. With softmax it is the cross-entropy; a sparse map is better trained with `fenchel_young`.
+
+    >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
+    np.float64(0.278)
+    """
     mapping, scores, target = one_axis(as_mapping(mapping, "nll"), scores, target, options)
     if mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
@@ -83,18 +104,24 @@ def nll(
         return batch.reduce(value, weighted=True)
 
 
+@spelled(every_loss)
 def smoothed_nll(
-    mapping: Mapping,
+    mapping: Mapping | str,
     scores: ArrayT | Numbers,
-    target: Any,
-    weight: Any = None,
+    target: Target,
+    weight: Weight = None,
     *,
     epsilon: float = 1e-6,
     **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`-log((p_t + epsilon) / (1 + n epsilon))`, the cross-entropy made finite for sparse outputs.
+    """The negative log-likelihood made finite for sparse maps, `-log((p_t + epsilon) / (1 + n epsilon))`, n the unmasked classes.
 
-    Not convex, and nearly without gradient where p_t is 0: `fenchel_young` is the better loss. n counts the unmasked classes.
+    For comparison, and to evaluate: it is not convex, and has nearly no gradient where p_t is 0. Train with `fenchel_young`.
+
+    epsilon: what is added to every probability, a number above 0.
+
+    >>> anymax.smoothed_nll(anymax.Sparsemax(), [[2.0, 0.0]], [1], epsilon=1e-6).round(2)
+    np.float64(13.82)
     """
     epsilon = _array.number(epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
@@ -112,21 +139,41 @@ def smoothed_nll(
         return batch.reduce(value, weighted=True)
 
 
+@spelled(every_loss)
 def accuracy_loss(
-    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+    mapping: Mapping | str,
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`-p_t`, minus the smooth accuracy: in [-1, 0]; its gradient vanishes far from the answer, so fine-tune with it."""
+    """Minus the probability of the target, `-p_t`: the accuracy made smooth, from -1 to 0.
+
+    Use it to fine-tune for accuracy: its gradient vanishes where the answer is far off, so train with another loss first.
+
+    >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
+    np.float64(-0.75)
+    """
     batch = Batch.of(mapping, scores, target, weight, options)
     p = bridge(batch.rows).apply(batch.mapping, batch.rows)
     return batch.reduce(-dot(batch.y, p, batch.xp))
 
 
+@spelled(every_loss)
 def stop_gradient_loss(
-    mapping: Mapping, scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]
+    mapping: Mapping | str,
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`<stop_gradient(p - y), x>`: the gradient p - y for any map, also one without a potential.
+    """A value whose gradient in the scores is p - y, for any map: `<p - y, x>` with p taken as a constant.
 
-    The value means nothing: it may have either sign, and a smaller one is not better. Watch `nll` or the accuracy instead.
+    Use it to train a map without a Fenchel-Young loss as if it had one. The value itself means nothing: a smaller one is not better.
+    Watch `nll` or the accuracy instead.
+
+    >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
+    np.float64(-0.5)
     """
     batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
@@ -135,19 +182,28 @@ def stop_gradient_loss(
     return batch.reduce(dot(p - batch.y, x, xp))
 
 
+@spelled(every_loss)
 def margin_loss(
-    mapping: Mapping,
+    mapping: Mapping | str,
     cosines: ArrayT | Numbers,
-    target: Any,
-    weight: Any = None,
+    target: Target,
+    weight: Weight = None,
     *,
-    margin: Any = 0.35,
-    scale: Any = 30.0,
+    margin: float | Callable[..., Array] = 0.35,
+    scale: Parameter = 30.0,
     **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """The map's loss on `scale * margin(cosines, target)`: AM/CosFace for a number, or any margin of `anymax.margins`.
+    """The loss of `scale * margin(cosines, target)`: the target's cosine is made smaller, so that training must push it further.
 
-    The Fenchel-Young loss where the map has one, else `nll`. `target` is class indices; cosines come from `transforms.cosine`.
+    For embeddings, of faces and speakers say. It is the Fenchel-Young loss where the map has one, and `nll` otherwise.
+
+    cosines: the cosines of embeddings and classes, from -1 to 1, as `anymax.transforms.cosine` gives them.
+    target: class indices, integers of the shape of the cosines without the axis of the classes.
+    margin: a number m, for `cos(theta) - m` (AM-Softmax, CosFace), or a margin such as `anymax.margins.ArcFace(0.5)`.
+    scale: the factor of the cosines after the margin, a number or an array.
+
+    >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
+    np.float64(0.201)
     """
     mapping, cosines = as_mapping(mapping, "margin_loss"), asarray(cosines, "cosines")
     given: Any = options
@@ -170,118 +226,155 @@ def margin_loss(
     return cast(out, dtype, xp)
 
 
-@answering()
-def multilabel_softmax_loss(
-    scores: ArrayT | Numbers,
-    target: Any,
-    weight: Any = None,
-    *,
-    ignore_index: int = -100,
-    reduction: Reduction = "mean",
-    axis: int | None = None,
-    dim: int | None = None,
-    mask: Any = None,
-) -> ArrayT:
-    """`log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`: softmax and cross-entropy for many labels, with threshold 0.
-
-    target: 1 for a label, 0 for none, or anything between; an entry of `ignore_index` is left out. Su 2020; Su et al. 2022.
-    """
-    x = asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
-    xp = namespace(rows)
-    dtype, s = result_dtype(rows), upcast(rows, xp)
-    t = _array.beside(target, rows, "target", xp)
-    t = _array.counts(t, xp) if is_integer(t) else t
-    if tuple(t.shape) != tuple(x.shape):
-        raise ValueError(
-            f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
-        )
-    t = _array.to_last(t, axis, xp)
-    valid = t != ignore_index
-    y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
-    if known_any((y < 0) | (y > 1), xp):
-        raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
-    lift = 0.0 if weight is None else _array.log(class_weights(weight, s, xp), xp)
-    with quiet(s):
-        value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
-        value = xp.squeeze(value, axis=-1)
-        return reduced(value, xp.ones_like(value), reduction, dtype, xp)
-
-
-def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
-    """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 don't count, whatever their score."""
-    counts = valid & (factor > 0)
-    s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
-    high = _array.top(s, xp)
-    anchor = stop_gradient(xp.where((high > 0) & (high < math.inf), high, xp.zeros_like(high)))
-    seen = s != -math.inf
-    e = xp.where(seen, xp.exp(xp.where(seen, s, xp.zeros_like(s)) - anchor), xp.zeros_like(s))
-    return anchor + xp.log(xp.exp(-anchor) + total(e, xp))
-
-
 # -- sugar -------------------------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
-    """`logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`."""
+@spelled(every_loss)
+def cross_entropy(
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+) -> ArrayT:
+    """The cross-entropy of softmax, `logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`.
+
+    The default loss of a classifier; it falls to 0 only as the scores grow without bound.
+
+    >>> anymax.cross_entropy([[2.0, 1.0, -1.0]], [0]).round(3)
+    np.float64(0.349)
+    """
     return nll(_SOFTMAX, scores, target, weight, **options)
 
 
-def sparsemax_loss(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
-    """The Fenchel-Young loss of sparsemax; the modified Huber loss for two classes."""
+@spelled(every_loss)
+def sparsemax_loss(
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+) -> ArrayT:
+    """The Fenchel-Young loss of sparsemax: exactly 0 once the target's score leads all others by 1.
+
+    Use it to train a classifier whose probabilities are `sparsemax`; for two classes it is the modified Huber loss (Martins and
+    Astudillo 2016).
+
+    >>> anymax.sparsemax_loss([[2.0, 1.5, -1.0]], [0])
+    np.float64(0.0625)
+    """
     return fenchel_young(_SPARSEMAX, scores, target, weight, **options)
 
 
+@spelled(every_loss)
 def entmax_loss(
-    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, alpha: Any = 1.5, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    *,
+    alpha: Parameter = 1.5,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """The Fenchel-Young loss of alpha-entmax, with an exact gradient in alpha."""
+    """The Fenchel-Young loss of alpha-entmax: 0 once the target leads all others by 1 / (alpha - 1), for alpha above 1.
+
+    Use it to train a classifier whose probabilities are `entmax`; alpha may be learned with the weights.
+
+    alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
+
+    >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
+    np.float64(0.062)
+    """
     return fenchel_young(Entmax(alpha), scores, target, weight, **options)
 
 
-def entmax15_loss(scores: ArrayT | Numbers, target: Any, weight: Any = None, **options: Unpack[LossOptions]) -> ArrayT:
-    """The Fenchel-Young loss of 1.5-entmax."""
+@spelled(every_loss)
+def entmax15_loss(
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+) -> ArrayT:
+    """The Fenchel-Young loss of 1.5-entmax, `entmax_loss` with alpha = 1.5: 0 once the target leads all others by 2.
+
+    Use it to train a classifier whose probabilities are `entmax15`.
+
+    >>> anymax.entmax15_loss([[2.0, 1.0, -1.0]], [0]).round(3)
+    np.float64(0.062)
+    """
     return fenchel_young(_ENTMAX15, scores, target, weight, **options)
 
 
+@spelled(every_loss)
 def sparse_softmax_loss(
     scores: ArrayT | Numbers,
-    target: Any,
-    weight: Any = None,
+    target: Target,
+    weight: Weight = None,
     *,
     k: int | None = None,
-    p: Any = None,
+    p: Parameter | None = None,
     **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`logsumexp over the kept classes - <x, y>`; finite, with a full gradient, also when the target is not kept."""
+    """The loss of sparse softmax, `logsumexp over the kept classes - <x, y>`: finite also where the target is not kept.
+
+    Use it to fine-tune with many classes, where only the likeliest ones need a gradient (Sun et al. 2021). Give either k or p.
+
+    k: the number of classes that are kept, at least 1.
+    p: the softmax mass that is kept, above 0 and at most 1; an array has one value a row.
+
+    >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)
+    np.float64(0.313)
+    """
     return _fenchel_young(SparseSoftmax(k=k, p=p), scores, target, weight, False, options)
 
 
+@spelled(every_loss)
 def taylor_softmax_loss(
-    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, order: int = 2, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, *, order: int = 2, **options: Unpack[LossOptions]
 ) -> ArrayT:
-    """`-log p_t` of Taylor softmax."""
+    """The negative log-likelihood of Taylor softmax, `-log p_t`.
+
+    Use it to train a classifier whose probabilities are `taylor_softmax`, which has no Fenchel-Young loss.
+
+    order: the degree of the Taylor polynomial, an even number from 2.
+
+    >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
+    np.float64(0.47)
+    """
     return nll(Taylor(order), scores, target, weight, **options)
 
 
+@spelled(every_loss)
 def normmax_loss(
-    scores: ArrayT | Numbers, target: Any, weight: Any = None, *, alpha: Any = 2.0, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    *,
+    alpha: Parameter = 2.0,
+    **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """The Fenchel-Young loss of normmax."""
+    """The Fenchel-Young loss of normmax: 0 once the target's score leads all others by 1.
+
+    Use it to train a classifier whose probabilities are `normmax`.
+
+    alpha: the order of the norm, a number above 1 or an array with one value a row.
+
+    >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
+    np.float64(0.2)
+    """
     return fenchel_young(NormMax(alpha), scores, target, weight, **options)
 
 
+@spelled(every_loss)
 def perturb_max_loss(
     scores: ArrayT | Numbers,
-    target: Any,
-    weight: Any = None,
+    target: Target,
+    weight: Weight = None,
     *,
-    noise: Any = "normal",
+    noise: str | Noise = "normal",
     nodes: int | None = None,
-    scale: Any = 1.0,
+    scale: Parameter = 1.0,
     **options: Unpack[LossOptions],
 ) -> ArrayT:
-    """`E max(x + noise) - x_t`, less the mean of the noise: the Fenchel-Young loss of perturb-max."""
+    """The Fenchel-Young loss of perturb-max, `E max(x + noise) - x_t` less the mean of the noise.
+
+    Use it to train a classifier whose probabilities are `perturb_max`: a probit model for normal noise.
+
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
+    nodes: the points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
+    scale: the factor of the noise, a number above 0 or an array with one value a row.
+
+    >>> anymax.perturb_max_loss([[2.0, 1.0, -1.0]], [0], noise="normal").round(3)
+    np.float64(0.203)
+    """
     return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
 
 

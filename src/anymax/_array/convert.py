@@ -16,7 +16,7 @@ from .tracing import compiling
 
 def _foreign(x: Any) -> bool:
     """True for what has a dtype and a shape and is no array: a column of pandas or polars, a labelled array of xarray."""
-    if isinstance(x, np.ndarray) or is_torch(x) or is_jax(x):
+    if is_torch(x) or is_jax(x):
         return False
     from array_api_compat import is_array_api_obj  # late: not at `import anymax`
 
@@ -39,9 +39,10 @@ def asarray(x: Any, name: str = "scores") -> Array:
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
         )
     x = in_memory(x, name)
+    if isinstance(x, np.ndarray):
+        return x if compiling() or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     if is_array(x) and not _foreign(x):
-        plain = not isinstance(x, np.ndarray) or compiling() or x.dtype.isnative
-        return dense(x, name) if plain else x.astype(x.dtype.newbyteorder("="))
+        return dense(x, name)
     try:
         out = np.asarray(x)
     except (TypeError, ValueError, RuntimeError):  # the last: of tensors in a list, which want a gradient

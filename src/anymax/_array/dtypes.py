@@ -10,6 +10,7 @@ import numpy as np
 from .kinds import Array, Namespace, is_jax, is_torch
 
 _HALVES = ("float16", "bfloat16")
+_FLOATS = ("float", "bfloat")
 
 
 def dtype_name(x: Array) -> str:
@@ -18,7 +19,7 @@ def dtype_name(x: Array) -> str:
 
 
 def is_floating(x: Array) -> bool:
-    return dtype_name(x).startswith(("float", "bfloat"))
+    return dtype_name(x).startswith(_FLOATS)
 
 
 def is_integer(x: Array) -> bool:
@@ -32,14 +33,15 @@ def default_float(xp: Namespace) -> Any:
 
 def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
     """`x` with a real floating dtype: integers are promoted, bool and complex are errors."""
-    if is_floating(x):
-        if dtype_name(x).endswith("_x2"):
-            raise TypeError(f"{name}: {dtype_name(x)} holds two numbers in each entry; unpack them to float32 first")
+    kind = dtype_name(x)
+    if kind.startswith(_FLOATS):
+        if kind.endswith("_x2"):
+            raise TypeError(f"{name}: {kind} holds two numbers in each entry; unpack them to float32 first")
         return x
     if is_integer(x):
         return xp.astype(x, default_float(xp))
     raise TypeError(
-        f"{name}: expected real floating-point (or integer) numbers, got {dtype_name(x)}; convert them to float32 first"
+        f"{name}: expected real floating-point (or integer) numbers, got {kind}; convert them to float32 first"
     )
 
 
@@ -52,7 +54,7 @@ def asked_for(given: Any, x: Array) -> Any:
         name = str(given).rsplit(".", 1)[-1] if kind == "torch" else np.dtype(given).name
     except TypeError:  # bfloat16 is none of NumPy's, until somebody brings it
         name = given if isinstance(given, str) else ""
-    if not name.startswith(("float", "bfloat")):
+    if not name.startswith(_FLOATS):
         raise TypeError(f"dtype: expected a floating-point dtype such as 'float32', got {given!r}")
     if is_torch(x):
         found = getattr(sys.modules["torch"], name, None)

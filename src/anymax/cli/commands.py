@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import os
-import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,14 @@ def program(context: click.Context) -> None:
 @click.option(
     "--temperature", type=float, default=1.0, show_default=True, help="The scores are divided by it; 0 is argmax."
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="JSON: a document, for standard input a list; null stands for -inf."
-)
+@click.option("--json", "as_json", is_flag=True, help="A document, for standard input a list of them; null is -inf.")
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
     """The maps on one vector of SCORES, such as 2 1 0.1 -1.
 
-    A single - reads them from standard input, one vector a line: numbers are separated by spaces, commas, semicolons or tabs; a column of numbers is one vector.
+    A single - reads them from standard input, one vector a line: numbers are separated by spaces, commas, semicolons or tabs; a column of
+    numbers is one vector.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
@@ -360,6 +358,8 @@ EXPLORER = Path(__file__).parents[1] / "explorer" / "index.html"
 @click.option("--print-path", "--no-browser", "print_path", is_flag=True, help="Only say where the page is.")
 def explore(print_path: bool) -> None:
     """Open the explorer in a browser: drag scores, watch all maps."""
+    import webbrowser  # late: no other command needs it
+
     if not EXPLORER.is_file():
         raise Missing(f"the page {EXPLORER} is not there; install anymax again")
     if print_path:

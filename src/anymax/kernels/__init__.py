@@ -13,13 +13,14 @@ import contextvars
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 from .._array import Array, asarray
 from .._mapping import Mapping
 from .._names import as_mapping
+from .._typing import AnyArray, DType, Numbers
 from . import framework, native, reference, triton, xla
 
 ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)
@@ -64,11 +65,16 @@ def free_to_ask() -> Callable[[], str | None]:
 
 @contextlib.contextmanager
 def use(name: str) -> Iterator[None]:
-    """Within this context every call is served by the engine of this name; one that it refuses is an error, not a detour.
+    """A context in which one engine serves every call; a call that it refuses is an error.
 
-    A context variable: threads that were started inside do not see it; the environment variable ANYMAX_ENGINE holds for all.
+    Use it to compare engines, or to find out whether one of them is at fault. It holds for the thread that enters it; the environment
+    variable `ANYMAX_ENGINE` holds for the whole process.
 
-    >>> import anymax
+    name: "native" (the compiled CPU engine), "triton" (the GPU's kernels), "framework" (torch's own softmax), "xla" (JAX) or
+        "reference" (array-API code, which serves every call).
+
+    Returns a context manager.
+
     >>> with anymax.use("reference"):
     ...     anymax.softmax([0.0, 0.0])
     array([0.5, 0.5])
@@ -90,8 +96,22 @@ def compiled(op: str, mapping: Mapping, x: Array) -> ModuleType | None:
     return None
 
 
-def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:
-    """The engine that serves `op` (one of `OPS`) of this mapping on scores like x."""
+def choose(op: str, mapping: Mapping | str, x: AnyArray) -> ModuleType:
+    """The engine that serves an operation of a map on scores like x.
+
+    For programs; `explain` says the same of all operations, to be read.
+
+    op: "forward", "log_forward", "vjp", "loss" or "index_loss" (the loss of class indices, with its gradient).
+    mapping: the map, such as `anymax.Sparsemax()`.
+    x: scores of the kind, dtype and number of classes in question, an array with the classes last; their values do not matter.
+
+    Returns the engine, a module whose `name` is one of those that `use` takes.
+
+    >>> import numpy as np
+    >>> with anymax.use("reference"):
+    ...     anymax.choose("forward", anymax.Sparsemax(), np.zeros(3)).name
+    'reference'
+    """
     if op not in OPS:
         raise ValueError(f"there is no operation {op!r}; the operations are {', '.join(OPS)}")
     mapping = as_mapping(mapping, "choose")
@@ -107,7 +127,16 @@ def choose(op: str, mapping: Mapping, x: Array) -> ModuleType:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Which engine serves each operation, and the sentence of each engine that refused."""
+    """What `explain` returns: which engine serves each operation, and why each engine before it refused. Print it to read it.
+
+    mapping: the map.
+    rows: for each operation its name, the name of its engine, and a pair (engine, sentence) for each that refused.
+    plans: for each operation how the engine goes about it, or None where it does not say.
+
+    >>> with anymax.use("reference"):
+    ...     anymax.explain(anymax.Sparsemax(), [2.0, 1.0]).rows[0][:2]
+    ('forward', 'reference')
+    """
 
     mapping: Mapping
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
@@ -130,30 +159,55 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(mapping: Mapping, x: Any) -> Explanation:
-    """Which engine serves each call of this mapping on scores like x, and why not the others. Print it to read it."""
-    mapping, x = as_mapping(mapping, "explain"), asarray(x)
+def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
+    """Which engine serves each operation of a map on scores like x, and why not the others.
+
+    Use it where a call is slower than you expect: the answer names what stands in the way, a dtype or a parameter for example.
+
+    mapping: the map, such as `anymax.Sparsemax()`.
+    x: scores of the kind, dtype and number of classes in question, with the classes last; their values do not matter.
+
+    Returns an `Explanation`; print it to read it.
+
+    >>> print(anymax.explain(anymax.Sparsemax(), [2.0, 1.0]))
+    Sparsemax()
+      forward     ...
+    """
+    mapping = as_mapping(mapping, "explain")
+    scores: Array = asarray(x)
     rows, plans = [], []
     for op in OPS:
-        engine = choose(op, mapping, x)
-        plans.append(native.plan(op, mapping, x) if engine is native else None)
+        engine = choose(op, mapping, scores)
+        plans.append(native.plan(op, mapping, scores) if engine is native else None)
         refusals = []
         for other in ENGINES:
             if other is engine:
                 break
-            reason = other.refuse(op, mapping, x)
+            reason = other.refuse(op, mapping, scores)
             refusals.append((other.name, reason or f"engine {engine.name!r} was asked for"))
         rows.append((op, engine.name, tuple(refusals)))
     return Explanation(mapping, tuple(rows), tuple(plans))
 
 
-def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: Any = "cuda") -> None:
-    """Compiles the GPU kernels that calls of this mapping on scores of these shapes (the classes last) and dtypes want, for torch.
+def warm_up(
+    mapping: Mapping | str,
+    shapes: Iterable[int] | Iterable[Iterable[int]],
+    dtypes: DType | Iterable[DType] = ("float32",),
+    device: Any = "cuda",
+) -> None:
+    """Compiles the GPU kernels that calls of a map will need, for torch.
 
-    A kernel is compiled with its first call, which takes seconds; a call that is captured in a CUDA graph can't wait for that. Those are
-    compiled that serve p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
+    Use it before a CUDA graph is captured or latency is measured: otherwise a kernel is compiled at its first call, which takes
+    seconds. Those are compiled that serve p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
 
-    `anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])`
+    mapping: the map, such as `anymax.Entmax(1.5)`.
+    shapes: the shape of the scores, with the classes last, or several shapes.
+    dtypes: their dtype, by name or as torch has it, or several of them.
+    device: the GPU, as torch names it.
+
+    Returns None.
+
+    >>> anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])  # doctest: +SKIP
     """
     mapping = as_mapping(mapping, "warm_up")
     launch = triton.load()
@@ -161,7 +215,8 @@ def warm_up(mapping: Mapping, shapes: Any, dtypes: Any = ("float32",), device: A
         raise RuntimeError(f"warm_up: the GPU engine can't serve: {launch}")
     torch = launch.torch
     kinds = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else list(dtypes)
-    sizes = [shapes] if isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes) else list(shapes)
+    one = isinstance(shapes, (tuple, list)) and all(type(n) is int for n in shapes)
+    sizes: list[Any] = [shapes] if one else list(shapes)
     for kind in kinds:
         dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
         if not isinstance(dtype, torch.dtype):

@@ -18,21 +18,23 @@ from .._array import (
     total,
 )
 from .._mapping import Facts, Separable
+from .._typing import Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget(Separable):
-    """The point nearest to x of the capped simplex `{0 <= p_i <= 1, sum_i p_i = k}`: `p_i = clip(x_i - tau, 0, 1)`.
+    """Budget, the point nearest to x with `0 <= p_i <= 1` and `sum_i p_i = k`: `p_i = min(max(x_i - tau, 0), 1)`.
 
-    The relaxation of "choose k of n": sparsemax is k = 1. k may be a number or an array that broadcasts over rows, with a
-    gradient. A row with fewer than k unmasked classes gives each of them 1.
+    Use it to choose k of n, as a layer with a gradient; sparsemax is k = 1. A row with fewer than k unmasked classes gives each of
+    them 1.
 
-    >>> from anymax import Budget, apply
-    >>> apply(Budget(2), [3.0, 1.0, 0.5, -9.0])
+    k: the sum of p, a number above 0 or an array that broadcasts to the scores with size 1 along the classes; it has a gradient.
+
+    >>> anymax.apply(anymax.Budget(k=2), [3.0, 1.0, 0.5, -9.0])
     array([1.  , 0.75, 0.25, 0.  ])
     """
 
-    k: Any = 1.0
+    k: Parameter = 1.0
 
     name = "budget"
     formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
@@ -90,7 +92,8 @@ class Budget(Separable):
         return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
 
     def check(self, n: int) -> None:
-        if not is_array(self.k) and self.k > n:
+        k: Any = self.k
+        if not is_array(k) and k > n:
             raise ValueError(
-                f"Budget(k={self.k}): k classes can't be chosen of {n}; k must be at most the number of classes"
+                f"Budget(k={k}): k classes can't be chosen of {n}; k must be at most the number of classes"
             )

@@ -24,6 +24,7 @@ from .._array import (
 )
 from .._mapping import Facts, Separable, positive, row_top
 from .._solve import anchored_power, pivot, root, sorted_power_threshold
+from .._typing import Parameter
 from .softmax import Softmax
 
 _SORTED = {1.0 / 3.0: 3, 0.5: 2, 1.0: 1}  # alpha - 1 -> r = 1 / (alpha - 1), where a closed form exists
@@ -31,21 +32,24 @@ _SORTED = {1.0 / 3.0: 3, 0.5: 2, 1.0: 1}  # alpha - 1 -> r = 1 / (alpha - 1), wh
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entmax(Separable):
-    """`p_i = ((alpha-1)(x_i - tau))_+^(1/(alpha-1))`, the map of the Tsallis entropy `(1 - sum p^alpha) / (alpha (alpha-1))`.
+    """alpha-entmax: `p_i = max((alpha-1)(x_i - tau), 0)^(1/(alpha-1))`, the map of the Tsallis entropy
+    `(1 - sum p^alpha) / (alpha (alpha-1))`.
 
-    Any alpha > 0: softmax at exactly 1, sparsemax at 2; sparse above 1, heavy-tailed below. alpha may be a number or an array that
-    broadcasts over rows (size 1 along the classes), with an exact gradient through the map and through the loss; an
-    entry of such an array that is not positive makes its rows NaN. The loss is 0 once the target leads by
-    1/(alpha-1). Peters, Niculae and Martins 2019. Closed forms at 4/3, 3/2 and 2; otherwise Newton on the r-norm of
-    `(x - tau)_+`, r = 1/(alpha-1), which is convex; above 2, where the edge of the support is infinitely steep, the row is
-    anchored at the smallest supported score (see `_solve.pivot`). fp32 total variation error below 2e-7.
+    Use it between softmax (alpha = 1) and sparsemax (alpha = 2), or learn alpha; sparse above 1, heavy-tailed below. The loss is 0 once
+    the target leads by 1/(alpha-1). Peters, Niculae and Martins 2019. Closed forms at 4/3, 3/2 and 2; otherwise Newton's method. fp32
+    total variation error below 2e-7.
 
-    >>> from anymax import Entmax, apply
-    >>> apply(Entmax(1.5), [1.0, 0.0, -1.0]).round(4)
+    alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned, with an
+        exact gradient through the map and through the loss. An entry of an array that is not positive makes its rows NaN.
+
+    >>> anymax.apply(anymax.Entmax(alpha=1.5), [1.0, 0.0, -1.0]).round(4)
     array([0.8307, 0.1693, 0.    ])
     """
 
-    alpha: Any = 1.5
+    # Newton works on the r-norm of (x - tau)_+, r = 1/(alpha-1), which is convex; above alpha = 2, where the edge of the support is
+    # infinitely steep, the row is anchored at the smallest supported score (see `_solve.pivot`).
+
+    alpha: Parameter = 1.5
 
     name = "entmax"
     formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
@@ -62,7 +66,7 @@ class Entmax(Separable):
 
     @property
     def facts(self) -> Facts:
-        alpha = self.alpha
+        alpha: Any = self.alpha
         if is_array(alpha):
             above = (alpha > 1).any()
             sparse = not known(above) or bool(above)
@@ -72,7 +76,8 @@ class Entmax(Separable):
 
     @property
     def steep(self) -> bool:  # type: ignore[override]
-        return is_array(self.alpha) or self.alpha > 2
+        alpha: Any = self.alpha
+        return is_array(alpha) or alpha > 2
 
     def _c(self, x: Array, xp: Namespace) -> Any:
         return like(self.alpha, x, xp) - 1.0

@@ -22,21 +22,25 @@ from .._array import (
 )
 from .._mapping import Facts, Mapping, positive, row_top
 from .._solve import root
+from .._typing import Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NormMax(Mapping):
-    """`p = argmax <p, x> - ||p||_alpha`: `p_i ~ (x_i - tau)_+^(1/(alpha-1))` with `sum_i (x_i - tau)_+^(alpha/(alpha-1)) = 1`.
+    """Normmax, `argmax <p, x> - ||p||_alpha`: p_i in proportion to `max(x_i - tau, 0)^(1/(alpha-1))`.
 
-    Sparse for every alpha > 1; tau is the potential itself, so p = d tau / dx. A support of equal weights is favoured. alpha may
-    be a number or an array that broadcasts over rows, with a gradient. Blondel, Martins and Niculae 2020, section 4.
+    Use it to choose a set of classes and treat them alike: sparse, and nearly equal on what is kept. tau, with
+    `sum_i max(x_i - tau, 0)^(alpha/(alpha-1)) = 1`, is the potential itself, so p = d tau / dx. Blondel, Martins and Niculae 2020,
+    section 4.
 
-    >>> from anymax import NormMax, apply
-    >>> apply(NormMax(2.0), [1.0, 1.0, -2.0])
+    alpha: the order of the norm, a number above 1, or an array that broadcasts to the scores with size 1 along the classes; it has a
+        gradient. The larger, the more equal are the classes that are kept.
+
+    >>> anymax.apply(anymax.NormMax(alpha=2.0), [1.0, 1.0, -2.0])
     array([0.5, 0.5, 0. ])
     """
 
-    alpha: Any = 2.0
+    alpha: Parameter = 2.0
 
     name = "normmax"
     formula = "argmax ⟨p, x⟩ − ‖p‖_α"

@@ -11,16 +11,18 @@ from .._mapping import Facts, Mapping, RatioMap, row_top
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratio(RatioMap):
-    """`p_i = u(x_i) / sum_j u(x_j)` for your own u >= 0 and its derivative du.
+    """Ratio: `p_i = u(x_i) / sum_j u(x_j)` for a function u >= 0 of your own.
 
-    Both are called with the scores as an array of the caller's framework. Without `du` the map can be applied, and differentiated by
-    torch and JAX through u itself, but not by NumPy. Generally neither monotone (say so with `monotone=True`) nor
-    shift-invariant, and without a Fenchel-Young loss. A row in which every u is 0 gives zeros.
-    Ready-made: `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()`.
+    Use it to try a function in the place of exp. Ready-made: `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()`. Not
+    shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
 
-    >>> from anymax import Ratio, apply
-    >>> apply(Ratio.square(), [1.0, 2.0, -2.0])
-    array([0.11111111, 0.44444444, 0.44444444])
+    u: a function of an array of scores, of the caller's framework, that returns one number from 0 on for each.
+    du: its derivative, in the same form. Without it the map can be applied, and differentiated by torch and JAX through u itself, but
+        not by NumPy.
+    monotone: True where u grows with x, so that `facts` say so.
+
+    >>> anymax.apply(anymax.Ratio(lambda x: x**4, lambda x: 4 * x**3), [1.0, 2.0, -2.0]).round(3)
+    array([0.03 , 0.485, 0.485])
     """
 
     u: Callable[[Array], Array]

@@ -11,14 +11,14 @@ from .._mapping import Facts, RatioMap, row_top
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sigsoftmax(RatioMap):
-    """`p_i ~ exp(x_i) sigmoid(x_i)`.
+    """Sigsoftmax: p_i in proportion to `exp(x_i) sigmoid(x_i)`.
 
-    Its log-probabilities are not linear in the scores, so a low-rank output layer can express more of them than softmax's can. Dense,
-    monotone, not shift-invariant; no Fenchel-Young loss. Kanai et al. 2018.
+    Use it for a large vocabulary behind a narrow layer: its log-probabilities are not linear in the scores, so such a layer can express
+    more of them than with softmax. Dense, monotone, not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. Kanai
+    et al. 2018. It has no parameters.
 
-    >>> from anymax import Sigsoftmax, apply
-    >>> apply(Sigsoftmax(), [0.0, 0.0])
-    array([0.5, 0.5])
+    >>> anymax.apply(anymax.Sigsoftmax(), [2.0, 1.0, -1.0]).round(3)
+    array([0.757, 0.231, 0.012])
     """
 
     name = "sigsoftmax"

@@ -11,13 +11,13 @@ from .._mapping import Facts, Separable, row_top
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Softmax(Separable):
-    """`p_i = exp(x_i) / sum_j exp(x_j)`, the map of `Omega(p) = sum_i p_i log p_i`; its threshold is logsumexp.
+    """Softmax: `p_i = exp(x_i - tau)` with tau = logsumexp(x), the map of `Omega(p) = sum_i p_i log p_i`.
 
-    Dense, monotone, shift-invariant; its loss is the cross-entropy. fp32 total variation error 1e-7.
+    The default choice. Dense, monotone, shift-invariant; its loss is the cross-entropy. fp32 total variation error 1e-7. It has
+    no parameters.
 
-    >>> from anymax import Softmax, apply
-    >>> apply(Softmax(), [0.0, 0.0])
-    array([0.5, 0.5])
+    >>> anymax.apply(anymax.Softmax(), [2.0, 1.0, -1.0]).round(3)
+    array([0.705, 0.259, 0.035])
     """
 
     name = "softmax"

@@ -23,23 +23,26 @@ from .._array import (
 )
 from .._mapping import Facts, Mapping, row_top
 from .._truncate import topk_keep, topp_keep
+from .._typing import Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseSoftmax(Mapping):
-    """Softmax over a set of kept classes: the k largest scores, or the fewest whose softmax mass reaches p.
+    """Softmax over the classes that are kept, the k largest scores or the fewest whose softmax mass reaches p: `p_i = exp(x_i - tau)`.
 
-    The loss is `logsumexp over the kept - x_t`: finite and with a full gradient when the target is not among them. Classes
-    outside get neither mass nor gradient, so it suits fine-tuning and not training from scratch. Ties are broken by position:
-    exactly k are kept. Su 2020; Sun et al. 2021.
+    Use it to fine-tune, not to train from scratch: classes that are left out get neither mass nor gradient. tau is logsumexp over the
+    kept classes. The loss, tau - x_t, is finite and has a gradient also where the target is left out. Give either k or p. Su 2020; Sun
+    et al. 2021.
 
-    >>> from anymax import SparseSoftmax, apply
-    >>> apply(SparseSoftmax(k=2), [1.0, 1.0, 0.0])
+    k: the number of classes to keep, an integer from 1; ties are broken by position, so exactly k are kept.
+    p: the mass to keep, a number above 0 and at most 1, or an array with one value a row.
+
+    >>> anymax.apply(anymax.SparseSoftmax(k=2), [1.0, 1.0, 0.0])
     array([0.5, 0.5, 0. ])
     """
 
     k: int | None = None
-    p: Any = None
+    p: Parameter | None = None
 
     name = "sparse_softmax"
     formula = "softmax over the k largest scores, or the fewest of mass p"

@@ -11,15 +11,16 @@ from .._mapping import Facts, RatioMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Taylor(RatioMap):
-    """`p_i ~ f_k(x_i)`, `f_k(x) = sum_{m<=k} x^m / m!`, which is positive for every even order k.
+    """Taylor softmax: p_i in proportion to `f(x_i)`, f the Taylor polynomial of exp, `1 + x + x^2/2` for order 2.
 
-    Long-tailed: polynomial where softmax is exponential. Neither monotone (order 2 falls below x = -1) nor shift-invariant, so
-    the maximum must not be subtracted; the row is scaled by its largest |x| instead, which keeps any score finite.
-    No Fenchel-Young loss exists; train with `taylor_softmax_loss` (-log p_t). de Brebisson and Vincent 2015.
+    Use it for long tails: polynomial where softmax is exponential. Neither monotone (order 2 falls below x = -1) nor shift-invariant,
+    so the maximum must not be subtracted; the row is scaled by its largest |x| instead, which keeps any score finite. It has no
+    Fenchel-Young loss; train with `taylor_softmax_loss`, -log p_t. de Brebisson and Vincent 2015.
 
-    >>> from anymax import Taylor, apply
-    >>> apply(Taylor(2), [1.0, 0.0])
-    array([0.71428571, 0.28571429])
+    order: the degree of the polynomial, an even number from 2 to 170: only these are positive everywhere.
+
+    >>> anymax.apply(anymax.Taylor(order=2), [1.0, 0.0]).round(4)
+    array([0.7143, 0.2857])
     """
 
     order: int = 2

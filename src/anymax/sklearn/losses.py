@@ -9,9 +9,10 @@ import numpy as np
 from .. import kernels
 from .._array import quiet
 from .._mapping import Mapping
-from ..functional import apply, log_apply, logsumexp, softmax
+from ..functional import apply, log_apply, softmax
 from ..losses import fenchel_young, nll
 from ..mappings import Entmax, Softmax, Sparsemax
+from ..thresholds import logsumexp
 
 _NARROW = 64  # classes up to which a loss is quicker from p than in one pass
 
@@ -114,7 +115,8 @@ class IndexLoss:
 def _exponent(mapping: Mapping) -> float | None:
     """alpha - 1 of the maps that are entmax."""
     if type(mapping) is Entmax:
-        return mapping.alpha - 1.0
+        alpha: Any = mapping.alpha
+        return alpha - 1.0
     return {Softmax: 0.0, Sparsemax: 1.0}.get(type(mapping))
 
 

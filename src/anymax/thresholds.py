@@ -1,0 +1,184 @@
+"""The one number of each row: the threshold tau of a map, and the smooth maximum, which is that of softmax."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Generic, NamedTuple
+
+from . import _array, kernels
+from ._array import Array, is_array, is_torch, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._mapping import Mapping, one_a_row
+from ._names import as_mapping
+from ._options import answering, spelled
+from ._rows import aligned, join, like_scores, prepare, restore_axis
+from ._shards import refuse as refuse_sharded
+from ._typing import ArrayT, Axes, Mask, Numbers, Parameter
+from .autodiff import bridge
+from .functional import apply
+from .mappings import Softmax
+
+
+class Threshold(NamedTuple, Generic[ArrayT]):
+    """What `threshold` returns: the pair of tau and the number of classes with a probability above 0, for each row.
+
+    tau: the threshold, with `p_i = link(x_i - tau)`.
+    support: how many classes of the row have p_i > 0.
+
+    >>> tau, support = anymax.threshold(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [9.0, 0.0, 0.0]])
+    >>> support
+    array([2, 1])
+    """
+
+    tau: ArrayT
+    support: ArrayT
+
+
+@answering()
+@spelled(apply)
+def threshold(
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    axis: Axes = None,
+    *,
+    dim: Axes = None,
+    mask: Mask = None,
+    keepdims: bool = False,
+    keepdim: bool = False,
+) -> Threshold[ArrayT]:
+    """The threshold tau of each row, and how many classes have a probability above 0.
+
+    tau is all that is needed to compute p, as `p_i = link(x_i - tau)`: the link is exp for softmax (tau is logsumexp), `max(t, 0)` for
+    sparsemax, `max((alpha-1) t, 0)^(1/(alpha-1))` for entmax, `min(max(t, 0), 1)` for budget. For normmax and sparse softmax tau is
+    the potential, whose gradient is p.
+
+    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+    mask: booleans that broadcast to x, True = keep; tau of a row without classes is -inf.
+    keepdims: True to keep the axis of the classes, with size 1.
+    keepdim: another name of `keepdims`.
+
+    Returns a `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. Neither has a gradient.
+
+    >>> anymax.threshold(anymax.Sparsemax(), [2.0, 1.5, -1.0])
+    Threshold(tau=..., support=...)
+    """
+    mapping = as_mapping(mapping, "threshold")
+    if not mapping.has_threshold:
+        raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("threshold", x)
+    if isinstance(axis, (tuple, list)):
+        joined, mapping, mask = join(mapping, x, axis, mask)
+        found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
+        return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
+    x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    xp = namespace(rows)
+    tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
+    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
+    size = _support_size(p, xp)
+    tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
+    tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
+    return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
+
+
+_COUNTED = 1 << 20  # entries at a time: torch and NumPy make integers of eight bytes of all that they are to count
+
+
+def _support_size(p: Array, xp: Any) -> Array:
+    """How many entries of each row are above 0, [..., 1]."""
+    size, n = math.prod(p.shape), p.shape[-1]
+    if size <= 4 * _COUNTED or not _array.known(p):
+        return xp.sum(_array.counts(p > 0, xp), axis=-1, keepdims=True)
+    p, lead = xp.reshape(p, (-1, n)), p.shape[:-1]
+    high, wide = max(1, _COUNTED // n), min(n, _COUNTED)
+    parts = [
+        sum(_support_size(p[i : i + high, j : j + wide], xp) for j in range(0, n, wide))
+        for i in range(0, p.shape[0], high)
+    ]
+    return xp.reshape(xp.concat(parts), (*lead, 1))
+
+
+def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    engine = None if _array.compiling() else kernels.compiled("threshold", mapping, rows)
+    if engine is not None:
+        return engine.threshold(mapping, rows)
+    with quiet(rows):
+        return mapping.threshold(upcast(rows, xp), xp)  # type: ignore[attr-defined]
+
+
+@answering({"tau": "say temperature=", "T": "say temperature="})
+@spelled(apply)
+def logsumexp(
+    x: ArrayT | Numbers,
+    axis: Axes = None,
+    *,
+    dim: Axes = None,
+    temperature: Parameter = 1.0,
+    mask: Mask = None,
+    keepdims: bool = False,
+    keepdim: bool = False,
+) -> ArrayT:
+    """The smooth maximum `T log sum_i exp(x_i / T)` of scores, T the temperature.
+
+    Use it to normalise log-probabilities, or as a maximum with a gradient, which is softmax(x / T). It lies above the
+    maximum, by T log n at most.
+
+    temperature: T, a number from 0 on or an array with one value a row; 0 gives the maximum itself.
+    mask: booleans that broadcast to x, True = keep; a row without classes gives -inf.
+    keepdims: True to keep the axis of the classes, with size 1.
+    keepdim: another name of `keepdims`.
+
+    Returns one number for each row, as an array of the kind and dtype of x.
+
+    >>> anymax.logsumexp([2.0, 1.0, -1.0]).round(3)
+    np.float64(2.349)
+    """
+    temperature = _array.number(temperature)
+    if not is_array(temperature):
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
+        if not temperature >= 0:
+            raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
+    axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
+    refuse_sharded("logsumexp", x)
+    if isinstance(axis, (tuple, list)):
+        joined, _, mask = join(Softmax(), x, axis, mask)
+        temperature = joined.beside(temperature, "temperature")
+        out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
+        return joined.apart(out, summed=True) if keepdims else out
+    x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
+    xp = namespace(rows)
+    s = upcast(rows, xp)
+    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows) and not _array.compiling()
+    out = None
+    engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
+    if engine is not None:
+        out = engine.logsumexp(rows)
+    if out is None:
+        with quiet(rows):
+            out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
+    out = like_scores(restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
+    return out if keepdims else xp.squeeze(out, axis=axis)
+
+
+def _tracked(x: Array) -> bool:
+    """True where a gradient is asked for."""
+    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+
+def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
+    high = _array.top(s, xp)
+    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t is infinite: the limit, the maximum
+    if not is_array(t) and t < tiny:
+        return high
+    cold = t < tiny if is_array(t) else None
+    t = t if cold is None else _array.safe(t, ~cold, 1.0, xp)
+    finite = (high < xp.inf) & (high > -xp.inf)
+    anchor = stop_gradient(xp.where(finite, high, xp.zeros_like(high)))
+    keep = s > -xp.inf
+    below = xp.where(keep, s - anchor, xp.zeros_like(s)) / t
+    first = xp.argmax(s, axis=-1, keepdims=True)
+    alone = _array.positions(s, first.dtype, xp) == first
+    rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
+    smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
+    return xp.where(finite if cold is None else finite & ~cold, smooth, high)
