@@ -78,17 +78,8 @@ class Mapping(ABC):
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
         spared = {
-            "name",
-            "formula",
-            "kernel",
-            "facts",
-            "instead",
-            "example",
-            "has_threshold",
-            "check",
-            "no_potential",
-            *fields,
-        }
+            "name", "formula", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields,
+        }  # fmt: skip
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
@@ -101,9 +92,7 @@ class Mapping(ABC):
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        functional = sys.modules[
-            "anymax.functional"
-        ]  # verbs stand on a floor above, and `import anymax` has loaded them
+        functional = sys.modules["anymax.functional"]  # a floor above; `import anymax` has loaded it
         return functional._sugar(self.name, self, x, axis, out, options)
 
     @property
