@@ -12,6 +12,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 from generator import assets, build, docstrings  # noqa: E402
 from generator import project as about  # noqa: E402
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 
 import anymax  # noqa: E402
 
@@ -120,6 +121,9 @@ suppress_warnings = ["config.cache"]
 
 
 def setup(app):
+    verb = ModuleAnalyzer.for_module("anymax.attention.verb")
+    verb.analyze()
+    verb.overloads.clear()  # the page shows one signature with every option
     generated = HERE / "generated"
     assets.write(generated)
     build.write(generated)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import typing
 
 import numpy as np
 import plainly
@@ -198,3 +201,20 @@ def test_errors(case):
     call, error, words = WRONG[case]
     with pytest.raises(error, match=words):
         call()
+
+
+# -- types ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_types_name_every_implementation_and_every_option():
+    verb, implementations = (
+        importlib.import_module(f"anymax.attention.{part}") for part in ("verb", "implementations")
+    )
+    assert list(typing.get_args(verb.ImplementationName)) == [i.name for i in implementations.IMPLEMENTATIONS]
+    parameters = inspect.signature(A.attention).parameters
+    by_name = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert set(verb.AttentionOptions.__annotations__) == by_name - {"need_weights"}
+    assert inspect.signature(A.explain_attention).parameters == parameters
+    for choice in typing.get_overloads(inspect.unwrap(A.attention)):
+        own = inspect.signature(choice).parameters
+        assert list(own) == [*(name for name in parameters if name not in by_name), "need_weights", "options"]

@@ -77,9 +77,7 @@ class Mapping(ABC):
         cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {
-            "name", "formula", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields,
-        }  # fmt: skip
+        spared = {*"name formula kernel facts instead example has_threshold check no_potential".split(), *fields}
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)

@@ -89,7 +89,7 @@ def attention(
     mix: tuple[AnyArray, float | AnyArray] | None = None,
     need_weights: bool = False,
     implementation: ImplementationName | None = None,
-) -> Any:
+) -> ArrayT | tuple[ArrayT, ArrayT]:
     """Attention `p(scale q k^T + bias) v`, where p is any map and not softmax alone.
 
     Like `torch.nn.functional.scaled_dot_product_attention`, in its shapes, on NumPy, torch and JAX. With a sparse map each query attends

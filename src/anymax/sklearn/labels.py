@@ -41,8 +41,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     Parameters
     ----------
-    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
-        As in `MappingClassifier`; the class weight of a row is the mean of those of its labels.
+    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
+        The class weight of a row is the mean of those of its labels.
     mapping : str or Mapping, default="sparsemax"
         A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
