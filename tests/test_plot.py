@@ -295,7 +295,7 @@ def test_labels(mapping, words):
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match=r"write Sparsemax\(\)"):
+    with pytest.raises(TypeError, match=r"add \(\): Sparsemax\(\)"):
         plot.curves(Sparsemax)
     with pytest.raises(ValueError, match="choose a row"):
         plot.jacobian(Softmax(), np.zeros((2, 3)))
