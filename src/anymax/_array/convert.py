@@ -81,6 +81,9 @@ def _said(x: Any) -> str:
                     return f"a {type(x).__name__} with an integer beyond 64 bits; convert it to float"
             elif not isinstance(v, (float, np.generic)):
                 return f"a {type(x).__name__} with {shown(v)} in it"
+    if is_array(x):
+        hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
+        return f"{shown(x)} and dtype {x.dtype}{hint}"
     if isinstance(x, dict) and x:
         return f"a {type(x).__name__}; give the numbers in it, as in x[{next(iter(x))!r}]"
     if isinstance(x, (set, frozenset, Iterator)):
