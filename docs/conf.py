@@ -11,6 +11,7 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("MPLBACKEND", "agg")
 
 from generator import assets, build, docstrings  # noqa: E402
+from generator import project as about  # noqa: E402
 
 import anymax  # noqa: E402
 
@@ -59,7 +60,8 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "capture_repr": (),
-    "download_all_examples": False,
+    "download_all_examples": True,  # on the gallery's first page: all scripts, all notebooks
+    "first_notebook_cell": "%pip install -q 'anymax[plot,sklearn]'\n%matplotlib inline",
     "show_memory": False,
     "write_computation_times": False,  # that page loads scripts of other servers
     "min_reported_time": 1e6,
@@ -79,7 +81,8 @@ html_theme_options = {
     "logo": {"text": "anymax", "image_light": "_static/mark.svg", "image_dark": "_static/mark.svg", "alt_text": ""},
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 11,
+    "icon_links": about.icons(),
     "footer_start": ["copyright"],
     "footer_end": [],
     "navbar_persistent": ["search-button"],
@@ -87,7 +90,18 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_sidebars = {
-    page: [] for page in ("index", "start", "choose", "zh", "explorer", "mathematics", "contributing", "changelog")
+    page: []
+    for page in (
+        "index",
+        "start",
+        "choose",
+        "zh",
+        "explorer",
+        "performance",
+        "mathematics",
+        "contributing",
+        "changelog",
+    )
 }
 
 # One file with all of its extensions, SVG output: no fonts, no network. The menu is off because parts of it load further files.
@@ -111,3 +125,5 @@ def setup(app):
     build.write(generated)
     app.connect("autodoc-process-docstring", docstrings.process)
     app.connect("autodoc-process-signature", docstrings.signature)
+    # the search index forgets the entries of pages that are not written again
+    app.connect("env-updated", lambda app, env: sorted(env.found_docs))

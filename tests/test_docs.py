@@ -24,7 +24,7 @@ if not DOCS.is_dir():
 if str(DOCS) not in sys.path:
     sys.path.insert(0, str(DOCS))
 
-from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, text
+from generator import api, build, docstrings, evidence, maps, measured, migrating, readme, scores, site, speed, text
 
 # -- examples -------------------------------------------------------------------------------------------------------------
 
@@ -343,13 +343,15 @@ def test_noise_is_not_a_figure():
 
 @needs_benchmarks
 def test_pictures_of_performance(tmp_path):
+    """Of each run with every figure, for the light and for the dark theme."""
     pytest.importorskip("matplotlib")
-    body = measured.pictures(tmp_path)
+    body = speed.every(tmp_path)
     drawn = list(tmp_path.glob("*.svg"))
     assert drawn
     for path in drawn:
         assert f"/generated/{path.name}" in body
         assert "sparsemax 1024x1024" in path.read_text(encoding="utf-8")
+    assert len(drawn) == 2 * len([path for path in drawn if not path.stem.endswith("-dark")])
 
 
 @pytest.mark.skipif(not measured.accuracy(), reason="the results of the benchmarks are in the repository only")

@@ -1,5 +1,7 @@
 """The gallery of the documentation: every example runs, and draws."""
 
+import ast
+import re
 import runpy
 from pathlib import Path
 
@@ -32,6 +34,23 @@ def test_example_draws(path):
             assert all(ax.get_xlabel() or ax.get_title() or ax.get_ylabel() for ax in drawn)
     finally:
         plt.close("all")
+
+
+GIVEN = {"plot": "matplotlib", "sklearn": "sklearn"}  # extra -> what it lets a notebook import
+
+
+def test_a_notebook_begins_by_installing_what_the_gallery_imports():
+    """On a hosted machine there is no anymax."""
+    cell = re.search(r'"first_notebook_cell": (.+),', (GALLERY.parent / "conf.py").read_text(encoding="utf-8"))
+    assert cell
+    install = re.fullmatch(r'%pip install -q "anymax\[([\w,]+)\]"', ast.literal_eval(cell[1]))
+    assert install
+    there = {"anymax", "numpy", *(GIVEN[extra] for extra in install[1].split(","))}
+    for path in EXAMPLES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= there, path.name
 
 
 def test_the_gallery_shows_every_kind_of_picture():

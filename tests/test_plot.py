@@ -9,7 +9,20 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import anymax
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, Taylor, apply, plot
+from anymax import (
+    Budget,
+    Entmax,
+    NormMax,
+    PerturbMax,
+    Ratio,
+    Softmax,
+    Sparsemax,
+    SparseSoftmax,
+    Taylor,
+    _drawing,
+    apply,
+    plot,
+)
 from anymax.mappings import CATALOGUE
 
 RNG = np.random.default_rng(0)
@@ -52,6 +65,13 @@ def test_draws_and_returns_axes(call):
     _, own = plt.subplots()
     assert call(ax=own) is own
     own.figure.canvas.draw()
+
+
+def test_draws_in_a_part_of_a_figure():
+    left, _ = plt.figure(layout="constrained").subfigures(1, 2)
+    ax = left.subplots()
+    assert plot.curves([Softmax(), Sparsemax()], ax=ax) is ax
+    left.figure.canvas.draw()
 
 
 def test_heads_give_an_array_of_axes():
@@ -184,7 +204,7 @@ def test_colours_are_told_apart_by_everyone(seen):
     assert nearest(plot.COLOURS) > 15
     if seen is SEEN["deutan"]:
         assert nearest(matplotlib.colormaps["tab10"].colors) < 10  # the check can fail
-    for scale in (plot.SEQUENTIAL, plot._shades()):
+    for scale in (plot.SEQUENTIAL, _drawing.shades()):
         shades = matplotlib.colormaps[scale] if isinstance(scale, str) else scale
         lightness = lab(shades(np.linspace(0, 1, 33))[:, :3], seen)[:, 0]
         assert np.all(np.diff(lightness) > 0) or np.all(np.diff(lightness) < 0)

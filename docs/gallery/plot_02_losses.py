@@ -2,9 +2,9 @@
 Losses of two classes
 =====================
 
-The loss against the lead of the target's score, divided by its value where the two scores are equal. Softmax has
-the logistic loss, sparsemax the modified Huber loss: quadratic near the answer, linear far from it, and 0 once the
-target leads by 1.
+The loss against the lead of the target's score, divided by its value where the two scores are equal. For softmax it
+is the logistic loss, for sparsemax the modified Huber loss: quadratic near the answer, linear far from it, and 0
+once the target leads by 1.
 """
 
 from anymax import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, Taylor, plot
@@ -13,8 +13,8 @@ plot.losses()
 
 # %%
 # Without the division, and without the classic losses. Taylor softmax has no loss of its own, so its negative
-# log-likelihood is drawn: it falls again on the far left, where the wrong answer gets more probable as its score
-# sinks.
+# log-likelihood is drawn: it falls again on the far left, where the target becomes more probable as its score
+# falls.
 
 plot.losses(
     [Softmax(), Sparsemax(), NormMax(2.0), PerturbMax("normal"), Taylor(2)],
@@ -23,6 +23,6 @@ plot.losses(
 )
 
 # %%
-# Entmax reaches 0 at a lead of 1 / (alpha - 1).
+# Entmax reaches 0 at a lead of :math:`1 / (\alpha - 1)`.
 
 plot.losses([Entmax(alpha) for alpha in (1.25, 1.5, 2.0, 3.0)], classic=False)

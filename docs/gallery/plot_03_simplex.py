@@ -2,9 +2,9 @@
 Three classes
 =============
 
-The largest of three probabilities, over all scores that sum to 0. White lines part the regions in which one, two or
-three classes have a probability above 0; the dashed triangle is the simplex itself, which sparsemax leaves where it
-is.
+The largest of three probabilities, over all scores that sum to 0. White lines separate the regions in which one,
+two or three classes have a probability above 0. The dashed triangle is the simplex itself; sparsemax does not move
+the points inside it.
 """
 
 import matplotlib.pyplot as plt
@@ -19,6 +19,6 @@ maps = (
     SparseSoftmax(k=2),
     PerturbMax("uniform"),
 )
-figure, axes = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(10, 6.2), layout="constrained")
 for mapping, ax in zip(maps, axes.flat):
-    plot.simplex(mapping, resolution=241, ax=ax)
+    plot.simplex(mapping, resolution=241, ax=ax).title.set_fontsize("medium")

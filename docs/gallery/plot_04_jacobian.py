@@ -2,8 +2,8 @@
 Jacobians
 =========
 
-How each probability answers to each score. Exact zeros are white: a class outside of the support neither gives nor
-takes.
+How each probability changes with each score. Exact zeros are white: a class outside the support affects no other
+class and is affected by none.
 """
 
 import matplotlib.pyplot as plt
@@ -13,15 +13,16 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, plot
 
 x = [0.8, 0.5, 0.2, -1.0]
+maps = (Softmax(), Entmax(1.5), Sparsemax(), SparseSoftmax(k=2))
+bound = max(np.abs(anymax.jacobian(mapping, x)).max() for mapping in maps)
 figure, axes = plt.subplots(2, 2, figsize=(9, 7.5), layout="constrained")
-for mapping, ax in zip(
-    (Softmax(), Entmax(1.5), Sparsemax(), SparseSoftmax(k=2)), axes.flat
-):
-    plot.jacobian(mapping, x, ax=ax)
+for mapping, ax in zip(maps, axes.flat):
+    plot.jacobian(mapping, x, bound=bound, ax=ax)
 
 # %%
-# Its size, half the sum of the absolute entries, as one score leaves four others behind. That of softmax is never
-# above 1 and fades; that of sparsemax is the number of supported classes less 1, and then nothing.
+# The size of the Jacobian, half the sum of its absolute entries, while one score leaves four others behind. For
+# softmax it stays below 1 and fades away; for sparsemax it is the number of classes in the support less 1, and ends
+# at 0.
 
 lead = np.linspace(-1.0, 5.0, 241)
 rows = np.stack(
@@ -33,7 +34,7 @@ for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
     ax.plot(
         lead,
         size,
-        label=plot.label(mapping),
+        label=plot.title(mapping),
         color=plot.COLOURS[i],
         linestyle=plot.DASHES[i],
         linewidth=2,

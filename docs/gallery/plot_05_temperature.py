@@ -2,9 +2,9 @@
 Temperature
 ===========
 
-Four fixed scores, divided by a temperature T. Softmax goes to the one-hot argmax as T falls and never arrives.
-Sparsemax drops one class after the other, each at a temperature that is a sum of score differences, and is one-hot
-from the lead of the best score on.
+Four fixed scores, divided by a temperature :math:`T`. As :math:`T` falls, softmax approaches the one-hot argmax and
+never reaches it. Sparsemax drops one class after the other, each at a temperature that is a sum of score differences
+(dotted), and is one-hot once :math:`T` is at most the lead of the best score.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ from anymax import Entmax, Softmax, Sparsemax, plot, transforms
 
 x = np.array([1.0, 0.6, 0.1, -0.5])
 temperatures = np.geomspace(0.1, 20.0, 300)
-figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained", sharey=True)
 for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
     p = anymax.apply(
         mapping, transforms.temperature(temperatures[:, None])(np.broadcast_to(x, (300, 4)))
@@ -23,7 +23,7 @@ for mapping, ax in zip((Softmax(), Entmax(1.5), Sparsemax()), axes):
     for i in range(4):
         style = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i], "linewidth": 2}
         ax.plot(temperatures, p[:, i], label=f"score {x[i]:g}", **style)
-    ax.set(xscale="log", xlabel="temperature", title=plot.label(mapping))
+    ax.set(xscale="log", xlabel="temperature", title=plot.title(mapping))
 axes[0].set_ylabel("probability")
 axes[0].legend()
 for k in range(1, 4):

@@ -1,9 +1,9 @@
-"""
+r"""
 From softmax to sparsemax
 =========================
 
-The probabilities of five fixed scores against alpha. At 1 they are softmax's, at 2 sparsemax's. Classes leave one
-by one.
+The probabilities of five fixed scores against :math:`\alpha`. At 1 they are those of softmax, at 2 those of
+sparsemax. One class after the other drops to 0.
 """
 
 import matplotlib.pyplot as plt
@@ -25,4 +25,4 @@ for i in range(5):
 ax.set(ylabel="probability")
 ax.legend()
 below.step(alphas, anymax.support(p).sum(axis=-1), color=plot.COLOURS[0], where="post")
-below.set(xlabel="alpha", ylabel="support", yticks=range(1, 6))
+below.set(xlabel=r"$\alpha$", ylabel="classes above 0", yticks=range(1, 6))

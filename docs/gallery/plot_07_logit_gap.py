@@ -1,10 +1,10 @@
-"""
+r"""
 How far apart scores must be
 ============================
 
-Cross-entropy over n classes can only be as small as the spread of the scores allows: a loss of l needs a spread of
-log(n - 1) - log(exp(l) - 1). To be right, any lead would do. The entmax loss is 0 at a lead of 1 / (alpha - 1), for
-any number of classes.
+Cross-entropy over :math:`n` classes can only be as small as the spread of the scores allows: a loss of :math:`l`
+needs a spread of :math:`\log(n - 1) - \log(e^l - 1)`. To be right, any lead would be enough. The entmax loss is 0
+from a lead of :math:`1 / (\alpha - 1)` on, for any number of classes.
 """
 
 import matplotlib.pyplot as plt
@@ -26,5 +26,5 @@ ax.axhline(
     linestyle=plot.DASHES[3],
     label="entmax 1.5: the loss is 0 from here on",
 )
-ax.set(xscale="log", xlabel="loss", ylabel="spread of the scores", ylim=(0, None))
-ax.legend()
+ax.set(xscale="log", xlabel="loss", ylabel="spread of the scores", ylim=(0, 26))
+ax.legend(loc="upper right")

@@ -1,8 +1,9 @@
-"""
+r"""
 How many classes are left
 =========================
 
-The size of the support over 2,000 rows of 100 normal scores. Sparsemax keeps the fewest; a lower alpha keeps more.
+The size of the support over 2,000 rows of 100 normal scores. Sparsemax keeps the fewest; a
+lower :math:`\alpha` keeps more.
 """
 
 import numpy as np
@@ -20,8 +21,8 @@ plot.support_histogram(
 )
 
 # %%
-# Long supports are counted in steps. Entmax 1.1 of 1,000 classes, beside the nucleus that holds 0.9 of softmax's
-# mass.
+# Large supports are counted in bins. Entmax 1.1 of 1,000 classes, beside the nucleus that holds a softmax
+# probability of 0.9.
 
 wide = np.random.default_rng(1).normal(size=(500, 1000))
 plot.support_histogram(

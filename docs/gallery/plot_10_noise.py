@@ -17,12 +17,12 @@ plot.curves(
 )
 
 # %%
-# Gumbel-softmax: relaxed samples of three classes. The lower the temperature, the nearer they are to a vertex;
-# which one is nearest is a sample of softmax at every temperature.
+# Gumbel-softmax: relaxed samples of three classes. The lower the temperature, the nearer they are to a vertex. At
+# every temperature, the nearest vertex is a sample from softmax.
 
 scores = np.broadcast_to(np.array([1.0, 0.5, 0.0]), (600, 3))
 corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
-figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 for temperature, ax in zip((0.2, 1.0, 5.0), axes):
     p = anymax.gumbel_softmax(scores, temperature, generator=np.random.default_rng(0))
     nearest = p.argmax(axis=-1)

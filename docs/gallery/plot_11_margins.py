@@ -2,8 +2,8 @@
 Margins
 =======
 
-What a margin makes of the target's cosine before the loss: the same angle counts as a worse one. Past the angle
-where a cosine would turn, the curve goes on falling.
+A margin lowers the target's cosine before the loss, so that the same angle counts as a larger one. Where a cosine
+would rise again, the curve keeps falling.
 """
 
 import matplotlib.pyplot as plt
@@ -34,8 +34,8 @@ ax.set(
 ax.legend()
 
 # %%
-# The loss of a target against one other class at 90 degrees, with a margin of 0.35 and a scale of 10. A sparse
-# map stops at a lead that softmax never stops at.
+# The loss of a target against one other class at 90 degrees, with a margin of 0.35 and a scale of 10. The loss of a
+# sparse map is exactly 0 once the target leads by enough; that of softmax never is.
 
 pair = np.concatenate([cosines, 0.0 * cosines], axis=-1)
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
@@ -46,7 +46,7 @@ for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
     ax.plot(
         degrees,
         loss,
-        label=plot.label(mapping),
+        label=plot.title(mapping),
         color=plot.COLOURS[i],
         linestyle=plot.DASHES[i],
         linewidth=2,

@@ -1,11 +1,13 @@
-"""
+r"""
 Long rows
 =========
 
-One score of 4 among n scores of 0. Softmax forgets it as n grows. Scalable softmax multiplies the scores by log n
-and keeps it; sparsemax and entmax give it everything at any length, since it leads by more than 1 / (alpha - 1).
+One score of 4 among :math:`n` scores of 0. Under softmax its probability falls as :math:`n` grows. Scalable softmax
+multiplies the scores by :math:`\log n` and keeps it. Sparsemax and entmax give it a probability of 1 at any length,
+because it leads by more than :math:`1 / (\alpha - 1)`.
 
-With noise on all scores the best of many others comes near. Sparse maps then share among these few, and not among all.
+With normal noise on all scores (means of 20 rows), the largest of many others comes close. Sparse maps then share
+the probability among these few, and not among all.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +19,7 @@ from anymax import plot, transforms
 lengths = np.unique(np.geomspace(2, 30_000, 20).astype(int))
 maps = {
     "softmax": anymax.softmax,
-    "scalable softmax, 0.43 log n": lambda x: anymax.softmax(
+    r"scalable softmax, $0.43 \log n$": lambda x: anymax.softmax(
         transforms.scalable(beta=0.43)(x)
     ),
     "entmax 1.5": anymax.entmax15,
@@ -31,7 +33,7 @@ def scores(n, noise):
     return x
 
 
-figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
 for noise, ax in zip((0.0, 0.7), axes):
     for i, (name, p) in enumerate(maps.items()):
         share = [p(scores(n, noise))[:, 0].mean() for n in lengths]
@@ -44,5 +46,5 @@ for noise, ax in zip((0.0, 0.7), axes):
         ax.plot(lengths, share, label=name, **style)
     ax.set(xscale="log", xlabel="length of the row")
 axes[0].set(ylabel="probability of the one score", title="the others are 0")
-axes[1].set_title("normal noise of 0.7 on all scores, mean of 20 rows")
-axes[0].legend()
+axes[1].set_title("noise of 0.7 on all scores")
+axes[0].legend(loc="center right", fontsize="small")

@@ -2,7 +2,7 @@
 A classifier of digits
 ======================
 
-A linear classifier of scikit-learn's small digits, trained with the own loss of three maps.
+Linear classifiers of scikit-learn's small digits, trained with the losses of three maps.
 """
 
 import matplotlib.pyplot as plt
@@ -26,14 +26,14 @@ for name, model in models.items():
     print(f"{name:10s} {right:.1%} right, {zeros:.0%} of the probabilities are exactly 0")
 
 # %%
-# How many digits are left as an answer.
+# How many digits have a probability above 0.
 
 plot.support_histogram(p)
 
 # %%
-# How often they are right, against how sure they are.
+# How often the classifiers are right, against how sure they are.
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 4.6), layout="constrained")
 for (name, each), ax in zip(p.items(), axes):
     plot.calibration(each, y_unseen, name=name, ax=ax)
 
@@ -41,7 +41,7 @@ for (name, each), ax in zip(p.items(), axes):
 # Where sparsemax hesitates between two digits or more, it names them.
 
 several = (p["sparsemax"] > 0.2).sum(axis=1) > 1
-figure, axes = plt.subplots(1, 6, figsize=(12, 2.6), layout="constrained")
+figure, axes = plt.subplots(1, 6, figsize=(9, 2.3), layout="constrained")
 for image, row, ax in zip(unseen[several], p["sparsemax"][several], axes):
     ax.imshow(image.reshape(8, 8), cmap="gray_r")
     ax.set_title(

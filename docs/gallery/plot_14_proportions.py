@@ -3,8 +3,8 @@ Proportions of labels
 =====================
 
 A document has one to three topics in equal shares, and words drawn from them. A linear model is trained on the
-proportions, with the loss of softmax and that of sparsemax. Sparsemax can say that a topic is not there; softmax
-can't. The distance is Jensen and Shannon's, per document.
+proportions, once with the loss of softmax and once with that of sparsemax. Sparsemax can say that a topic is absent;
+softmax cannot. The distance is the Jensen-Shannon divergence, averaged over documents.
 """
 
 import matplotlib.pyplot as plt
@@ -72,7 +72,7 @@ ax.set(
 ax.legend()
 
 # %%
-# How many topics the model of the longest documents names.
+# How many topics the model finds in the longest documents.
 
-print("true proportions name", (y[600:] > 0).sum(axis=1).mean(), "topics on average")
+print("true topics in a document:", (y[600:] > 0).sum(axis=1).mean(), "on average")
 plot.support_histogram({"true": y[600:], "sparsemax": p})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import api, evidence, maps, measured, migrating, scores, text
+from . import api, evidence, maps, measured, migrating, project, scores, speed, text
 
 
 def write(folder: Path, pictures: bool = True) -> None:
@@ -19,12 +19,14 @@ def write(folder: Path, pictures: bool = True) -> None:
         "errors": measured.errors(),
         "verdicts": evidence.verdicts(),
         "evidence-toc": evidence.contents(),
-        "performance-short": measured.short(),
+        "performance-runs": measured.fared(),
         "performance-gpu": measured.gpu(),
-        "performance-pictures": measured.pictures(folder) if pictures else "",
+        "speed-cpu": speed.overview(folder) if pictures else "",
+        "speed-gpu": speed.overview(folder, gpu=True) if pictures else "",
+        "speed-every": speed.every(folder) if pictures else "",
+        "repository": project.links(),
+        "hero": maps.hero(folder / "hero.svg") if pictures else "",
     }
     for name, body in parts.items():
         text.save(folder / "parts" / f"{name}.md", body + "\n")
-    if pictures:
-        maps.hero(folder / "hero.svg")
     text.save(folder / "benchmarks.md", measured.all_figures())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import anymax
 from anymax.mappings import CATALOGUE
 
-from . import examples, measured, text
+from . import examples, measured, pictures, text
 
 PROSE = Path(__file__).parents[1] / "maps"
 ALLOWED = ("Definition", "Loss", "Gradient", "When it helps", "When it hurts", "Paper")
@@ -150,9 +151,9 @@ def write(folder: Path, pictures: bool = True) -> None:
     listed = "\n".join(page.kind.name for page in found)
     text.save(
         folder / "index.md",
-        "# Maps\n\nA map takes a vector of scores to a probability distribution. It is frozen data; `anymax.apply`, the losses, "
-        "`anymax.sample`, `anymax.attention` and `anymax.jacobian` act on every one of them. "
-        "{doc}`Which one should I use? </choose>` compares them.\n\n"
+        "# Maps\n\nA map turns a vector of scores into a probability distribution. `anymax.apply`, the losses, `anymax.sample`, "
+        "`anymax.attention` and `anymax.jacobian` work with every one of them. {doc}`Which one should I use? </choose>` compares "
+        "them.\n\n"
         + text.table(("map", "", "exact zeros", "convex loss"), rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
     )
@@ -168,8 +169,9 @@ def markdown(page: Page) -> str:
     }
     parts = [
         f"# {page.kind.__name__}",
+        text.found_by(prose.keys.get("search", name.replace("_", " "))),
         prose.introduction,
-        f"```{{image}} {name}.svg\n:alt: {alternative(page)}\n:class: portrait\n```",
+        portrait(page),
         section(page, "Definition"),
         on_one_vector(page),
         "## Facts",
@@ -193,46 +195,49 @@ def section(page: Page, title: str) -> str:
     return f"## {title}\n\n{page.prose.sections[title]}"
 
 
-def alternative(page: Page) -> str:
-    """What the picture shows, for those who don't see it."""
-    return (
-        f"Four pictures of {page.prose.keys['example']}: the probability of the first of two classes against its lead, the largest "
-        "of three probabilities over the plane of scores, the loss against the margin beside four classic losses, and a Jacobian."
-    )
+PANELS = {  # what the page shows of its map, with the words for those who don't see it; `anymax plot` has them in one picture
+    "curves": "The probability of one class of {map} against its lead over the others.",
+    "simplex": "The largest of three probabilities of {map} over the plane of scores, with the regions where 1, 2 or 3 are above 0.",
+    "losses": "The loss of {map} against the lead of the target, beside four classic losses.",
+    "jacobian": "The Jacobian of {map} at four scores, as a table of numbers.",
+}
+
+
+def portrait(page: Page) -> str:
+    """The Markdown of the panels: side by side, or on a phone one below the other."""
+    items = [
+        f":::{{grid-item}}\n{pictures.shown(f'{page.kind.name}-{name}.svg', words.format(map=page.prose.keys['example']))}\n:::"
+        for name, words in PANELS.items()
+    ]
+    return "\n".join(["::::{grid} 1 2 2 2\n:gutter: 2", *items, "::::"])
 
 
 def draw(page: Page, folder: Path) -> None:
-    """The portrait that `anymax plot` draws too; made anew where the code of the pictures or of the map is newer."""
+    """Drawn anew where the code of the pictures or of the map is newer."""
     from anymax import plot
-    from anymax.cli import pictures
+    from anymax.cli.pictures import SCORES
 
-    target = folder / f"{page.kind.name}.svg"
-    sources = [Path(m) for m in (plot.__file__, pictures.__file__, anymax.__file__, __file__) if m]
-    sources += [Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md"]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
-        return
+    mapping = page.mapping
+    panels: dict[str, Callable[[Any], Any]] = {
+        "curves": lambda ax: plot.curves(mapping, ax=ax),
+        "simplex": lambda ax: plot.simplex(mapping, ax=ax).set_title("Three classes"),
+        "losses": lambda ax: plot.losses(mapping, ax=ax).set_title(f"Loss: {ax.get_title().lower()}"),
+        "jacobian": lambda ax: plot.jacobian(mapping, SCORES, ax=ax).set_title("Jacobian"),
+    }
 
-    def portrait(plt: Any) -> Any:
-        figure = pictures.portrait(page.mapping, pictures.SCORES)
-        figure.set_size_inches(8.8, 7.4)  # smaller, so that the words are larger
+    def panel(plt: Any, name: str) -> Any:
+        figure, ax = plt.subplots(figsize=(4.6, 3.9), layout="constrained")
+        panels[name](ax)
         return figure
 
-    save(target, portrait)
+    own = (Path(anymax.__file__).parent / "mappings" / f"{page.kind.name}.py", PROSE / f"{page.kind.name}.md")
+    for name in PANELS:
+        target = folder / f"{page.kind.name}-{name}.svg"
+        if pictures.old(target, (plot.__file__, anymax.__file__, *SOURCES, *own)):
+            pictures.save(target, functools.partial(panel, name=name))
 
 
-def save(target: Path, picture: Callable[[Any], Any], **settings: Any) -> None:
-    """What `picture` draws with pyplot, in a file that is the same for the same picture."""
-    from anymax import plot
-    from anymax.cli import pictures
-
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": target.stem, **settings}):
-        figure = picture(plt)
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
-
-
+SOURCES = (__file__, pictures.__file__)
 README = Path(__file__).parents[1] / "_static" / "readme.svg"
 THREE = (anymax.Softmax(), anymax.Entmax(1.5), anymax.Sparsemax())
 
@@ -247,23 +252,25 @@ def front(target: Path) -> None:
         plot.curves(THREE, ax=right)
         return figure
 
-    save(target, picture, **{"font.size": 11})
+    pictures.one(target, picture, **{"font.size": 11})
 
 
-def hero(target: Path) -> None:
-    """The picture of the start page: two classes under three maps, three classes under sparsemax."""
+def hero(target: Path) -> str:
+    """The picture of the start page: the row of scores of its example under three maps. The Markdown that shows it."""
     from anymax import plot
 
-    if target.exists() and target.stat().st_mtime > max(Path(m).stat().st_mtime for m in (plot.__file__, __file__)):
-        return
-
     def picture(plt: Any) -> Any:
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.5), layout="constrained", width_ratios=(1.35, 1))
-        plot.curves(THREE, ax=left)
-        plot.simplex(anymax.Sparsemax(), ax=right).set_title("Three classes, sparsemax")
+        figure, ax = plt.subplots(figsize=(5.2, 3.0), layout="constrained")
+        plot.bars(THREE, ax=ax)
         return figure
 
-    save(target, picture)
+    if pictures.old(target, (plot.__file__, *SOURCES)):
+        pictures.save(target, picture, **{"font.size": 11})
+    words = (
+        "Bars: the probabilities that softmax, entmax and sparsemax give to four scores. Softmax gives every class some, entmax leaves "
+        "one out, sparsemax two."
+    )
+    return pictures.shown(f"/generated/{target.name}", words, "hero")
 
 
 if __name__ == "__main__":

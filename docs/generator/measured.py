@@ -1,4 +1,4 @@
-"""Tables and pictures from `benchmarks/results/`: of each machine the newest run."""
+"""Tables from `benchmarks/results/`: of each machine the newest run. `speed.py` draws them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def costs() -> str:
     return text.table(titles, rows, tuple(range(1, len(titles)))) + f"\n\n{run.machine}. Empty: not measured."
 
 
-def short() -> str:
+def fared() -> str:
     """How each run fared, one line each."""
     rows = []
     for run in runs():
@@ -156,13 +156,18 @@ def short() -> str:
     if not rows:
         return "No benchmark has been saved yet."
     head = ("machine", "figures", "bars met", "missed", "wrong or failed", "too noisy")
-    return text.table(head, rows, (1, 2, 3, 4, 5)) + "\n\n" + costs()
+    return text.table(head, rows, (1, 2, 3, 4, 5))
+
+
+def gpu_run() -> Run | None:
+    """The newest run on a GPU."""
+    found = [run for run in runs() if any(r["group"].startswith("gpu") for r in run.readings)]
+    return max(found, key=lambda run: run.facts["date"], default=None)
 
 
 def gpu() -> str:
     """Of the newest run on a GPU: shares of copy speed and ratios, a row a map and shape, a column a pass; attention beside its peers."""
-    found = [run for run in runs() if any(r["group"].startswith("gpu") for r in run.readings)]
-    run = max(found, key=lambda run: run.facts["date"], default=None)
+    run = gpu_run()
     if run is None:
         return "No benchmark on a GPU has been saved yet."
     rows, attention = [], []
@@ -182,69 +187,6 @@ def gpu() -> str:
     if attention:
         parts.append(text.table(("attention, causal", "ms", "against", "ms", "times as fast"), attention, (1, 3, 4)))
     return "\n\n".join([*parts, f"{run.machine}. Calls in CUDA graphs, over buffers larger than the L2 cache."])
-
-
-def pictures(folder: Path) -> str:
-    """A picture of the ratios of each run that has any; the Markdown that shows them."""
-    from anymax import plot
-
-    out = []
-    for run in runs():
-        found = [(title, points) for title, groups in COLUMNS.items() if (points := _points(run, groups))]
-        if not found:
-            continue
-        target = folder / f"performance-{run.name}.svg"
-        source = max(path.stat().st_mtime for path in (RESULTS / f"{run.name}.json", Path(__file__)))
-        if not target.exists() or target.stat().st_mtime < source:
-            _draw(found, target, plot)
-        words = "; ".join(title for title, _ in found)
-        out.append(
-            f"```{{figure}} /generated/{target.name}\n:alt: Our time divided by the peer's for each map and shape, on a logarithmic "
-            f"axis: {words}.\n\nOur time over the time of `torch.softmax` (losses: `F.cross_entropy`), fp32, scores N(0, 1); left of the "
-            f"line we are faster. Bars are quartiles; what was noisy is left out. {run.machine}.\n```"
-        )
-    return "\n\n".join(out) or "No benchmark has been saved yet."
-
-
-def _points(run: Run, groups: tuple[str, ...]) -> list[tuple[str, float, float, float]]:
-    points = []
-    for r in run.readings:
-        wanted = r["group"] in groups and r["peer"] in ("torch.softmax", "F.cross_entropy") and " normal" in r["name"]
-        if wanted and not r["name"].startswith("log") and r.get("ratio") and not r["noisy"]:
-            points.append((r["name"].replace(" normal", "").replace(" out=", ""), r["ratio"], r["low"], r["high"]))
-    return points
-
-
-def _draw(found: list[tuple[str, list[tuple[str, float, float, float]]]], target: Path, plot: Any) -> None:
-    plt = plot.pyplot()
-    plt.switch_backend("agg")
-    heights = [len(points) for _, points in found]
-    with plt.rc_context({"svg.hashsalt": target.stem}):
-        figure, axes = plt.subplots(
-            len(found), 1, figsize=(7.6, 0.19 * sum(heights) + 0.9 * len(found)), height_ratios=heights, layout="constrained",
-            squeeze=False, sharex=True,
-        )  # fmt: skip
-        for (title, points), ax in zip(found, axes[:, 0]):
-            names, ratios, low, high = zip(*points)
-            at = range(len(points), 0, -1)
-            faster = [value < 1 for value in ratios]
-            for side, colour, marker in ((True, plot.COLOURS[0], "o"), (False, plot.COLOURS[1], "D")):
-                some = [i for i, f in enumerate(faster) if f is side]
-                ax.errorbar(
-                    [ratios[i] for i in some], [at[i] for i in some],
-                    xerr=[[ratios[i] - low[i] for i in some], [high[i] - ratios[i] for i in some]],
-                    fmt=marker, color=colour, markersize=4, elinewidth=1.2, linestyle="none",
-                )  # fmt: skip
-            ax.axvline(1.0, color="black", linewidth=1.0)
-            ax.set_yticks(list(at), names, fontsize=7)
-            ax.set_ylim(0.2, len(points) + 0.8)
-            ax.set(xscale="log", title=title)
-            ax.grid(axis="x", which="both", alpha=0.25)
-        axes[-1, 0].set_xlabel("time, ours / theirs")
-        ticks = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
-        axes[-1, 0].set_xticks(ticks, [f"{t:g}" for t in ticks])
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
 
 
 def all_figures() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from . import text
 
 DATA = Path(__file__).parents[1] / "migrating.json"
+SEARCH = "migrating, migrate, entmax package, optax, other packages"
 INTRODUCTION = (
     "Each row of these tables is run by a test: the call on the left and the call on the right give the same values, and where "
     "they are differentiable the same gradients, on the same random inputs. `F` is `torch.nn.functional`; maps and margins are "
@@ -36,6 +37,7 @@ def _version(package: str) -> str:
 def write(path: Path) -> None:
     parts = [
         "# Migrating",
+        text.found_by(SEARCH),
         INTRODUCTION,
     ]
     for table in tables():

@@ -11,14 +11,14 @@ HEAD = ("map", "definition", "exact zeros?", "loss", "when to use")
 
 
 def table() -> str:
-    """A row a map: `shown` or the example, `definition`, `zeros` or the fact, the loss to call, `when`."""
+    """A row a map: `shown` or the example, the formula, `zeros` or the fact, the loss to call, `when`."""
     rows = []
     for page in maps.pages():
         keys, sparse = page.prose.keys, page.mapping.facts.sparse
         rows.append(
             (
                 keys.get("shown", f"`{keys['example']}`"),
-                keys["definition"],
+                page.kind.formula,
                 keys.get("zeros", "yes" if sparse else "no"),
                 f"`{maps.sugar(page.kind.name) or page.loss}`",
                 keys["when"],

@@ -12,7 +12,7 @@ import numpy as np
 import anymax
 from anymax import margins, transforms
 
-from . import examples, text
+from . import examples, pictures, text
 
 PROSE = Path(__file__).parents[1] / "scores"
 SECTIONS = ("Definition", "Gradient", "When it helps", "When it hurts", "Paper")
@@ -83,8 +83,9 @@ def markdown(page: Page) -> str:
     keys, kind = page.prose.keys, page.prose.keys["kind"]
     parts = [
         f"# {keys['title']}",
+        text.found_by(keys.get("search", keys["title"])),
         page.prose.introduction,
-        f"```{{image}} {page.name}.svg\n:alt: {ALTERNATIVES[kind].format(keys['example'])}\n:class: portrait\n```",
+        pictures.shown(f"{page.name}.svg", ALTERNATIVES[kind].format(keys["example"])),
     ]
     for title in SECTIONS[:-1]:
         parts.append(f"## {title}\n\n{page.prose.sections[title]}")
@@ -126,29 +127,15 @@ WIDER = {  # the page's own example, for six scores
 
 def draw(page: Page, target: Path) -> None:
     from anymax import plot
-    from anymax.cli import pictures
 
-    sources = [
-        Path(plot.__file__),
-        Path(transforms.__file__),
-        Path(margins.__file__),
-        Path(__file__),
-        PROSE / f"{page.name}.md",
-    ]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in sources):
-        return
-    pictures.prepare()
-    plt = plot.pyplot()
-    with plt.rc_context({"svg.hashsalt": page.name}):
-        figure = {"transform": _bars, "noise": _frequencies, "margin": _angles}[page.prose.keys["kind"]](
-            page, plot, plt
-        )
-        figure.savefig(target, metadata={"Date": None})
-    plt.close(figure)
+    modules = (plot.__file__, transforms.__file__, margins.__file__, pictures.__file__, __file__)
+    if pictures.old(target, (*modules, PROSE / f"{page.name}.md")):
+        drawn = {"transform": _bars, "noise": _frequencies, "margin": _angles}[page.prose.keys["kind"]]
+        pictures.save(target, lambda plt: drawn(page, plot, plt))
 
 
 def _bars(page: Page, plot: Any, plt: Any) -> Any:
-    figure, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
     transform = WIDER.get(page.name) or page.made
     after = anymax.softmax(transform(SIX))
     at = np.arange(len(SIX))
@@ -164,7 +151,7 @@ def _bars(page: Page, plot: Any, plt: Any) -> Any:
 
 
 def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
-    figure, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
     t = np.linspace(-4.0, 4.0, 41)
     scores = np.stack([t, np.zeros_like(t), -np.ones_like(t)], axis=-1)
     for i, kind in enumerate(("gumbel", "normal", "uniform")):
@@ -178,13 +165,13 @@ def _frequencies(page: Page, plot: Any, plt: Any) -> Any:
             linestyle=plot.DASHES[i],
         )
         ax.plot(t, (drawn.argmax(axis=-1) == 0).mean(axis=0), "osD"[i], color=plot.COLOURS[i], markersize=3.5)
-    ax.set(xlabel="t, with the scores (t, 0, −1)", ylabel="P[first class is largest]")
+    ax.set(xlabel="$t$, with the scores $(t, 0, -1)$", ylabel="how often the first class is largest")
     ax.legend(frameon=False, title="lines: exact; points: 2,000 draws", fontsize=8, title_fontsize=8)
     return figure
 
 
 def _angles(page: Page, plot: Any, plt: Any) -> Any:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained")
+    figure, (above, below) = plt.subplots(2, 1, figsize=(6.0, 6.6), layout="constrained", sharex=True)
     cosines = np.stack([np.cos(ANGLES), np.zeros_like(ANGLES)], axis=-1)
     y = np.zeros(len(ANGLES), dtype=np.int64)
     shown = [
@@ -195,20 +182,20 @@ def _angles(page: Page, plot: Any, plt: Any) -> Any:
     ]
     for i, (name, margin) in enumerate(shown):
         line = {"color": plot.COLOURS[i], "linestyle": plot.DASHES[i % len(plot.DASHES)], "label": name}
-        left.plot(np.degrees(ANGLES), margin(cosines, y)[:, 0], **line)
-        right.plot(
+        above.plot(np.degrees(ANGLES), margin(cosines, y)[:, 0], **line)
+        below.plot(
             np.degrees(ANGLES),
             anymax.margin_loss(anymax.Softmax(), cosines, y, margin=margin, scale=8.0, reduction="none"),
             **line,
         )
     sparse = anymax.margin_loss(anymax.Entmax(1.5), cosines, y, margin=margins.AM(0.35), scale=8.0, reduction="none")
-    right.plot(
+    below.plot(
         np.degrees(ANGLES), sparse, color=plot.COLOURS[4], linewidth=2.6, alpha=0.8, label="AM(0.35), entmax 1.5"
     )
-    left.set(xlabel="angle to the target's class, degrees", ylabel="what the loss takes for its cosine")
-    right.set(xlabel="angle to the target's class, degrees", ylabel="loss, two classes, scale 8")
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8)
+    above.set(ylabel="what the loss takes for its cosine")
+    below.set(xlabel="angle to the target's class, degrees", ylabel="loss, two classes, scale 8")
+    above.legend(frameon=False, fontsize=8)
+    below.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -1,4 +1,7 @@
-"""What may be wrong with the built site: assets of another server, links to nowhere. `python -m generator.site FOLDER` in `docs/`."""
+"""What may be wrong with the built site: assets of another server, links to nowhere, a search that finds something else.
+
+`python -m generator.site FOLDER` in `docs/`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from . import search
 
 _ASSETS = {
     "img": "src",
@@ -92,7 +97,16 @@ def _at(page: Path, link: str) -> Path:
     return (page.parent / path).resolve() if path else page
 
 
+def main(folder: Path) -> int:
+    wrong = problems(folder)
+    try:
+        wrong += search.problems(folder)
+        searched = "the search finds each page by its own words"
+    except FileNotFoundError as error:
+        searched = f"the search was not tried: {error}"
+    print("\n".join(wrong) or f"every asset is local, every link inside the site leads somewhere, {searched}")  # noqa: T201
+    return bool(wrong)
+
+
 if __name__ == "__main__":
-    wrong = problems(Path(sys.argv[1]))
-    print("\n".join(wrong) or "every asset is local, every link inside the site leads somewhere")  # noqa: T201
-    sys.exit(bool(wrong))
+    sys.exit(main(Path(sys.argv[1])))

@@ -36,6 +36,11 @@ def plain(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>$])", r"\\\1", words)
 
 
+def found_by(words: str) -> str:
+    """Entries of the index, which the site's search shows before anything else; words between commas."""
+    return f"```{{index}} {', '.join(f'! {word.strip()}' for word in words.split(','))}\n```"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> str:
     """A Markdown table; columns in `right` are aligned to the right."""
     line = "|" + "|".join("---:" if i in right else "---" for i in range(len(header))) + "|"

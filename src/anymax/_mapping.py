@@ -57,6 +57,7 @@ class Mapping(ABC):
     _link: Any
 
     name: ClassVar[str]
+    formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
@@ -71,25 +72,27 @@ class Mapping(ABC):
     ] = ()  # the parameters that may vary along the classes; others have one value a row
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A kernel holds for the class that names it: one that inherits it and overrides a formula is served by its own formulas."""
+        """Kernel and formula hold for the class that names them: one that inherits them and overrides a method is served by its own."""
         super().__init_subclass__(**options)
         cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {"name", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields}
+        spared = {
+            "name", "formula", "kernel", "facts", "instead", "example", "has_threshold", "check", "no_potential", *fields,
+        }  # fmt: skip
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
         ):
             cls.kernel = None
+            if "formula" not in vars(cls):
+                cls.formula = ""
 
     def __call__(
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        functional = sys.modules[
-            "anymax.functional"
-        ]  # verbs stand on a floor above, and `import anymax` has loaded them
+        functional = sys.modules["anymax.functional"]  # a floor above; `import anymax` has loaded it
         return functional._sugar(self.name, self, x, axis, out, options)
 
     @property
@@ -193,6 +196,12 @@ class Mapping(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: name, parameters, formula, promises and a picture."""
+        from . import _html  # late: it stands on the verbs, and loads nothing but them
+
+        return _html.page(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

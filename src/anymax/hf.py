@@ -51,7 +51,7 @@ _PARTLY_OWN = (
     "pegasus_x",
 )  # models some of whose attention asks nobody
 _ALWAYS_MASKED: set[type] = set()  # configs of models that don't vouch for `is_causal` of their layers
-NAMES = tuple(_PREFIX + name for name in sorted(_KINDS))  # what `attn_implementation` may be
+NAMES: tuple[str, ...] = tuple(_PREFIX + name for name in sorted(_KINDS))  # what `attn_implementation` may be
 
 
 def __dir__() -> list[str]:
@@ -59,9 +59,23 @@ def __dir__() -> list[str]:
 
 
 def register() -> tuple[str, ...]:
-    """Make the names in `NAMES` known to transformers, as attention and as masks; the names. Doing it twice does no harm.
+    """Make the maps known to transformers, so that `attn_implementation="anymax_sparsemax"` and its like are names of attention.
 
-    A model whose attention is code of its own, which asks nobody (Bloom, DeBERTa), is an error from then on where it gets one of them.
+    Call it once, before a model is made; a second call does no harm. Every model whose attention goes through transformers' attention
+    interface is served (Llama, BERT, T5, ...). One with attention code of its own (Bloom, DeBERTa) is an error from then on where it
+    is given one of these names, since it would go on with softmax.
+
+    Returns `NAMES`, the names that `attn_implementation` may then be.
+
+    >>> import torch, transformers
+    >>> from anymax import hf
+    >>> "anymax_entmax15" in hf.register()
+    True
+    >>> config = transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9)
+    >>> config.anymax = {"alpha": 1.3}  # for all heads; a list is one number for each
+    >>> model = transformers.BertModel._from_config(config, attn_implementation="anymax_entmax").eval()
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 16])
     """
     for name in NAMES:
         transformers.AttentionInterface.register(name, functools.partial(attend, name))
@@ -132,10 +146,37 @@ def attend(
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """An attention function of transformers: query [B, H, L, D], key and value [B, heads of keys, S, D] to [B, L, H, D] and weights.
+    """The attention function that `register` gives to transformers; call it only from attention code of your own.
 
-    The mask comes from transformers and holds a sliding window, if any; indices: the keys that a query may see, [B, L, count], where
-    a model has chosen them (DeepSeek-V3.2). `others` is what other implementations need, positions for one.
+    The signature is that of transformers' attention interface. The map is that of the module's attribute `anymax`, if it has one, else
+    that of `name` with the parameters of `module.config.anymax`.
+
+    name: one of `NAMES`, such as "anymax_sparsemax".
+    module: the attention layer; its `config`, `is_causal` and `anymax` are read.
+    query: [B, heads, L, D].
+    key, value: [B, heads of keys, S, D].
+    attention_mask: the mask from transformers, which holds a sliding window, if any: boolean, True = keep, or numbers to be added.
+    scaling: the factor of the scores; 1 / sqrt(D) by default.
+    dropout: the share of the weights that is set to 0.
+    is_causal: whether later keys are hidden where there is no mask; by default what the module says.
+    position_bias: numbers that are added to the scores (T5).
+    softcap: a number c; the scores become c tanh(scores / c) (Gemma 2).
+    s_aux: one more score for each head, of a key without a value (gpt-oss).
+    indices: the keys that a query may see, [B, L, count], where the model has chosen them (DeepSeek-V3.2).
+    sinks, block_indices, cache: not served; an error says so.
+    output_attentions: return the weights too.
+    others: what other implementations need, positions for one; not used.
+
+    Returns (output [B, L, heads, D], weights [B, heads, L, S] or None).
+
+    >>> import torch
+    >>> layer = torch.nn.Module()
+    >>> q = torch.zeros(1, 2, 3, 4)
+    >>> out, weights = attend("anymax_sparsemax", layer, q, q, q, None, output_attentions=True)
+    >>> out.shape, weights[0, 0]
+    (torch.Size([1, 3, 2, 4]), tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]]))
     """
     if cache is not None:
         raise ValueError(f"{name}: the paged cache of continuous batching is not served; use generate() or 'sdpa'")
@@ -152,7 +193,7 @@ def attend(
         chosen = chosen.scatter(-1, indices.long(), True)[:, None]
         keep = chosen if keep is None else keep & chosen
     weights = bool(getattr(config, "output_attentions", False) if output_attentions is None else output_attentions)
-    found = attention(
+    found: Any = attention(
         query, key, value, mapping, mask=keep, bias=bias, is_causal=bool(causal) and attention_mask is None and length > 1,
         scale=scaling, enable_gqa=query.shape[1] != key.shape[1], dropout_p=dropout, softcap=softcap, sink=s_aux,
         transform=transform, need_weights=weights,

@@ -38,20 +38,35 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping
+from ._typing import AnyArray, ArrayT, Numbers
 
 TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
 
 
 class Margin(ABC):
-    """A callable `(cosines, target, axis=-1) -> cosines` that changes the target's entry of each row and nothing else.
+    """A function `(cosines, target, axis=-1) -> cosines` that makes the target's cosine smaller, and changes nothing else.
 
-    `target` holds class indices, shaped as the cosines without `axis`; rows with a negative one are left as they are.
+    For training embeddings that shall be compared by their angles (faces, speakers, products): the target must win by a margin, so that
+    classes move apart. Give it to `anymax.margin_loss` or `anymax.nn.MarginHead`, or call it yourself. A margin of your own is a
+    frozen dataclass with `parts`, the three numbers of `cos(m1 theta + m2) - m3`.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Both(Margin):
+    ...     m: float = 0.25
+    ...
+    ...     @property
+    ...     def parts(self):
+    ...         return 1.0, self.m, self.m
+    >>> Both()([[1.0, 0.5]], [0]).round(4)
+    array([[0.7189, 0.5   ]])
     """
 
     @property
     @abstractmethod
     def parts(self) -> tuple[float, float, float]:
-        """(m1, m2, m3)."""
+        """(m1, m2, m3) of `cos(m1 theta + m2) - m3`: the factor of the angle, at least 1; what is added to it, in radians; what is
+        taken from the cosine."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -68,7 +83,20 @@ class Margin(ABC):
                 f"{self!r}: the angle is in radians and must be at most 2 pi; {angle:g} degrees are {math.radians(angle):.4g}"
             )
 
-    def __call__(self, cosines: Array, target: Array, axis: int = -1) -> Array:
+    def __call__(self, cosines: ArrayT | Numbers, target: AnyArray | Numbers | int, axis: int = -1) -> ArrayT:
+        """The cosines with the margin at the target's entry of each row.
+
+        cosines: from -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` makes them.
+        target: the index of each row's class, integers in the shape of the cosines without `axis`; a row whose index is negative
+            stays as it is.
+        axis: the axis of the classes.
+
+        Returns an array of the kind, shape and dtype of the cosines, with a gradient where they have one.
+
+        >>> ArcFace(0.5)([[1.0, 0.5], [0.5, 1.0]], [0, -1]).round(4)
+        array([[0.8776, 0.5   ],
+               [0.5   , 1.    ]])
+        """
         x = asarray(cosines, "cosines")
         xp = namespace(x)
         x = floating(x, xp, "cosines")
@@ -87,10 +115,14 @@ class Margin(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class AM(Margin):
-    """Additive margin, also CosFace: `cos(theta) - m`. Wang et al. 2018 (both).
+    """The additive margin, also called CosFace: `cos(theta) - m`.
 
-    >>> import numpy as np
-    >>> AM(0.25)(np.array([[0.75, 0.5]]), np.array([0]))
+    The simplest margin, and a good first choice: its gradient is that of the cosine. `CosFace` is another name of it. Wang et al. 2018
+    ("Additive margin softmax" and "CosFace").
+
+    m: what is taken from the target's cosine; a finite number, usually 0.2 to 0.5.
+
+    >>> AM(0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
     """
 
@@ -106,10 +138,14 @@ CosFace = AM
 
 @dataclasses.dataclass(frozen=True)
 class ArcFace(Margin):
-    """Additive angular margin: `cos(theta + m)`, continued past pi. Deng et al. 2019.
+    """The additive angular margin: `cos(theta + m)`, continued past pi so that it keeps falling.
 
-    >>> import numpy as np
-    >>> ArcFace(0.5)(np.array([[1.0, 0.5]]), np.array([0])).round(4)
+    The margin is the same angle wherever the embedding stands, which makes classes compact; the usual choice for faces. Deng et
+    al. 2019.
+
+    m: what is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
+
+    >>> ArcFace(0.5)([[1.0, 0.5]], [0]).round(4)
     array([[0.8776, 0.5   ]])
     """
 
@@ -122,10 +158,14 @@ class ArcFace(Margin):
 
 @dataclasses.dataclass(frozen=True)
 class SphereFace(Margin):
-    """Multiplicative angular margin: `(-1)^k cos(m theta) - 2k`, for any real m >= 1. Liu et al. 2017.
+    """The multiplicative angular margin: `(-1)^k cos(m theta) - 2k`, which is `cos(m theta)` continued past pi.
 
-    >>> import numpy as np
-    >>> SphereFace(2)(np.array([[0.5, 0.0]]), np.array([0])).round(4)
+    The first of the angular margins; it asks the most of embeddings that are far from their class, and is harder to train than
+    `ArcFace`. Liu et al. 2017.
+
+    m: the factor of the angle, any real number from 1; usually 2 to 4.
+
+    >>> SphereFace(2)([[0.5, 0.0]], [0]).round(4)
     array([[-0.5,  0. ]])
     """
 
@@ -138,10 +178,15 @@ class SphereFace(Margin):
 
 @dataclasses.dataclass(frozen=True)
 class Combined(Margin):
-    """All three at once: `cos(m1 theta + m2) - m3`, continued past pi. Deng et al. 2019, section 2.2.
+    """All three margins at once: `cos(m1 theta + m2) - m3`, continued past pi.
 
-    >>> import numpy as np
-    >>> Combined(m3=0.25)(np.array([[0.75, 0.5]]), np.array([0]))
+    `AM`, `ArcFace` and `SphereFace` are its cases; use it to tune between them. Deng et al. 2019, section 2.2.
+
+    m1: the factor of the angle, at least 1.
+    m2: what is added to the angle, in radians.
+    m3: what is taken from the cosine.
+
+    >>> Combined(m3=0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
     """
 
@@ -154,8 +199,18 @@ class Combined(Margin):
         return self.m1, self.m2, self.m3
 
 
-def as_margin(margin: Any) -> Callable[..., Array]:
-    """A number m means AM(m); a margin is returned as it is."""
+def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
+    """The margin that an argument means: a number m is AM(m), and a margin is returned as it is.
+
+    For functions that take both, as `anymax.margin_loss` does.
+
+    margin: a number, a margin such as `ArcFace(0.5)`, or any function `(cosines, target, axis) -> cosines`.
+
+    Returns a function `(cosines, target, axis) -> cosines`.
+
+    >>> as_margin(0.25)
+    AM(m=0.25)
+    """
     margin = number(margin)
     if isinstance(margin, (int, float)) and not isinstance(margin, bool):
         return AM(float(margin))

@@ -10,7 +10,8 @@ A map is data and no module: in `torch.nn.Sequential` it stands as an `Activatio
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch
@@ -20,14 +21,15 @@ except ModuleNotFoundError as error:
         "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
     ) from None
 
-from . import functional, losses, margins, transforms
-from ._array import asarray, dense
+from . import _multihead, functional, losses, margins, transforms
+from ._array import asarray
 from ._mapping import Mapping
 from ._names import as_mapping
 from ._options import answering
-from ._typing import Axes
-from .attention import attention, is_causal_bias, kept_by, operands
+from ._typing import Axes, Reduction
+from .attention import attention, operands
 from .attention.scores import transforms_of
+from .attention.verb import ImplementationName
 from .mappings import Softmax as _Softmax
 
 __all__ = ["Activation", "Attention", "Loss", "MarginHead"]
@@ -42,7 +44,7 @@ class _OfMapping(nn.Module):
 
     prefix = ""  # of the tensors' names
 
-    def __init__(self, mapping: Mapping, learn: str | None, bounds: tuple[float, float]) -> None:
+    def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
         mapping = as_mapping(mapping, type(self).__name__)
         self._kind = type(mapping)
@@ -78,7 +80,7 @@ class _OfMapping(nn.Module):
 
     @property
     def mapping(self) -> Mapping:
-        """The mapping with the module's current tensors."""
+        """The map with the module's current tensors: frozen data, for any function of anymax."""
         if self._fixed is not None:
             return self._fixed
         values = {name: getattr(self, self.prefix + name) for name in self._tensors}
@@ -95,31 +97,74 @@ class _OfMapping(nn.Module):
 
 
 class Activation(_OfMapping):
-    """p(x) along `dim`.
+    """The probabilities of a map as a module: what `nn.Softmax` is for softmax.
 
-    learn: the name of a parameter ("alpha") to learn inside `bounds` by a sigmoid; give the mapping a tensor, say of shape
-    (heads, 1, 1), for one value a head.
+    For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
+
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
+    dim: the axis of the classes, the last by default; or several, whose entries are one row.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`, whatever the optimiser does. It starts
+        where the map has it; a tensor, say of shape (heads, 1, 1), is one number for each head.
+    bounds: the interval (low, high) of the number that is learned; its start must lie strictly inside.
+
+    Scores of any shape in, probabilities of the same shape and dtype out.
+
+    >>> import torch
+    >>> from anymax import Entmax, nn
+    >>> gate = torch.nn.Sequential(torch.nn.Linear(8, 4), nn.Activation(Entmax(1.5), learn="alpha"))
+    >>> gate(torch.randn(2, 8)).shape
+    torch.Size([2, 4])
+    >>> gate[1].mapping.alpha.item()
+    1.5
     """
 
     @answering({"axis": "say dim="})
     def __init__(
-        self, mapping: Mapping, dim: Axes = -1, *, learn: str | None = None, bounds: tuple[float, float] = (1.0, 2.0)
+        self,
+        mapping: Mapping | str,
+        dim: Axes = -1,
+        *,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
         super().__init__(mapping, learn, bounds)
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The probabilities of the scores x; a class whose `mask` is False gets 0 (boolean, broadcastable to x)."""
         return functional.apply(self.mapping, x, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, dim={self.dim}"
 
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
 
 class Loss(_OfMapping):
-    """The map's loss: Fenchel-Young where it has a potential, else `nll`. Options as in `nn.CrossEntropyLoss`.
+    """The loss of a map as a module: what `nn.CrossEntropyLoss` is for softmax, with its arguments.
 
-    A Fenchel-Young loss is 0 where y = p(x): with label smoothing or a distribution as target it lies below the cross-entropy
-    by a constant, the entropy of the target, and a class weight multiplies the whole loss of a sample.
+    To train a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`.
+    A Fenchel-Young loss is 0 where y = p(x): with label smoothing, or a distribution as target, it lies below the cross-entropy by a
+    constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
+
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
+    weight: one factor for each class, a tensor [classes].
+    ignore_index: a target that counts for nothing.
+    reduction: "mean", "sum" or "none".
+    label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
+    dim: the axis of the classes: 1 by default, or 0 for a single row, as torch has it.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+
+    Scores [N, classes, ...] and targets in, the loss out: one number, or [N, ...] with `reduction="none"`.
+
+    >>> import torch
+    >>> from anymax import Sparsemax, nn
+    >>> loss = nn.Loss(Sparsemax())
+    >>> loss(torch.tensor([[2.0, 0.0, 0.0], [0.5, 0.0, 0.0]]), torch.tensor([0, 0]))
+    tensor(0.0417)
     """
 
     weight: Tensor | None
@@ -127,11 +172,11 @@ class Loss(_OfMapping):
     @answering({"axis": "say dim="})
     def __init__(
         self,
-        mapping: Mapping,
+        mapping: Mapping | str,
         weight: Tensor | None = None,
         *,
         ignore_index: int = -100,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         dim: Axes = None,
         learn: str | None = None,
@@ -149,19 +194,53 @@ class Loss(_OfMapping):
         }
 
     def forward(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores [N, classes, ...].
+
+        target: class indices [N, ...], or a distribution over the classes in the shape of the scores.
+        mask: boolean, broadcastable to the scores, True = keep; a class that is masked gets probability 0.
+        """
         mapping = self.mapping
         loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
         return loss(mapping, scores, target, self.weight, mask=mask, **self.options)
 
+    if TYPE_CHECKING:
+
+        def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
 
 class Attention(_OfMapping):
-    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, and its weights load as they are.
+    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, whose weights it loads as they are.
 
-    Masks are those of `nn.MultiheadAttention`, where True hides; alone `is_causal=True` hides later keys without a mask. The other
-    options are those of `anymax.attention`: window, softcap, alibi (True), sink (True: one learned score a head) and transform,
-    whose parameters (`scalable(beta=nn.Parameter(...))`) the module owns. kv_heads: fewer heads of keys and values than of queries.
-    An alpha for each head has shape (heads, 1, 1). add_bias_kv, add_zero_attn: one more key and value for all, learned or zero, that no
-    mask hides; a sink is the latter with a learned score and no column in the weights.
+    Put it where a model has `nn.MultiheadAttention`, to let heads attend to a few positions exactly and to the others not at all.
+    Masks are torch's here, where True hides; in `anymax.attention`, which it calls, True keeps.
+
+    embed_dim: the features of the queries and of the output, a multiple of num_heads.
+    num_heads: the heads.
+    mapping: the map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
+    dropout: the share of the weights that is set to 0 in training.
+    bias: whether the projections have biases.
+    add_bias_kv: one more key and value for all, learned, that no mask hides.
+    add_zero_attn: one more key and value for all, of zeros, that no mask hides.
+    kdim, vdim: the features of keys and values; `embed_dim` by default.
+    batch_first: inputs are [N, L, E] rather than [L, N, E].
+    kv_heads: fewer heads of keys and values than of queries, a divisor of num_heads.
+    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
+    softcap: a number c above 0; the scores become c tanh(scores / c).
+    alibi: take the distance of query and key from the score, times a slope for each head.
+    sink: one more, learned score for each head, of a key without a value; it has no column in the weights.
+    transform: a function of the masked scores; the module owns parameters in it, as of `scalable(beta=nn.Parameter(...))`.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+    implementation: as in `anymax.attention`; by default the first that serves the call.
+    device, dtype: of the weights.
+
+    >>> import torch
+    >>> from anymax import Entmax, nn
+    >>> attend = nn.Attention(16, 4, Entmax(torch.full((4, 1, 1), 1.5)), batch_first=True, learn="alpha")
+    >>> x = torch.randn(2, 5, 16)
+    >>> out, weights = attend(x, x, x, is_causal=True, average_attn_weights=False)
+    >>> out.shape, weights.shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]))
     """
 
     prefix = "map_"
@@ -181,7 +260,7 @@ class Attention(_OfMapping):
         self,
         embed_dim: int,
         num_heads: int,
-        mapping: Mapping | None = None,
+        mapping: Mapping | str | None = None,
         *,
         dropout: float = 0.0,
         bias: bool = True,
@@ -195,22 +274,18 @@ class Attention(_OfMapping):
         softcap: float | None = None,
         alibi: bool = False,
         sink: bool = False,
-        transform: Any = None,
+        transform: Callable[[Any], Any] | None = None,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
-        implementation: str | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        implementation: ImplementationName | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
         shared = num_heads if kv_heads is None else kv_heads
         sizes = {
-            "embed_dim": embed_dim,
-            "num_heads": num_heads,
-            "kv_heads": shared,
-            "kdim": kdim or 1,
-            "vdim": vdim or 1,
-        }
+            "embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": shared, "kdim": kdim or 1, "vdim": vdim or 1,
+        }  # fmt: skip
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
@@ -227,7 +302,8 @@ class Attention(_OfMapping):
         self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, shared
         self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
-        self.dropout, self.batch_first, self.implementation = dropout, batch_first, implementation
+        self.dropout, self.batch_first = dropout, batch_first
+        self.implementation: ImplementationName | None = implementation
         self.add_zero_attn = add_zero_attn
         self.options: dict[str, Any] = {
             "window": window, "softcap": softcap, "alibi": True if alibi else None, "transform": transform,
@@ -256,7 +332,7 @@ class Attention(_OfMapping):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The start of `nn.MultiheadAttention`."""
+        """Draw the weights anew, as `nn.MultiheadAttention` does at its start."""
         for weight in self._weights():
             nn.init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
@@ -292,34 +368,32 @@ class Attention(_OfMapping):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention.forward`; `need_weights=False` spares the matrix of weights."""
+        """(output, weights), as `nn.MultiheadAttention.forward` gives them.
+
+        query: [L, N, embed_dim], [N, L, embed_dim] where `batch_first` is set, or [L, embed_dim].
+        key, value: [S, N, kdim] and [S, N, vdim], likewise.
+        key_padding_mask: [N, S], True = padding, which is hidden; or numbers, added to the scores.
+        need_weights: return the weights; False spares their matrix, and the second result is None.
+        attn_mask: [L, S] or [N * heads, L, S], True = hidden; or numbers, added to the scores.
+        average_attn_weights: give the mean of the heads, [N, L, S], rather than [N, heads, L, S].
+        is_causal: hide later keys, without a mask; where there is an `attn_mask`, that alone counts.
+        """
         same = query is key is value
         is_causal = operands.flag("Attention", "is_causal", is_causal)
-        dtype = self._weights()[0].dtype
-        for name, a, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
-            if not isinstance(a, Tensor):
-                raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
-            dense(a, f"Attention: {name}", "pad it and say key_padding_mask=")
-            if a.ndim and a.shape[-1] != size:
-                raise ValueError(f"Attention: {name} must have {size} features, got the shape {tuple(a.shape)}")
-            if not a.is_floating_point() or (a.dtype != dtype and not _autocasts(a)):
-                raise TypeError(f"Attention: {name} must have the dtype of the weights, {dtype}, got {a.dtype}")
-        if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
-            raise ValueError(
-                f"Attention: query, key and value must all have two dimensions, or all three with a batch, got {tuple(query.shape)}, "
-                f"{tuple(key.shape)} and {tuple(value.shape)}"
-            )
+        sizes = (self.embed_dim, self.kdim, self.vdim)
+        _multihead.check((query, key, value), sizes, self._weights()[0].dtype)
         if query.ndim == 3 and not self.batch_first:
             query, key, value = (a.transpose(0, 1) for a in (query, key, value))
         q, k, v = self._project(query, query if same else key, query if same else value)
-        keep, added = self._masks(q, k, attn_mask, key_padding_mask)
+        keep, added = _multihead.masks(q, k, attn_mask, key_padding_mask)
         is_causal = is_causal and attn_mask is None
         if self.bias_k is not None or self.add_zero_attn:
             if is_causal:
                 seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
                 keep, is_causal = seen if keep is None else keep & seen, False
-            k, v, keep, added = self._more_keys(k, v, keep, added)
-        found = attention(
+            biases = None if self.bias_k is None or self.bias_v is None else (self.bias_k, self.bias_v)
+            k, v, keep, added = _multihead.more_keys(k, v, biases, self.add_zero_attn, keep, added)
+        found: Any = attention(
             q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal,
             enable_gqa=self.kv_heads != self.num_heads, dropout_p=self.dropout if self.training else 0.0, sink=self.sink,
             need_weights=need_weights, implementation=self.implementation, **self.options,
@@ -330,64 +404,39 @@ class Attention(_OfMapping):
             out = out.transpose(0, 1)
         return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
 
-    def _more_keys(
-        self, k: Tensor, v: Tensor, *masks: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Keys and values with those of add_bias_kv and add_zero_attn at the end, and masks that leave them open."""
-        one = (*k.shape[:-2], 1, k.shape[-1])
-        more = []
-        if self.bias_k is not None and self.bias_v is not None:
-            more.append([b.view(self.kv_heads, 1, -1).to(k.dtype).expand(one) for b in (self.bias_k, self.bias_v)])
-        if self.add_zero_attn:
-            more.append([k.new_zeros(one)] * 2)
-        k, v = (torch.cat([a, *(pair[n] for pair in more)], -2) for n, a in enumerate((k, v)))
-        keep, added = (
-            None if mask is None else nn.functional.pad(mask, (0, len(more)), value=shown)
-            for mask, shown in zip(masks, (True, 0.0))
-        )
-        return k, v, keep, added
-
-    def _masks(self, q: Tensor, k: Tensor, *masks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """(True = keep, added) from torch's masks, in which True hides."""
-        keep = added = None
-        shapes = ((q.shape[-2], k.shape[-2]), (*q.shape[:-3], k.shape[-2]))
-        for name, mask, shape in zip(("attn_mask", "key_padding_mask"), masks, shapes):
-            if mask is None:
-                continue
-            if not isinstance(mask, Tensor):
-                raise TypeError(f"Attention: {name} must be a tensor, got {type(mask).__name__}")
-            if is_causal_bias(mask):
-                mask = ~kept_by(mask, q.device)
-            batches = q.shape[0] if q.ndim == 4 else 1
-            each = (batches * self.num_heads, *shape) if name == "attn_mask" else shape
-            if tuple(mask.shape) not in (shape, each):
-                allowed = f"{shape} or {each}" if each != shape else f"{shape}"
-                raise ValueError(f"Attention: {name} must have the shape {allowed}, got {tuple(mask.shape)}")
-            if name == "key_padding_mask":
-                mask = mask[..., None, None, :]
-            elif mask.ndim == 3 and q.ndim == 4:
-                mask = mask.unflatten(0, (-1, self.num_heads))
-            if mask.dtype == torch.bool:
-                keep = ~mask if keep is None else keep & ~mask
-            elif mask.is_floating_point():
-                added = mask if added is None else added + mask
-            else:
-                raise TypeError(f"Attention: {name} must be boolean or real, got {mask.dtype}")
-        return keep, added
-
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, {super().extra_repr()}"
 
+    if TYPE_CHECKING:
 
-def _autocasts(a: Tensor) -> bool:
-    return torch.amp.is_autocast_available(a.device.type) and torch.is_autocast_enabled(a.device.type)
+        def __call__(
+            self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+            attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+        ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 
 
 class MarginHead(_OfMapping):
-    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the map's loss.
+    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the loss of a map.
 
-    `forward(embeddings, target)` is the loss to train with; predict by the largest of `probabilities(embeddings)`. `scores(embeddings)`
-    are the scaled cosines; their order is that of the probabilities for monotone maps only (not for Taylor and x^2).
+    For embeddings that shall be compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, predict by the
+    largest of `head.probabilities(embeddings)`, and keep the embeddings.
+
+    in_features: the features of an embedding.
+    num_classes: the classes; each has a centre, a row of `weight`.
+    mapping: the map whose loss it is, or its name; softmax by default.
+    margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
+    scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
+    ignore_index: a target that counts for nothing.
+    reduction: "mean", "sum" or "none".
+
+    Embeddings [N, in_features] and class indices [N] in, the loss out: one number, or [N] with `reduction="none"`.
+
+    >>> import torch
+    >>> from anymax import Sparsemax, margins, nn
+    >>> head = nn.MarginHead(8, 5, Sparsemax(), margin=margins.ArcFace(0.3), scale=4.0)
+    >>> embeddings = torch.randn(2, 8)
+    >>> head(embeddings, torch.tensor([0, 3])).shape, head.probabilities(embeddings).shape
+    (torch.Size([]), torch.Size([2, 5]))
     """
 
     prefix = "map_"  # the head has a scale and a weight of its own
@@ -396,12 +445,12 @@ class MarginHead(_OfMapping):
         self,
         in_features: int,
         num_classes: int,
-        mapping: Mapping | None = None,
-        margin: Any = 0.35,
+        mapping: Mapping | str | None = None,
+        margin: float | Callable[..., Any] = 0.35,
         scale: float = 30.0,
         *,
         ignore_index: int = -100,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
     ) -> None:
         for name, size in (("in_features", in_features), ("num_classes", num_classes)):
             if isinstance(size, bool) or not isinstance(size, int):
@@ -409,20 +458,27 @@ class MarginHead(_OfMapping):
         super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale
-        self.options = {"ignore_index": ignore_index, "reduction": reduction}
+        self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
 
     def cosines(self, embeddings: Tensor) -> Tensor:
+        """The cosine of each embedding and each class centre, [N, num_classes], from -1 to 1; without the margin."""
         return transforms.cosine(self.weight)(embeddings)
 
     def scores(self, embeddings: Tensor) -> Tensor:
+        """The cosines times the scale, [N, num_classes].
+
+        Their order is that of the probabilities for a monotone map only (not for Taylor softmax and x^2).
+        """
         return self.scale * self.cosines(embeddings)
 
     def probabilities(self, embeddings: Tensor) -> Tensor:
+        """The map's probabilities of the classes, [N, num_classes], to predict with; without the margin."""
         return functional.apply(self.mapping, self.scores(embeddings))
 
     def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
+        """The loss of embeddings [N, in_features] whose classes are `target` [N], with the margin."""
         cosines = self.cosines(embeddings)
         return losses.margin_loss(
             self.mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **self.options
@@ -431,3 +487,7 @@ class MarginHead(_OfMapping):
     def extra_repr(self) -> str:
         classes, features = self.weight.shape
         return f"{features} -> {classes}, {super().extra_repr()}, {self.margin}, scale={self.scale}"
+
+    if TYPE_CHECKING:
+
+        def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...

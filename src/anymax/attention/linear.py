@@ -34,6 +34,7 @@ from .._array import (
 from .._mapping import Mapping
 from .._names import as_mapping
 from .._options import answering
+from .._typing import AnyArray, ArrayT
 from ..kernels import linear, native
 from ..mappings import Taylor
 from .operands import check, flag
@@ -117,10 +118,13 @@ def _forward_mode() -> bool:
 
 
 class LinearState(NamedTuple):
-    """All that Taylor attention of order 2 remembers of its keys and values: of constant size, for decoding.
+    """All that Taylor attention of order 2 remembers of its keys and values, in constant memory: for decoding token by token.
 
-    `out, state = state.step(q, k, v)` attends to all keys so far and to the new ones, each query up to its own key. A state is
-    a tuple of arrays (for JAX a pytree) and is never changed.
+    Use it where a cache of keys would grow without end. A state is a tuple of arrays (for JAX a pytree) and is never changed: each
+    method gives a new one. Begin with `LinearState.of`, then `out, state = state.step(q, k, v)` for each new token.
+
+    memory: [..., H, Dv + 1, 1 + D + D (D + 1) / 2], the sum over the keys of (v, 1) times the features of k.
+    scale: the factor of the scores.
 
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 5, 4))
     >>> state, rows = LinearState.of(k[:2], v[:2]), []
@@ -131,26 +135,37 @@ class LinearState(NamedTuple):
     True
     """
 
-    memory: Array  # [..., Dv + 1, F]: the sum over keys of (v, 1) phi(k)
-    scale: Any  # of the scores
+    memory: Array
+    scale: Any
 
     @classmethod
-    def of(cls, k: Array, v: Array, scale: Any = None, lengths: Array | None = None) -> LinearState:
-        """The state after these keys [..., S, D] and values; of none where S = 0. `lengths`: how many of each batch are real."""
+    def of(
+        cls, k: AnyArray, v: AnyArray, scale: float | AnyArray | None = None, lengths: AnyArray | None = None
+    ) -> LinearState:
+        """The state after these keys and values.
+
+        k: the keys, [..., H, S, D]; S may be 0, for a state that has seen nothing.
+        v: the values, [..., H, S, Dv], of the same kind and dtype.
+        scale: the factor of the scores, a number or an array; 1 / sqrt(D) by default.
+        lengths: how many keys of each batch are real, as integers; the others are padding.
+        """
         xp = namespace(k)
         k, values = _keys(k, v, lengths, xp)
         memory = _nothing(k, values, xp)
         scale = _scale(k) if scale is None else like(number(scale), k, xp)
         return cls(_remember(memory, k, values, xp), scale)
 
-    def extend(self, k: Array, v: Array) -> LinearState:
-        """The state after these keys and values too."""
+    def extend(self, k: AnyArray, v: AnyArray) -> LinearState:
+        """The state after the keys k [..., H, S, D] and the values v [..., H, S, Dv] too; no query is answered."""
         xp = namespace(k)
         k, values = _keys(k, v, None, xp)
         return LinearState(_remember(self.memory, k, values, xp), self.scale)
 
-    def attend(self, q: Array) -> Array:
-        """The output for queries [..., L, D] that see every key of the state; a multiple of its heads may share it."""
+    def attend(self, q: ArrayT) -> ArrayT:
+        """The output [..., H, L, Dv] for queries q [..., H, L, D], each of which sees every key of the state.
+
+        The queries may have several times as many heads as the keys had; they share them in groups.
+        """
         xp = namespace(q)
         rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
         scratch = _scratch(self.memory, rows)
@@ -158,8 +173,12 @@ class LinearState(NamedTuple):
         _, out = _fold(body, self.memory, (rows,), _chunk(self.memory), xp)
         return _finished(out, q, shape, xp)
 
-    def step(self, q: Array, k: Array, v: Array) -> tuple[Array, LinearState]:
-        """The output of new queries, causal among themselves, and the state after their keys and values."""
+    def step(self, q: ArrayT, k: ArrayT, v: ArrayT) -> tuple[ArrayT, LinearState]:
+        """The output for new tokens, and the state after them: a pair.
+
+        q, k, v: the queries, keys and values of the new tokens, [..., H, L, D] (and Dv); usually L = 1. Each query sees the keys of the
+            state and, of the new ones, those up to its own.
+        """
         xp = namespace(q)
         _agree(q, k)
         keys, values = _keys(k, v, None, xp)
@@ -169,21 +188,38 @@ class LinearState(NamedTuple):
 
 @answering(query="q", key="k", value="v")
 def linear_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mapping: Mapping | None = None,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    mapping: Mapping | str | None = None,
     *,
     is_causal: bool = False,
-    scale: Any = None,
+    scale: float | AnyArray | None = None,
     enable_gqa: bool = False,
-    lengths: Array | None = None,
-) -> Array:
-    """`attention(q, k, v, Taylor(2))`, the same numbers but for rounding, at a cost that grows with the length and not its square.
+    lengths: AnyArray | None = None,
+) -> ArrayT:
+    """`attention(q, k, v, Taylor(2))` at a cost that grows with the length, and not with its square.
 
-    A key costs about 2 Dv d^2 operations, so that it pays from some 2,000 keys on at d = 64 and from some 200 at d = 16. Scores s far
-    from what |q| |k| would allow are differences of large features: their relative error is about |q|^2 |k|^2 scale^2 / s^2 times
-    that of the dtype. `LinearState` is the same for decoding. Options as in `attention`; lengths: real keys of each batch.
+    For long sequences: a key costs about 2 Dv D^2 operations, which pays from some 2,000 keys on at D = 64 and from some 200 at D =
+    16. The result is that of `attention` but for rounding: scores s far below |q| |k| are differences of large features, and their
+    relative error is about |q|^2 |k|^2 scale^2 / s^2 times that of the dtype. `LinearState` is the same for decoding.
+
+    q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k: the keys, [..., H, S, D], of the same kind and dtype.
+    v: the values, [..., H, S, Dv].
+    mapping: `Taylor(2)`, the one map that has features of finite size; also the default.
+    is_causal: query i attends to the keys up to i only.
+    scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
+    lengths: how many keys of each batch are real, as integers; the others are padding, and masked.
+
+    Returns the output, [..., H, L, Dv], of the kind and dtype of q; zeros for a query without a key.
+
+    >>> from anymax import attention
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 100, 4))
+    >>> out = linear_attention(q, k, v, is_causal=True)
+    >>> out.shape, bool(np.allclose(out, attention(q, k, v, Taylor(2), is_causal=True, implementation="reference")))
+    ((100, 4), True)
     """
     mapping = Taylor(2) if mapping is None else as_mapping(mapping, "linear_attention")
     reason = refuse(mapping)
@@ -200,7 +236,8 @@ def linear_attention(
         lengths = xp.reshape(real, real.shape[:-3])
     if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
         raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
-    scale = _scale(q) if scale is None else like(number(scale), upcast(q[..., :0], xp), xp)
+    near: Any = q
+    scale = _scale(q) if scale is None else like(number(scale), upcast(near[..., :0], xp), xp)
     out = _compiled(q, k, v, scale, is_causal, groups, shape, lengths, xp)
     if out is not None:
         return out

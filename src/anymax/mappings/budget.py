@@ -37,6 +37,7 @@ class Budget(Separable):
     k: Parameter = 1.0
 
     name = "budget"
+    formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
     kernel = "budget"
     example: ClassVar[dict[str, Any]] = {"k": 2}
 

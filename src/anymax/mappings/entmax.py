@@ -52,6 +52,7 @@ class Entmax(Separable):
     alpha: Parameter = 1.5
 
     name = "entmax"
+    formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
     kernel = "entmax"
 
     def __post_init__(self) -> None:

@@ -43,6 +43,7 @@ class NormMax(Mapping):
     alpha: Parameter = 2.0
 
     name = "normmax"
+    formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
     iterative = True
     needs_scores = False

@@ -63,6 +63,7 @@ class PerturbMax(Mapping):
     # With h = f/F and G(u) = prod_j F(u - x_j) of the noise's cdf F and density f, p_i = INT G h_i du.
 
     name: ClassVar[str] = "perturb_max"
+    formula = "pᵢ = P[argmax(x + ε) = i]"
     kernel = "perturb_max"
     iterative = True
 

@@ -30,6 +30,7 @@ class Ratio(RatioMap):
     monotone: bool = False
 
     name = "ratio"
+    formula = "pᵢ ∝ u(xᵢ), any u ≥ 0"
 
     def __post_init__(self) -> None:
         for field, f in (("u", self.u), ("du", self.du)):

@@ -22,6 +22,7 @@ class Sigsoftmax(RatioMap):
     """
 
     name = "sigsoftmax"
+    formula = "pᵢ ∝ exp(xᵢ) σ(xᵢ)"
     kernel = "sigsoftmax"
 
     @property

@@ -21,6 +21,7 @@ class Softmax(Separable):
     """
 
     name = "softmax"
+    formula = "pᵢ = exp(xᵢ − τ)"
     kernel = "softmax"
     iterative = False
     needs_scores = False

@@ -45,6 +45,7 @@ class SparseSoftmax(Mapping):
     p: Parameter | None = None
 
     name = "sparse_softmax"
+    formula = "softmax over the k largest scores, or the fewest of mass p"
     kernel = "sparse_softmax"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False

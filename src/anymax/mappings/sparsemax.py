@@ -22,6 +22,7 @@ class Sparsemax(Separable):
     """
 
     name = "sparsemax"
+    formula = "pᵢ = (xᵢ − τ)₊, the point of the simplex nearest to x"
     kernel = "sparsemax"
 
     @property

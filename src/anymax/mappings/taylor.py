@@ -26,6 +26,7 @@ class Taylor(RatioMap):
     order: int = 2
 
     name = "taylor"
+    formula = "pᵢ ∝ 1 + xᵢ + xᵢ²/2 (+ …, even order)"
     kernel = "taylor"
 
     def __post_init__(self) -> None:

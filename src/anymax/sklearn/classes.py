@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping as Mapped
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import sparse
@@ -16,19 +17,28 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from .._array import quiet
+from .._mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
 from .objective import Linear
 from .parameters import mapping_of, number_of
 from .solvers import descend
 
+if TYPE_CHECKING:
+    from typing import Self, TypeAlias
+
+    from numpy.typing import ArrayLike
+
+    Rows: TypeAlias = "ArrayLike | sparse.spmatrix | sparse.sparray"
+
 
 class MappingClassifier(ClassifierMixin, BaseEstimator):
-    """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty; convex.
+    """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty.
 
-    It minimises `C sum_i w_i loss(y_i, x_i W + b) + ||W||^2 / 2`, as `sklearn.linear_model.LogisticRegression` does: with
-    `mapping="softmax"` its solution is the same. The loss is the Fenchel-Young loss where the map has one, and -log p (not convex)
-    for Taylor softmax, sigsoftmax and ratio maps. Two classes have one column of scores z, and p = map((0, z)).
+    Use it in place of `sklearn.linear_model.LogisticRegression` (which it is for `mapping="softmax"`) where you want probabilities that
+    can be exactly 0, or another loss. It minimises `C sum_i w_i loss(y_i, x_i W + b) + ||W||^2 / 2`. The loss is the Fenchel-Young
+    loss where the map has one, and the problem convex; for Taylor softmax, sigsoftmax and ratio maps it is -log p, which is not
+    convex. Two classes have one column of scores z, and p = map((0, z)).
 
     Parameters
     ----------
@@ -43,9 +53,11 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     tol : float, default=1e-4
         Training ends when no entry of the gradient of the mean objective is larger.
     max_iter : int, default=100
+        The most iterations; a `ConvergenceWarning` says where they were not enough.
     fit_intercept : bool, default=True
-        The intercept is not penalised.
-    class_weight : dict, "balanced" or None
+        Whether there is an intercept b; it is not penalised.
+    class_weight : dict, "balanced" or None, default=None
+        A factor for the rows of each class; "balanced" gives all classes the same weight.
     solver : {"lbfgs", "lbfgs-scipy"}, default="lbfgs"
         L-BFGS in coordinates that know the scales of the features, or SciPy's L-BFGS-B as it is.
     warm_start : bool, default=False
@@ -55,27 +67,51 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
 
     Attributes
     ----------
-    classes_, coef_ [classes or 1, features], intercept_, n_iter_, mapping_, n_features_in_, feature_names_in_
+    classes_ : array [classes]
+        The classes, sorted.
+    coef_ : array [classes or 1, features]
+        W, one row for each class; one row for two classes.
+    intercept_ : array [classes or 1]
+        b; zeros without an intercept.
+    n_iter_ : array [1]
+        The iterations that training took.
+    mapping_ : Mapping
+        The map that `mapping` and `alpha` meant.
+    n_features_in_ : int
+        The features seen by `fit`.
+    feature_names_in_ : array [features]
+        Their names, where X had names.
 
     >>> import numpy as np
     >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "a", "b", "b"])
-    >>> MappingClassifier(C=100).fit(X, y).predict_proba([[0.0], [1.5]]).round(3)
+    >>> model = MappingClassifier(C=100).fit(X, y)
+    >>> model.predict_proba([[0.0], [1.5]]).round(3)
     array([[1. , 0. ],
            [0.5, 0.5]])
+    >>> model.predict([[3.0]]).tolist()
+    ['b']
     """
+
+    classes_: np.ndarray
+    coef_: np.ndarray
+    intercept_: np.ndarray
+    n_iter_: np.ndarray
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
 
     def __init__(
         self,
-        mapping: Any = "sparsemax",
+        mapping: str | Mapping = "sparsemax",
         *,
-        alpha: Any = None,
+        alpha: float | None = None,
         C: float = 1.0,
         l2: float | None = None,
         tol: float = 1e-4,
         max_iter: int = 100,
         fit_intercept: bool = True,
-        class_weight: Any = None,
-        solver: str = "lbfgs",
+        class_weight: Mapped[Any, float] | Literal["balanced"] | None = None,
+        solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
         warm_start: bool = False,
         verbose: int = 0,
     ) -> None:
@@ -93,11 +129,18 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train on X [rows, features], dense or CSR, and the class of each row."""
+    def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train the classifier.
+
+        X: the features, [rows, features], of fp32 or fp64; an array, a frame of pandas, or a sparse matrix.
+        y: the class of each row, numbers or strings, at least two of them.
+        sample_weight: a factor from 0 for each row, 1 by default.
+
+        Returns the classifier itself.
+        """
         self.mapping_ = self._check()
-        X, y = self._rows(X, y)
-        self._fit_classes(X, y, sample_weight)
+        rows, classes = self._rows(X, y)
+        self._fit_classes(rows, classes, sample_weight)
         return self
 
     def _check(self) -> Any:
@@ -185,26 +228,29 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         z = self._scores(X)
         return losses.pair(z) if z.shape[1] == 1 else z
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The scores before the map, [rows, classes]; for two classes that of the second over the first, [rows]."""
+    def decision_function(self, X: Rows) -> np.ndarray:
+        """The scores of the rows of X before the map, [rows, classes]; for two classes that of the second over the first, [rows]."""
         z = self._scores(X)
         if z.shape[1] == 1:
             return z[:, 0]
         return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """The probabilities of the classes; exactly 0 where a sparse map says so."""
+    def predict_proba(self, X: Rows) -> np.ndarray:
+        """The probabilities of the classes for the rows of X, [rows, classes], in the order of `classes_`.
+
+        Some of them are exactly 0 where the map is sparse.
+        """
         z = self._class_scores(X)
         return apply(self.mapping_, z)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Their logarithms, -inf where the probability is exactly 0."""
+    def predict_log_proba(self, X: Rows) -> np.ndarray:
+        """The logarithms of the probabilities for the rows of X, [rows, classes]; -inf where one is exactly 0."""
         z = self._class_scores(X)
         with quiet(z):
             return log_apply(self.mapping_, z)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
+    def predict(self, X: Rows) -> np.ndarray:
+        """The most probable class of each row of X, [rows]; of ties the first in `classes_`."""
         z = self._class_scores(X)
         best = z if self.mapping_.facts.monotone else apply(self.mapping_, z)
         return self.classes_[np.argmax(best, axis=1)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Mapping as Mapped
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import sparse
@@ -16,28 +17,42 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from .._array import quiet
+from .._mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
 from .classes import MappingClassifier
 from .parameters import NO_MAP, mapping_of, number_of
 
+if TYPE_CHECKING:
+    from typing import Self
+
+    from numpy.typing import ArrayLike
+
+    from .classes import Rows
+
 
 class MultiLabelMappingClassifier(MappingClassifier):
-    """A linear classifier that predicts a set of labels: the map is trained on the even distribution over the labels of a row.
+    """A linear classifier that predicts a set of labels for each row.
 
-    y is an indicator matrix [rows, labels], dense or sparse; `predict` gives one of the same kind. The target of a row is
-    `y / sum(y)`; rows without a label take no part. Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a
-    `MappingClassifier`.) Two baselines have no map: "sigmoid", a logistic regression for each label, and "zlpr", the softmax loss
-    of `anymax.multilabel_softmax_loss`, Su et al. 2022; they train on every row.
+    For rows that may have several labels, or none. The map is trained on the even distribution over the labels of a row,
+    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse; rows without a label take no part. A label is
+    predicted where its probability is above 0, or above a threshold; the scale or the threshold is tuned by cross-validation.
+    Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
 
-    Parameters that `MappingClassifier` does not have
-    -------------------------------------------------
+    Parameters
+    ----------
+    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
+        As in `MappingClassifier`; the class weight of a row is the mean of those of its labels.
+    mapping : str or Mapping, default="sparsemax"
+        A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
+        for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
     decision : {"auto", "support", "threshold"}, default="auto"
         "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
         "auto": "support" for a sparse map.
     threshold : float or "cv", default="cv"
         "cv" tries `grid` by cross-validation on the training rows.
     scale : float or "cv", default="cv"
+        The factor of the scores where the decision is "support": the larger, the fewer labels. "cv" tunes it likewise.
     grid : sequence of numbers, default=None
         What "cv" tries; None: scales 1, 1.5, ..., 5; thresholds 1/n to 10/n of n labels, for "sigmoid" 0.05, 0.1, ..., 0.5, for
         "zlpr" 0.05, ..., 0.95.
@@ -45,12 +60,22 @@ class MultiLabelMappingClassifier(MappingClassifier):
         What "cv" makes large, over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean of
         the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo.
     cv : int or splitter, default=5
+        The folds, or a splitter of scikit-learn's.
     random_state : int or None, default=0
         Shuffles the rows before they are split, where cv is an int.
 
     Attributes
     ----------
-    Also: decision_ ("support", "threshold" or "argmax"), threshold_ or scale_, cv_results_ (what was tried, with its score).
+    decision_ : str
+        "support" or "threshold"; "argmax" where y had one class a row.
+    threshold_ : float
+        The threshold, where the decision is "threshold".
+    scale_ : float
+        The scale, where the decision is "support".
+    cv_results_ : dict
+        What "cv" tried, and the score of each.
+    And those of `MappingClassifier`
+        classes_ holds the numbers of the columns of y.
 
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
@@ -61,28 +86,31 @@ class MultiLabelMappingClassifier(MappingClassifier):
            [0, 1, 1]])
     """
 
+    decision_: str
     threshold_: float
     scale_: float
+    cv_results_: dict[str, np.ndarray]
 
     def __init__(
         self,
-        mapping: Any = "sparsemax",
+        mapping: str | Mapping = "sparsemax",
         *,
-        alpha: Any = None,
+        alpha: float | None = None,
         C: float = 1.0,
         l2: float | None = None,
         tol: float = 1e-4,
         max_iter: int = 100,
         fit_intercept: bool = True,
-        class_weight: Any = None,
-        solver: str = "lbfgs",
+        class_weight: Mapped[Any, float] | Literal["balanced"] | None = None,
+        solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
         warm_start: bool = False,
         verbose: int = 0,
-        decision: str = "auto",
-        threshold: float | str = "cv",
-        scale: float | str = "cv",
+        decision: Literal["auto", "support", "threshold"] = "auto",
+        threshold: float | Literal["cv"] = "cv",
+        scale: float | Literal["cv"] = "cv",
         grid: Iterable[float] | None = None,
-        scoring: Any = "f1_micro",
+        scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means"]
+        | Callable[[Any, Any], float] = "f1_micro",
         cv: Any = 5,
         random_state: Any = 0,
     ) -> None:
@@ -100,22 +128,29 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train on X [rows, features], dense or CSR, and an indicator matrix [rows, labels], dense or sparse."""
+    def fit(self, X: Rows, y: Rows, sample_weight: ArrayLike | None = None) -> Self:
+        """Train the classifier, and tune its scale or threshold where that is asked for.
+
+        X: the features, [rows, features], of fp32 or fp64; an array, a frame of pandas, or a sparse matrix.
+        y: the labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class a row.
+        sample_weight: a factor from 0 for each row, 1 by default.
+
+        Returns the classifier itself.
+        """
         self.mapping_ = self._check()
-        X, y = self._rows(X, y)
-        if not sparse.issparse(y) and (y.ndim == 1 or y.shape[1] == 1):
+        rows, target = self._rows(X, y)
+        if not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1):
             if self.mapping_ in NO_MAP:
                 raise ValueError(
                     f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class a row"
                 )
             self.decision_, self.indicator_ = "argmax", None
-            self._fit_classes(X, y, sample_weight)
+            self._fit_classes(rows, target, sample_weight)
             return self
-        labels = _indicator(y)
-        self.indicator_ = "sparse" if sparse.issparse(y) else "dense"
+        labels = _indicator(target)
+        self.indicator_ = "sparse" if sparse.issparse(target) else "dense"
         self.classes_ = np.arange(labels.shape[1])
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:
             weights = weights * _label_weights(self.class_weight, labels, weights)
         if self.mapping_ not in NO_MAP:
@@ -123,10 +158,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
             if not some.any():
                 raise ValueError("y has no label in any row; at least one row must have one")
             if not some.all():
-                X, labels, weights = X[some], labels[some], weights[some]
+                rows, labels, weights = rows[some], labels[some], weights[some]
         self.decision_ = self._decision()
-        self._tune(X, labels, weights)
-        self._fit_labels(X, labels, weights)
+        self._tune(rows, labels, weights)
+        self._fit_labels(rows, labels, weights)
         return self
 
     def _check(self) -> Any:
@@ -225,8 +260,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _probabilities(self, z: np.ndarray) -> np.ndarray:
         return losses.sigmoid(z) if self.mapping_ in NO_MAP else apply(self.mapping_, z)
 
-    def predict(self, X: Any) -> Any:
-        """The labels of each row as an indicator matrix, dense or sparse (CSR) as the y of `fit` was."""
+    def predict(self, X: Rows) -> Any:
+        """The labels of each row of X as an indicator matrix, dense or sparse (CSR) as the y of `fit` was."""
         check_is_fitted(self)
         if self.indicator_ is None:
             return super().predict(X)
@@ -234,20 +269,20 @@ class MultiLabelMappingClassifier(MappingClassifier):
         chosen = self._chosen(z, self.scale_ if self.decision_ == "support" else self.threshold_).astype(np.int64)
         return sparse.csr_matrix(chosen) if self.indicator_ == "sparse" else chosen
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The scores before the map, [rows, labels]."""
+    def decision_function(self, X: Rows) -> np.ndarray:
+        """The scores of the rows of X before the map, [rows, labels]."""
         check_is_fitted(self)
         return super().decision_function(X) if self.indicator_ is None else self._scores(X)
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """map(scores), [rows, labels]: the share of each label in its row; of "sigmoid" the probability of each label.
+    def predict_proba(self, X: Rows) -> np.ndarray:
+        """map(scores) of the rows of X, [rows, labels]: the share of each label in its row; of "sigmoid" the probability of each label.
 
         For "zlpr" it is the sigmoid of the score, above 1/2 where the loss wants the label, and not a calibrated probability.
         """
         check_is_fitted(self)
         return super().predict_proba(X) if self.indicator_ is None else self._probabilities(self._scores(X))
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: Rows) -> np.ndarray:
         """The logarithm of `predict_proba`, -inf where it is exactly 0."""
         check_is_fitted(self)
         if self.indicator_ is None:

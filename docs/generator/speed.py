@@ -1,0 +1,183 @@
+"""Pictures of `benchmarks/results/`: one that is read at a glance for the CPU and for the GPU, and one of every figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import measured, pictures
+
+MAPS = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "entmax 1.5", "sparse_softmax": "sparse softmax"}
+SHAPES = ("512x1000", "64x32000", "4096x32000")
+GPU_SHAPES = ("65536x128", "4096x1024", "4096x8192")
+NONE = "No benchmark has been saved yet."
+
+
+class Bar(NamedTuple):
+    name: str
+    ratio: float
+
+
+Groups = dict[str, list[Bar]]  # under a heading
+
+
+def _rows(shape: str) -> str:
+    rows, classes = (int(n) for n in shape.split("x"))
+    return f"{rows:,} rows of {classes:,} classes"
+
+
+def _bars(run: measured.Run, groups: tuple[str, ...], shapes: tuple[str, ...], ending: str) -> Groups:
+    """The maps' ratios to `torch.softmax` at these shapes; what was noisy is left out."""
+    found: dict[tuple[str, str], float] = {}
+    for r in run.readings:
+        match = re.fullmatch(rf"(\w+) (\d+x\d+) normal{ending}( out=)?", r["name"])
+        if match and r["group"] in groups and r["peer"] == "torch.softmax" and r.get("ratio") and not r["noisy"]:
+            found[match[2], match[1]] = r["ratio"]
+    listed = {
+        _rows(s): [Bar(words, found[s, name]) for name, words in MAPS.items() if (s, name) in found] for s in shapes
+    }
+    return {heading: bars for heading, bars in listed.items() if bars}
+
+
+def on_cpu(run: measured.Run) -> Groups:
+    return _bars(run, measured.COLUMNS["forward"], SHAPES, "")
+
+
+def on_gpu(run: measured.Run) -> Groups:
+    """The maps that need no search for the k-th score, and attention."""
+    rows = _bars(run, ("gpu forward",), GPU_SHAPES, " bfloat16")
+    listed = {heading: [bar for bar in bars if bar.name != MAPS["sparse_softmax"]] for heading, bars in rows.items()}
+    attention = []
+    for r in run.readings:
+        match = re.fullmatch(r"entmax15 \d+x\d+x(\d+)x\d+ local bfloat16 reach 1/8", r["name"])
+        if match and "FlashAttention" in r["peer"] and r.get("ratio") and not r["noisy"]:
+            attention.append(Bar(f"{int(match[1]):,} tokens", r["ratio"]))
+    return {**listed, **({"causal attention, entmax 1.5": attention} if attention else {})}
+
+
+def overview(folder: Path, gpu: bool = False) -> str:
+    """A dozen bars, and what they mean."""
+    run = measured.gpu_run() if gpu else measured.main_run()
+    groups = {} if run is None else (on_gpu if gpu else on_cpu)(run)
+    if run is None or not groups:
+        return NONE
+    target = folder / f"speed-{'gpu' if gpu else 'cpu'}.svg"
+    theirs = "torch's time" if gpu else "time of torch.softmax"
+    if pictures.old(target, (measured.RESULTS / f"{run.name}.json", pictures.__file__, __file__)):
+        pictures.save(target, lambda plt: _draw_bars(groups, f"our time / {theirs}", plt), **{"font.size": 11})
+    said = "; ".join(f"{h}: " + ", ".join(f"{b.name} {b.ratio:.2f}" for b in bars) for h, bars in groups.items())
+    words = (
+        "bf16, normal scores, in CUDA graphs: the maps against `torch.softmax`; attention, in which each query reaches an eighth of the "
+        "keys, against FlashAttention-2."
+        if gpu
+        else "fp32, normal scores, forward pass into a given `out=`."
+    )
+    alt = f"Bars of our time divided by the {theirs}. {said}"
+    return f"{pictures.shown(f'/generated/{target.name}', alt, 'speed')}\n\n{{.caption}}\n{words} {run.machine}."
+
+
+def _draw_bars(groups: Groups, label: str, plt: Any) -> Any:
+    from anymax import plot
+
+    places: list[float] = []
+    names, ratios, headings = [], [], []
+    at = 0.0
+    for heading, bars in groups.items():
+        headings.append((at, heading))
+        for i, bar in enumerate(bars, start=1):
+            places.append(at - i)
+            names.append(bar.name)
+            ratios.append(bar.ratio)
+        at -= len(bars) + 1.4
+    figure, ax = plt.subplots(figsize=(6.6, 0.27 * -at + 0.7), layout="constrained")
+    ink = ax.xaxis.label.get_color()
+    for faster, colour, hatch in ((True, plot.COLOURS[0], ""), (False, plot.COLOURS[1], "///")):
+        some = [i for i, ratio in enumerate(ratios) if (ratio < 1) is faster]
+        ax.barh(
+            [places[i] for i in some], [ratios[i] for i in some], 0.72, color=colour, hatch=hatch, edgecolor="white",
+            linewidth=0,
+        )  # fmt: skip
+    for place, ratio in zip(places, ratios):
+        inside = 0.85 < ratio < 1.0  # beside the bar it would lie on the line
+        side = {"ha": "right", "color": "white"} if inside else {"ha": "left"}
+        ax.annotate(
+            f"{ratio:.2f}", (ratio, place), (-4 if inside else 4, 0), textcoords="offset points", va="center", **side
+        )
+    for place, heading in headings:
+        ax.annotate(heading, (0, place), (2, 0), textcoords="offset points", va="center", fontweight="bold")
+    ax.axvline(1.0, color=ink, linewidth=1.2)
+    ax.annotate("torch", (1.0, 1.0), (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
+    ax.set_yticks(places, names)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlim(0.0, max(1.2, 1.15 * max(ratios)))
+    ax.set_ylim(at + 0.9, 0.8)
+    ax.set_xlabel(f"{label}: below 1 we are faster")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    return figure
+
+
+def every(folder: Path) -> str:
+    """A picture of the ratios of each run that has any; the Markdown that shows them."""
+    out = []
+    for run in measured.runs():
+        found = [(title, points) for title, groups in measured.COLUMNS.items() if (points := _points(run, groups))]
+        if not found:
+            continue
+        target = folder / f"performance-{run.name}.svg"
+        if pictures.old(target, (measured.RESULTS / f"{run.name}.json", pictures.__file__, __file__)):
+            pictures.save(target, _dots(found))
+        words = "; ".join(title for title, _ in found)
+        alt = f"Our time divided by the peer's for each map and shape, on a logarithmic axis: {words}."
+        out.append(
+            f"{pictures.shown(f'/generated/{target.name}', alt)}\n\nOur time divided by that of `torch.softmax` (losses: "
+            "`F.cross_entropy`), fp32, normal scores; left of the line we are faster. The whiskers are quartiles; what was noisy is "
+            f"left out. {run.machine}."
+        )
+    return "\n\n".join(out) or NONE
+
+
+Point = tuple[str, float, float, float]  # a name, the ratio and its quartiles
+
+
+def _points(run: measured.Run, groups: tuple[str, ...]) -> list[Point]:
+    points = []
+    for r in run.readings:
+        wanted = r["group"] in groups and r["peer"] in ("torch.softmax", "F.cross_entropy") and " normal" in r["name"]
+        if wanted and not r["name"].startswith("log") and r.get("ratio") and not r["noisy"]:
+            points.append((r["name"].replace(" normal", "").replace(" out=", ""), r["ratio"], r["low"], r["high"]))
+    return points
+
+
+def _dots(found: list[tuple[str, list[Point]]]) -> Callable[[Any], Any]:
+    def picture(plt: Any) -> Any:
+        from anymax import plot
+
+        heights = [len(points) for _, points in found]
+        figure, axes = plt.subplots(
+            len(found), 1, figsize=(7.6, 0.19 * sum(heights) + 0.9 * len(found)), height_ratios=heights, layout="constrained",
+            squeeze=False, sharex=True,
+        )  # fmt: skip
+        for (title, points), ax in zip(found, axes[:, 0]):
+            names, ratios, low, high = zip(*points)
+            at = range(len(points), 0, -1)
+            for faster, colour, marker in ((True, plot.COLOURS[0], "o"), (False, plot.COLOURS[1], "D")):
+                some = [i for i, ratio in enumerate(ratios) if (ratio < 1) is faster]
+                ax.errorbar(
+                    [ratios[i] for i in some], [at[i] for i in some],
+                    xerr=[[ratios[i] - low[i] for i in some], [high[i] - ratios[i] for i in some]],
+                    fmt=marker, color=colour, markersize=4, elinewidth=1.2, linestyle="none",
+                )  # fmt: skip
+            ax.axvline(1.0, color=ax.xaxis.label.get_color(), linewidth=1.0)
+            ax.set_yticks(list(at), names, fontsize=7)
+            ax.set_ylim(0.2, len(points) + 0.8)
+            ax.set(xscale="log", title=title)
+            ax.grid(axis="x", which="both", alpha=0.25)
+        axes[-1, 0].set_xlabel("our time / their time")
+        ticks = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
+        axes[-1, 0].set_xticks(ticks, [f"{t:g}" for t in ticks])
+        return figure
+
+    return picture
