@@ -66,6 +66,9 @@ def _of_tensors(x: Any) -> bool:
 
 def _said(x: Any) -> str:
     """What was given in place of numbers, and what to do about it."""
+    if is_array(x):
+        hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
+        return f"{shown(x)} and dtype {x.dtype}{hint}"
     if isinstance(x, (list, tuple)):
         if _of_tensors(x):
             return f"a {type(x).__name__} of tensors; make one of them: torch.stack(x)"
@@ -81,9 +84,6 @@ def _said(x: Any) -> str:
                     return f"a {type(x).__name__} with an integer beyond 64 bits; convert it to float"
             elif not isinstance(v, (float, np.generic)):
                 return f"a {type(x).__name__} with {shown(v)} in it"
-    if is_array(x):
-        hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
-        return f"{shown(x)} and dtype {x.dtype}{hint}"
     if isinstance(x, dict) and x:
         return f"a {type(x).__name__}; give the numbers in it, as in x[{next(iter(x))!r}]"
     if isinstance(x, (set, frozenset, Iterator)):
