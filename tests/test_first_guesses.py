@@ -458,6 +458,20 @@ class Column:
         return np.array([2.0, 1.0, 0.1])
 
 
+class Words(Column):
+    dtype = "str"
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(["a", "b", "c"], dtype=object)
+
+
+def test_a_sparse_matrix_of_scipy_says_how_to_make_it_dense():
+    sparse = pytest.importorskip("scipy.sparse")
+    one_sentence(
+        lambda: am.softmax(sparse.csr_matrix(X)), "got csr_matrix of shape (2, 3) and dtype float64; call its toarray()"
+    )
+
+
 def test_columns_and_tables_are_read():
     want = am.softmax([2.0, 1.0, 0.1])
     same(am.softmax(Column()), want)
@@ -483,6 +497,7 @@ ODD = [
     (lambda: am.softmax(Sparsemax()), "got Sparsemax(), which is called to give numbers; give what it returns"),
     (lambda: am.softmax(Sparsemax), "got the class Sparsemax"),
     (lambda: am.softmax(object()), "got a value of the type object"),
+    (lambda: am.softmax(Words()), "got Words of shape (3,) and dtype str"),
     (lambda: am.softmax(X, X), "axis: expected an integer, got ndarray of shape (2, 3)"),
     (lambda: am.softmax(X, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
     (lambda: am.softmax(X, dtype=int), "dtype: expected a floating-point dtype such as 'float32', got <class 'int'>"),

@@ -528,7 +528,7 @@ def test_feature_names():
     [
         (
             {"mapping": "softmaxx"},
-            "there is no map 'softmaxx' \\(did you mean 'softmax'\\?\\); the maps are softmax, sparsemax",
+            r"there is no map 'softmaxx' \(did you mean 'softmax'\?\); the maps are softmax, sparsemax",
         ),
         ({"mapping": 3}, "or a name such as 'sparsemax', got 3"),
         ({"mapping": "ratio"}, "ratio needs a function; choose one of square, sigmoid, relu, or give"),

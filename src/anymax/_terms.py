@@ -22,7 +22,8 @@ from ._array import (
     upcast,
 )
 from ._mapping import Mapping, one_a_row
-from ._rows import aligned, check_mapping, join, prepare
+from ._names import as_mapping
+from ._rows import aligned, join, prepare
 from ._shards import refuse as refuse_sharded
 from ._transform import transforms_of
 from .autodiff import bridge
@@ -40,7 +41,7 @@ def read(
     who: str, mapping: Mapping, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
 ) -> tuple[Array, Mapping, float]:
     """(rows after the transforms, classes last; the mapping aligned to them; a factor that is still to multiply them)."""
-    check_mapping(mapping)
+    mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)

@@ -66,6 +66,9 @@ def _of_tensors(x: Any) -> bool:
 
 def _said(x: Any) -> str:
     """What was given in place of numbers, and what to do about it."""
+    if is_array(x):
+        hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
+        return f"{shown(x)} and dtype {x.dtype}{hint}"
     if isinstance(x, (list, tuple)):
         if _of_tensors(x):
             return f"a {type(x).__name__} of tensors; make one of them: torch.stack(x)"
