@@ -146,6 +146,7 @@ typedef struct {
     const int64_t *given; /* [rows, draws]: or NULL; classes in the place of draws */
     double *log_p;        /* [rows, draws]: log p of each, or NULL */
     double *entropy;      /* [rows]: of the probabilities, or NULL */
+    double *tau;          /* [rows]: thresholds of what is left, logsumexp for softmax, or NULL */
 } anymax_decode_call;
 ANYMAX_API int anymax_decode(const anymax_decode_call *call);
 

@@ -117,10 +117,11 @@ def test_draws_and_their_log_probabilities(mapping, chain, dtype):
     steps = CHAINS[chain] if chain else ()
     u = np.random.default_rng(1).random((3, 200))
     u[:, 0], u[:, 1] = 0.0, 1.0 - 2.0**-53
-    made = decode.run(mapping, x, steps, u=u, log_p=True, entropy=True)
+    made = decode.run(mapping, x, steps, u=u, log_p=True, entropy=True, tau=True)
     for r in range(3):
         z = held(x[r], steps)
         p = anymax.apply(mapping, z)
+        np.testing.assert_allclose(made.tau[r], anymax.threshold(mapping, z).tau, rtol=1e-9 if dtype == "float64" else 1e-5)
         upto = np.cumsum(p)
         want = np.searchsorted(upto, u[r] * upto[-1], side="right")
         wrong = made.index[r] != want

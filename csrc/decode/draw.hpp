@@ -99,6 +99,7 @@ inline void no_answers(const anymax_decode_call &call, int64_t row, bool sound) 
         if (call.log_p) call.log_p[d] = sound ? -inf64 : not_a_number<double>;
     }
     if (call.entropy) call.entropy[row] = sound ? 0.0 : not_a_number<double>;
+    if (call.tau) call.tau[row] = sound ? -inf64 : not_a_number<double>;
 }
 
 // Which classes are left: inside(i) of all of the row, or the entries of a list. Of a row without a number all but those of -inf.
@@ -144,7 +145,7 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     for (int64_t k = 0; k < call.count && sound && !scratch.failed; k++) take(l, call.steps[k], call.values ? call.values[row * call.count + k] : call.steps[k].value, scratch);
     if (scratch.failed) return;
     mark_left(call, row, x, l, l.cells.sound, scratch);
-    if ((!call.draws && !call.entropy) || scratch.failed) return;
+    if ((!call.draws && !call.entropy && !call.tau) || scratch.failed) return;
     if (!sound) return no_answers(call, row, l.cells.sound);
     warm(l, scratch);
     if (link == EXPONENTIAL) {
@@ -153,6 +154,7 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
         const Wheel<C> w = wheel(e, l.count, scratch);
         if (scratch.failed) return;
         const double log_total = ::log(w.total());
+        if (call.tau) call.tau[row] = (double)l.top + l.offset + log_total;
         if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / w.total();
         return answers(call, row, w, l.index, [&](int64_t i) { return (double)l.value[i] - (double)l.top - log_total; });
     }
@@ -175,6 +177,7 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     if (scratch.failed) return;
     for (int64_t i = 0; i < found.count; i++) index[i] = classes ? classes[found.index[i]] : found.index[i];  // in order: none is read after it was written
     const double total = w.total();  // of a budget k, and one of its classes is drawn
+    if (call.tau) call.tau[row] = found.tau + l.offset;
     if (call.entropy) {
         double entropy = 0.0;
         for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] / total * ::log(found.p[i] / total) : 0.0;

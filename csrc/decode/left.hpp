@@ -13,6 +13,7 @@ struct Left {
     int64_t count;
     C top;
     double scale;    // by which the scores are still to be multiplied: one over the temperatures so far
+    double offset;   // what was taken from them, as they are here
     Scan<C> cells;   // of all of the row
     bool ended;      // all of the row is here, but only what `end` leaves of it counts; its exponentials are `weight`
     Nucleus<C> end;
@@ -22,7 +23,7 @@ struct Left {
 template <class C>
 inline Left<C> all_of(const C *x, int64_t n, Scratch &scratch) {
     const Scan<C> s = scan(x, n, scratch, Team{nullptr});
-    return Left<C>{x, nullptr, nullptr, n, s.top, 1.0, s, false, Nucleus<C>{}, nullptr};
+    return Left<C>{x, nullptr, nullptr, n, s.top, 1.0, 0.0, s, false, Nucleus<C>{}, nullptr};
 }
 
 // Copied out: entries from `bound` on where all of the row was here, and those that are here otherwise.
@@ -56,6 +57,7 @@ inline void warm(Left<C> &l, Scratch &scratch) {
     int64_t i = 0;
     for (; i + W <= l.count; i += W) store(to + i, (load(l.value + i) - high) * scale);
     if (i < l.count) store_part(to + i, (load_or(l.value, i, l.count, -infinity<C>) - high) * scale, l.count - i);
+    l.offset = (l.offset + (double)l.top) * l.scale;
     l.value = l.own = to, l.top = C(0), l.scale = 1.0;
     if (!l.index) l.cells = scan(to, l.count, scratch, Team{nullptr});
 }
@@ -263,7 +265,7 @@ inline void take(Left<C> &l, const anymax_step &step, double value, Scratch &scr
         if (l.scale / value <= (double)lanes_max(C()))
             l.scale /= value;
         else
-            within(l, 0.0, 1, true, scratch), l.scale = 1.0;
+            within(l, 0.0, 1, true, scratch), l.scale = 1.0, l.offset = -(double)l.top;  // the largest alone, as 0
         return;
     }
     warm(l, scratch);

@@ -13,13 +13,13 @@ bool beside(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, boo
 
 }  // namespace
 
-// (mapping, x, steps, values, keep, u, index, log_p, entropy, left) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
-// [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy [rows]; left like x
+// (mapping, x, steps, values, keep, u, index, log_p, entropy, left, tau) -> True. All in C order; steps [count, 3] of NumPy: kind, least, value; values
+// [rows, count] of NumPy or None; keep bool like x; u, index and log_p [rows, draws]: without u the classes of index are given; entropy and tau [rows]; left like x
 ANYMAX_CALL(call_decode) {
-    if (!arguments(count, 10)) return nullptr;
+    if (!arguments(count, 11)) return nullptr;
     const Kind kind = kind_of(args[1]);
     Link link;
-    Array x, steps, values, keep, u, index, log_p, entropy, left;
+    Array x, steps, values, keep, u, index, log_p, entropy, left, tau;
     if (kind == NEITHER || !link.read(args[0]) || link.params != Py_None || !x.read(kind, args[1]) || x.dtype > ANYMAX_F16 || !x.dense() || x.ndim < 1) return none();
     anymax_decode_call call;
     memset(&call, 0, sizeof call);
@@ -30,7 +30,7 @@ ANYMAX_CALL(call_decode) {
     if (args[6] != Py_None && (!index.read(kind, args[6], args[5] != Py_None) || index.dtype != LONGS || !index.dense())) return none();
     if (!beside(u, kind, args[5], ANYMAX_F64, index.count, false) || !beside(log_p, kind, args[7], ANYMAX_F64, index.count)) return none();
     if (!beside(left, kind, args[9], x.dtype, x.count)) return none();
-    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows) || (rows && index.count % rows)) return none();
+    if (!beside(entropy, kind, args[8], ANYMAX_F64, rows) || !beside(tau, kind, args[10], ANYMAX_F64, rows) || (rows && index.count % rows)) return none();
     anymax_step list[64];
     for (int64_t k = 0; k < call.count; k++) {
         const double *step = (const double *)steps.data + 3 * k;
@@ -38,7 +38,7 @@ ANYMAX_CALL(call_decode) {
     }
     call.map = link.map, call.param = link.param, call.dtype = x.dtype, call.rows = rows, call.n = n, call.stride = n, call.x = x.data;
     call.steps = list, call.values = (const double *)values.data, call.keep = (uint8_t *)keep.data, call.left = left.data;
-    call.u = (const double *)u.data, call.log_p = (double *)log_p.data, call.entropy = (double *)entropy.data, call.draws = rows ? index.count / rows : 0;
+    call.u = (const double *)u.data, call.log_p = (double *)log_p.data, call.entropy = (double *)entropy.data, call.tau = (double *)tau.data, call.draws = rows ? index.count / rows : 0;
     if (u.data)
         call.index = (int64_t *)index.data;
     else

@@ -13,7 +13,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from ..kernels import native
+from ..kernels import decode, native
 from ..mappings import Softmax
 from .saving import save, saved
 from .softmax_terms import Terms, blocks, named, plain
@@ -99,10 +99,24 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
     return s.masked_fill(named(index, s, xp), -math.inf)
 
 
+def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:
+    """The same by the engine."""
+    wide, steps = _wide(x), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
+    made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
+    tau = made.tau[..., None]
+    none = tau == -math.inf
+    high = torch.where(none, 0.0, tau).to(wide)
+    log_z = torch.where(none, 0.0, tau - high).to(wide)
+    columns = made.entropy[..., None].to(wide) if entropy else log_z[..., :0]
+    return [high, log_z, made.log_p.to(wide), columns, log_z[..., :0]]
+
+
 def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> list[Tensor]:
     """The maximum, log of the sum of the exponentials below it, and the terms; what was not asked for has no columns."""
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
+    if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
+        return _in_one_pass(x, index, scale, entropy)
     out = [torch.empty((*lead, size), dtype=_wide(x), device=x.device) for size in sizes]
     at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
     levels = _levels(x) if at_once and x.numel() else None

@@ -34,6 +34,7 @@ class Decoded(NamedTuple):
     index: Array | None  # int64 [..., draws]
     log_p: Array | None  # float64 [..., draws]
     entropy: Array | None  # float64 [...]
+    tau: Array | None  # float64 [...]: the threshold of what is left, logsumexp for softmax
 
 
 def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
@@ -65,6 +66,7 @@ def run(
     given: Array | None = None,
     log_p: bool = False,
     entropy: bool = False,
+    tau: bool = False,
 ) -> Decoded:
     """A pass over rows whose classes are last, of what `refuse` does not refuse.
 
@@ -87,6 +89,7 @@ def run(
         index,
         world.empty(draws, "float64") if asks is not None and (log_p or u is None) else None,
         world.empty(batch, "float64") if entropy else None,
+        world.empty(batch, "float64") if tau else None,
     )
     made = native.engine_for(x).decode(
         mapping,
@@ -99,6 +102,7 @@ def run(
         out.log_p,
         out.entropy,
         out.left,
+        out.tau,
     )
     if made is None:
         raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")
