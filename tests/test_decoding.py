@@ -279,6 +279,15 @@ def test_topk_log_prob_has_a_gradient():
     assert best.log_prob.dtype == torch.float32
 
 
+def test_maps_by_their_names():
+    x = np.random.default_rng(0).normal(size=(3, 6))
+    for a, b in zip(topk_log_prob("sparsemax", x, 3), topk_log_prob(Sparsemax(), x, 3)):
+        assert np.array_equal(a, b)
+    drawn = gumbel_topk(x, 2, mapping="entmax:alpha=1.3", generator=0)
+    assert np.array_equal(drawn.index, gumbel_topk(x, 2, mapping=Entmax(1.3), generator=0).index)
+    assert np.array_equal(am.sample("sparsemax", x, generator=1), am.sample(Sparsemax(), x, generator=1))
+
+
 @every_kind
 def test_a_beam_search(kind):
     """All sequences of three classes with the best sums, by exhaustion."""

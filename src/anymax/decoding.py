@@ -54,7 +54,7 @@ class Accepted(NamedTuple):
 
 @answering(logits="x")
 def topk_log_prob(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: AnyArray | Numbers,
     k: int,
     transform: Callable[[Any], Any] | None = None,
@@ -67,7 +67,7 @@ def topk_log_prob(
 
     For a step of beam search, with any map; a beam's sum of log p is the caller's to keep.
 
-    mapping: the map, such as `Softmax()`.
+    mapping: the map, such as `Softmax()`, or its name, such as "softmax".
     x: the scores; -inf masks a class.
     k: how many classes to give, from 1 to the number of classes.
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
@@ -95,7 +95,7 @@ def gumbel_topk(
     x: AnyArray | Numbers,
     k: int,
     *,
-    mapping: Mapping | None = None,
+    mapping: Mapping | str | None = None,
     transform: Callable[[Any], Any] | None = None,
     generator: Any = None,
     axis: int | None = None,
@@ -109,7 +109,7 @@ def gumbel_topk(
 
     x: the scores; -inf masks a class.
     k: how many classes to draw, from 1 to the number of classes.
-    mapping: the map, softmax by default.
+    mapping: the map, or its name; softmax by default.
     transform: what the scores go through first, as for `sample`.
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
@@ -131,7 +131,9 @@ def gumbel_topk(
     return _best(z, log_p, k, axis, xp)
 
 
-def _log_p(who: str, mapping: Mapping, x: Any, transform: Any, axis: int, mask: Any) -> tuple[Array, int, Namespace]:
+def _log_p(
+    who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
+) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis they came from; their namespace)."""
     scores, rows, mapping, axis = prepare(as_mapping(mapping, who), x, axis, mask, None)
     xp = namespace(rows)

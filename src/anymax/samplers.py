@@ -194,7 +194,7 @@ def gumbel_softmax(
     generator: Any = None,
     axis: int | None = None,
     dim: int | None = None,
-    mapping: Mapping | None = None,
+    mapping: Mapping | str | None = None,
 ) -> ArrayT:
     """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or any other map of it.
 
@@ -206,7 +206,7 @@ def gumbel_softmax(
     hard: the one-hot of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
-    mapping: the map, softmax by default.
+    mapping: the map, or its name; softmax by default.
 
     Returns probabilities, an array of the kind, shape and dtype of x.
 
@@ -232,7 +232,7 @@ def gumbel_softmax(
 
 @overload
 def sample(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: np.ndarray[Any, Any] | Numbers,
     *,
     transform: Callable[[Any], Any] | None = None,
@@ -246,7 +246,7 @@ def sample(
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def sample(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: ArrayT,
     *,
     transform: Callable[[Any], Any] | None = None,
@@ -260,7 +260,7 @@ def sample(
 ) -> ArrayT: ...
 @overload
 def sample(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: AnyArray | Numbers,
     *,
     transform: Callable[[Any], Any] | None = None,
@@ -274,7 +274,7 @@ def sample(
 ) -> Sample: ...
 @overload
 def sample(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: AnyArray | Numbers,
     *,
     transform: Callable[[Any], Any] | None = None,
@@ -288,7 +288,7 @@ def sample(
 ) -> Sample: ...
 @answering(logits="x", key="generator")
 def sample(
-    mapping: Mapping,
+    mapping: Mapping | str,
     x: Any,
     *,
     transform: Callable[[Any], Any] | None = None,
@@ -306,7 +306,7 @@ def sample(
     uniform number a row, through the inverse of the distribution function; a class of probability exactly 0 is never drawn, so a sparse
     map samples from its support.
 
-    mapping: the map, such as `Softmax()`.
+    mapping: the map, such as `Softmax()`, or its name, such as "softmax".
     x: the scores; -inf masks a class.
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
         Those of `anymax.transforms` go along `axis`, whichever it is.

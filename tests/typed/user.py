@@ -29,6 +29,8 @@ def of_numpy(x: NDArray[np.float32], y: NDArray[np.int64], keep: NDArray[np.bool
     assert_type(anymax.jacobian(Sparsemax(), x), NDArray[np.float32])
     assert_type(anymax.jacobian_norm(Sparsemax(), x, mask=keep), NDArray[np.float32])
     assert_type(anymax.entropy(x, "tsallis", 1.3), NDArray[np.float32])
+    assert_type(anymax.sample(Sparsemax(), x, transform=anymax.topk(5)), np.ndarray[Any, Any])
+    assert_type(anymax.compose(anymax.temperature(0.7), anymax.topp(y))(x), NDArray[np.float32])
     print(x[anymax.support(x)])  # noqa: T201 (booleans choose)
 
 
@@ -46,6 +48,9 @@ def of_torch(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     assert_type(anymax.logsumexp(x, axis=(0, 1), keepdims=True), torch.Tensor)
     assert_type(anymax.support(x), torch.Tensor)
     assert_type(anymax.logit_gap(x, 10), torch.Tensor)
+    assert_type(anymax.sample(Sparsemax(), x, num_samples=3, generator=[1, 2]), torch.Tensor)
+    assert_type(anymax.gumbel_max(x), torch.Tensor)
+    print(anymax.sample(Sparsemax(), x, return_log_prob=True).log_prob)  # noqa: T201
 
 
 def of_jax(x: jax.Array, y: jax.Array) -> None:
