@@ -121,7 +121,9 @@ def test_draws_and_their_log_probabilities(mapping, chain, dtype):
     for r in range(3):
         z = held(x[r], steps)
         p = anymax.apply(mapping, z)
-        np.testing.assert_allclose(made.tau[r], anymax.threshold(mapping, z).tau, rtol=1e-9 if dtype == "float64" else 1e-5)
+        np.testing.assert_allclose(
+            made.tau[r], anymax.threshold(mapping, z).tau, rtol=1e-9 if dtype == "float64" else 1e-5
+        )
         upto = np.cumsum(p)
         want = np.searchsorted(upto, u[r] * upto[-1], side="right")
         wrong = made.index[r] != want

@@ -399,8 +399,11 @@ class _Draw(transformers.LogitsProcessor):
         self.scores: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        rows, mapping, _ = read("sample", self.mapping, scores, self.transform, None, -1, None)
-        token = samplers.sample(mapping, rows, generator=self.generator)
+        mapping, rows, transform = self.mapping, scores, self.transform
+        if self.keep:
+            rows, mapping, _ = read("sample", mapping, rows, transform, None, -1, None)
+            transform = None
+        token: Tensor = samplers.sample(mapping, rows, transform=transform, generator=self.generator)
         if bool((token < 0).any()):
             row = int((token < 0).nonzero()[0])
             raise ValueError(

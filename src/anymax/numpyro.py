@@ -92,7 +92,7 @@ class Categorical(Distribution):
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Classes, integers of the shape `sample_shape + batch_shape`, from a key of JAX."""
         scores = jax.lax.stop_gradient(self.scores)
-        drawn = samplers.sample(self.mapping.frozen(), scores, generator=key, num_samples=math.prod(sample_shape))
+        drawn: Any = samplers.sample(self.mapping.frozen(), scores, generator=key, num_samples=math.prod(sample_shape))
         return drawn.reshape(sample_shape + self.batch_shape)
 
     def log_prob(self, value: Any) -> jax.Array:

@@ -29,12 +29,12 @@ class Step(NamedTuple):
 class Decoded(NamedTuple):
     """What was asked for, as arrays of the scores' kind; None else."""
 
-    keep: Array | None  # bool, like the scores
-    left: Array | None  # like the scores, -inf where a class is left out
-    index: Array | None  # int64 [..., draws]
-    log_p: Array | None  # float64 [..., draws]
-    entropy: Array | None  # float64 [...]
-    tau: Array | None  # float64 [...]: the threshold of what is left, logsumexp for softmax
+    keep: Any  # bool, like the scores
+    left: Any  # like the scores, -inf where a class is left out
+    index: Any  # int64 [..., draws]
+    log_p: Any  # float64 [..., draws]
+    entropy: Any  # float64 [...]
+    tau: Any  # float64 [...]: the threshold of what is left, logsumexp for softmax
 
 
 def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
