@@ -78,7 +78,7 @@ class Transform:
         with quiet(scores):
             step = self.step(y, params) if self.truncates and not _compiling() else None
             if step is not None and decode.refuse(_SOFTMAX, y) is None:
-                y = _left(y, step)
+                y = _left(y, (step,))
             else:
                 y = self.rows(y, xp, **params)
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
@@ -135,12 +135,40 @@ class Composed:
         xp = namespace(scores)
         scores = floating(scores, xp)
         y = upcast(scores, xp)  # once: no rounding to half precision in between
-        for transform in self.transforms:
-            y = transform(y)
+        for parts in _together(self.transforms):
+            y = _cut(parts, y, xp)
         return y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.transforms))})"
+
+
+def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
+    """Truncations that follow each other along one axis, which the engine does in one pass; the others one by one."""
+    out: list[list[Any]] = []
+    for t in transforms:
+        last = out[-1][-1] if out else None
+        if _truncates(t) and _truncates(last) and t.axis == last.axis:  # type: ignore[union-attr]
+            out[-1].append(t)
+        else:
+            out.append([t])
+    return out
+
+
+def _truncates(t: Any) -> bool:
+    return isinstance(t, Transform) and t.truncates and bool(t.value)
+
+
+def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
+    if len(parts) > 1 and not _compiling() and decode.refuse(_SOFTMAX, y) is None:
+        axis = check_axis(parts[0].axis, y.ndim)
+        rows = to_last(y, axis, xp)
+        steps = [t.step(rows, t.aligned(rows, axis, xp)) for t in parts]
+        if None not in steps and len(steps) <= decode.MOST:
+            return from_last(_left(rows, tuple(steps)), axis, xp)
+    for t in parts:
+        y = t(y)
+    return y
 
 
 # -- the transforms of a verb --------------------------------------------------------------------------------------------------
@@ -205,11 +233,11 @@ def masked(x: Array, keep: Array, xp: Namespace) -> Array:
     return xp.where(keep, x, -math.inf * xp.ones_like(x))
 
 
-def _left(x: Array, step: decode.Step) -> Array:
+def _left(x: Array, steps: tuple[Any, ...]) -> Array:
     """The same by the engine."""
     if is_torch(x) and x.requires_grad:  # as an operation that a gradient goes through
-        return x.masked_fill(~decode.run(_SOFTMAX, x, (step,), keep=True).keep, -math.inf)
-    return decode.run(_SOFTMAX, x, (step,), left=True).left
+        return x.masked_fill(~decode.run(_SOFTMAX, x, steps, keep=True).keep, -math.inf)
+    return decode.run(_SOFTMAX, x, steps, left=True).left
 
 
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
