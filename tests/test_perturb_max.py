@@ -400,7 +400,7 @@ def test_errors():
     with pytest.raises(TypeError, match=r"mean is inf.*nll"):
         PerturbMax(heavy).loss(ROW, None, np.full(5, 0.2), np)
     with pytest.raises(TypeError, match="Generator"):
-        PerturbMax().monte_carlo(ROW, 10, None)
+        PerturbMax().monte_carlo(ROW, 10, "seed")
 
 
 def test_frozen_data():

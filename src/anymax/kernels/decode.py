@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, is_array
+from .._array import Array, is_array, is_torch
 from .._mapping import Mapping
 from . import asked, native
 from .link import NEED_SCORES, link_of
@@ -73,7 +73,7 @@ def run(
     u: float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes in their place.
     """
     world = native.world_of(x)
-    x = world.contiguous(x.detach() if hasattr(x, "detach") else x)
+    x = world.contiguous(x.detach() if is_torch(x) else x)
     batch = tuple(x.shape[:-1])
     table = np.array([[STEPS[s.name], s.least, math.nan if is_array(s.value) else s.value] for s in steps], np.float64)
     values = None
@@ -91,18 +91,13 @@ def run(
         world.empty(batch, "float64") if entropy else None,
         world.empty(batch, "float64") if tau else None,
     )
+    if not math.prod(batch):
+        return out
+    asked = (None, None, None)
+    if asks is not None and asks.shape[-1]:
+        asked = None if u is None else world.contiguous(u), index, out.log_p
     made = native.engine_for(x).decode(
-        mapping,
-        x,
-        table.reshape(-1, 3),
-        values,
-        out.keep,
-        None if u is None else world.contiguous(u),
-        index,
-        out.log_p,
-        out.entropy,
-        out.left,
-        out.tau,
+        mapping, x, table.reshape(-1, 3), values, out.keep, *asked, out.entropy, out.left, out.tau
     )
     if made is None:
         raise RuntimeError(f"the native engine does not serve a pass over {native.dtype_of(x)} {tuple(x.shape)}")
@@ -110,4 +105,4 @@ def run(
 
 
 def _numbers(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=np.float64)
+    return np.asarray(value.detach().cpu() if is_torch(value) else value, dtype=np.float64)
