@@ -46,6 +46,7 @@ GROUPS = {
     "dtype": "Other dtypes, into out=",
     "layout": "Other axes, tiny rows, one long row, masks",
     "attention": "Attention, one head of 64 features",
+    "decoding": "Decoding and distributions, rows x vocabulary",
     "sklearn": "Fitting a linear classifier: rows x features x classes",
     "gpu forward": "GPU: forward into out=",
     "gpu backward": "GPU: backward alone",

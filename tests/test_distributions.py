@@ -280,7 +280,8 @@ def test_errors_say_what_is_wrong():
             ValueError,
             r"y of shape \(5,\): expected one class for each row, of shape \(6,\)",
         ),
-        (lambda: A.log_prob("softmax", x, y), TypeError, "expected a mapping"),
+        (lambda: A.log_prob(3, x, y), TypeError, "such as 'sparsemax', got 3"),
+        (lambda: A.log_prob("softmaxx", x, y), ValueError, "there is no map 'softmaxx'"),
         (lambda: A.log_prob(Softmax(), x, y, temperature=-1.0), ValueError, "at least 0"),
         (
             lambda: A.log_prob(Softmax(), x, y, temperature=x),

@@ -209,7 +209,7 @@ class PerturbMax(Mapping):
     def sample_noise(self, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
         """Independent noises of that shape (not times `scale`), of the kind, dtype and device of `like`, by the inverse cdf.
 
-        `generator`: a numpy.random.Generator, a torch.Generator, a JAX key, or a seed; there is no global randomness.
+        `generator`: a numpy.random.Generator, a torch.Generator, a JAX key, or a seed; None: NumPy's or torch's global one.
         """
         return draw(self.noise, shape, like, generator)
 
