@@ -171,8 +171,8 @@ HARD = HARD_ROW.findall(NUMERICS.read_text(encoding="utf-8")) if NUMERICS.exists
 HARD_SCORES = {
     "16,383 normal": lambda: laws.scores(16383, seed=1),
     "16,385 normal": lambda: laws.scores(16385, seed=4),
-    "16,383 of deviation 0.001": lambda: laws.scores(16383, sigma=1e-3, seed=2),
-    "100,000 of deviation 0.001": lambda: laws.scores(100_000, sigma=1e-3, seed=3),
+    "16,383 normal, standard deviation 0.001": lambda: laws.scores(16383, sigma=1e-3, seed=2),
+    "100,000 normal, standard deviation 0.001": lambda: laws.scores(100_000, sigma=1e-3, seed=3),
     "20 between −8 and −5": lambda: np.random.default_rng(0).uniform(-8, -5, 20),
 }
 EXACT = {
