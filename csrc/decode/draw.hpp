@@ -75,20 +75,20 @@ inline C *exponentials(const Left<C> &l, Scratch &scratch) {
     return e;
 }
 
-// What is asked of a row: classes drawn, or given, and log p of each; the entropy. `log_of` is log p of an entry, `index` the classes of the entries,
-// in order (NULL: they are the entries).
-template <class T, class F>
-inline void answers(const anymax_decode_call &call, int64_t row, const Wheel<T> &wheel, const int32_t *index, F log_of) {
+// What is asked of a row: classes drawn, by draw(u), or given, and log_of(i) of each, by their places among `count` entries; `index` are the classes
+// of the entries, in order (NULL: they are the places).
+template <class F, class G>
+inline void answers(const anymax_decode_call &call, int64_t row, int64_t count, const int32_t *index, F draw, G log_of) {
     for (int64_t d = row * call.draws; d < (row + 1) * call.draws; d++) {
         int64_t i = -1;
         if (!call.given) {
-            i = turn(wheel, call.u[d]);
+            i = draw(call.u[d]);
             call.index[d] = i < 0 ? -1 : index ? index[i] : i;
         } else if (const int64_t t = call.given[d]; t >= 0 && t < call.n) {
-            i = index ? first_from(index, wheel.count, t) : t;
-            if (index && (i == wheel.count || index[i] != t)) i = -1;
+            i = index ? first_from(index, count, t) : t;
+            if (index && (i == count || index[i] != t)) i = -1;
         }
-        if (call.log_p) call.log_p[d] = i < 0 || !(wheel.weight[i] > T(0)) ? -inf64 : log_of(i);
+        if (call.log_p) call.log_p[d] = i < 0 ? -inf64 : log_of(i);
     }
 }
 
@@ -149,14 +149,18 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
     if (!sound) return no_answers(call, row, l.cells.sound);
     warm(l, scratch);
     if (link == EXPONENTIAL) {
-        const C *e = exponentials(l, scratch);
+        const bool drawn = call.draws && !call.given;
+        const C *e = drawn || l.ended || call.entropy ? exponentials(l, scratch) : nullptr;
         if (scratch.failed) return;
-        const Wheel<C> w = wheel(e, l.count, scratch);
+        const Wheel<C> w = e ? wheel(e, l.count, scratch) : Wheel<C>{};
         if (scratch.failed) return;
-        const double log_total = ::log(w.total());
+        const double total = e ? w.total() : exp_sum<C, false>(l.value, 0, l.count, l.top, nullptr), log_total = ::log(total);
         if (call.tau) call.tau[row] = (double)l.top + l.offset + log_total;
-        if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / w.total();
-        return answers(call, row, w, l.index, [&](int64_t i) { return (double)l.value[i] - (double)l.top - log_total; });
+        if (call.entropy) call.entropy[row] = log_total - drift_of(l, e) / total;
+        return answers(call, row, l.count, l.index, [&](double u) { return turn(w, u); }, [&](int64_t i) {
+            const bool in = l.ended ? e[i] > C(0) : l.value[i] > -infinity<C>;
+            return in ? (double)l.value[i] - (double)l.top - log_total : -inf64;
+        });
     }
     settle(l, scratch);
     const int32_t *classes = nullptr;
@@ -183,7 +187,7 @@ inline void decode_row(const anymax_decode_call &call, int64_t row, Link link, S
         for (int64_t i = 0; i < found.count; i++) entropy -= found.p[i] > 0.0 ? found.p[i] / total * ::log(found.p[i] / total) : 0.0;
         call.entropy[row] = entropy;
     }
-    answers(call, row, w, index, [&](int64_t i) { return ::log(found.p[i] / total); });
+    answers(call, row, found.count, index, [&](double u) { return turn(w, u); }, [&](int64_t i) { return found.p[i] > 0.0 ? ::log(found.p[i] / total) : -inf64; });
 }
 
 }  // namespace ANYMAX_UNIT
