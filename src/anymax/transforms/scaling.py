@@ -9,7 +9,6 @@ from .._array import (
     Array,
     Namespace,
     asarray,
-    differentiates,
     dtype_name,
     finish,
     finite_scores,
@@ -56,9 +55,7 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
     tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
     if not is_array(T):
-        if tiny > T:
-            return _largest(x, xp)
-        return on_kept(x, lambda y: y / T, xp) if differentiates(x) else x / T
+        return x / T if tiny <= T else _largest(x, xp)
     cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
         return on_kept(x, lambda y: y / T, xp)
