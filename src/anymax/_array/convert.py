@@ -115,6 +115,8 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
 
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     """A target, a weight or a mask as an array of the scores' framework, on their device."""
+    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+        return xp.asarray(value, device=rows.device)
     value = asarray(value, name)
     if is_torch(value) and not is_torch(rows):
         raise TypeError(f"{name}: got a torch tensor for scores of another framework; convert one of them")
