@@ -2,8 +2,8 @@
 
 import ast
 import re
-import sys
 import runpy
+import sys
 from pathlib import Path
 
 import pytest

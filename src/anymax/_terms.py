@@ -121,7 +121,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
     at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
     with quiet(s):
         log_p = own_log_rows(mapping, s)
-        p = bridge(s).apply(mapping, s) if log_p is None else None
+        p: Any = bridge(s).apply(mapping, s) if log_p is None else None
         found = _array.log(take_at(p, at, xp), xp) if log_p is None else take_at(log_p, at, xp)
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
