@@ -230,3 +230,17 @@ def test_the_codes_of_the_header():
     names = "TEMPERATURE LARGEST_SCORES NUCLEUS_MASS SHARE_OF_LARGEST DEVIATIONS LEAST_SHARE ETA TYPICAL WITHOUT_TOP".split()
     for name, code in zip(names, STEPS.values(), strict=True):
         assert f"ANYMAX_{name} = {code}," in header
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_what_is_drawn_is_drawn_once_and_in_order(engine):
+    x, drawn, alone = scores(50), np.random.default_rng(0), np.random.default_rng(0)
+    first, second = (anymax.xtc(0.01, 0.5, generator=drawn) for _ in range(2))
+    with anymax.use(engine):
+        first(x)
+        alone.random((4, 1))
+        anymax.compose(first, second)(x)
+        alone.random((2, 4, 1))
+        anymax.sample(SOFTMAX, x, transform=anymax.compose(first, second), generator=1)
+        alone.random((2, 4, 1))
+    assert drawn.random() == alone.random()

@@ -296,6 +296,7 @@ FLOORS = (
     (
         "_transform",
         "transforms",
+        "_terms",
         "functional",
         "thresholds",
         "margins",
@@ -307,7 +308,7 @@ FLOORS = (
         "inspection",
         "_config",
     ),
-    ("distributions", "_terms"),
+    ("distributions",),
     ("contract",),
     ("_categorical",),
     ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),

@@ -74,13 +74,9 @@ class Transform:
         axis = check_axis(self.axis, scores.ndim)
         scores = floating(scores, xp)
         y = to_last(upcast(scores, xp), axis, xp)
-        params = self.aligned(y, axis, xp)
         with quiet(scores):
-            step = self.step(y, params) if self.truncates and not _compiling() else None
-            if step is not None and decode.refuse(_SOFTMAX, y) is None:
-                y = _left(y, (step,))
-            else:
-                y = self.rows(y, xp, **params)
+            cut = _in_one_pass((self,), y, axis, xp) if _truncates(self) else None
+            y = self.rows(y, xp, **self.aligned(y, axis, xp)) if cut is None else cut
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
 
@@ -88,10 +84,12 @@ class Transform:
         """Its parameters, lined up with rows whose classes were at `axis` and are last."""
         return {k: _align(k, v, rows, axis, xp) if k in _BROADCAST else v for k, v in self.params}
 
-    def step(self, rows: Array, params: dict[str, Any]) -> decode.Step | None:
-        """What the engine does in its place; None where it has no such step, or not for these parameters."""
-        if not self.value or not all(_one_a_row(v, rows) for k, v in params.items() if k in _BROADCAST):
-            return None
+    def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
+        """True where the engine has a step in its place, for these parameters."""
+        return bool(self.value) and all(_one_a_row(v, rows) for k, v in params.items() if k in _BROADCAST)
+
+    def step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
+        """What the engine does in its place. It may draw, so ask once, and only where the engine serves."""
         value = params[self.value] if isinstance(self.value, str) else self.value(rows, namespace(rows), **params)
         return decode.Step(self.name, value, params.get("min_keep", 1))
 
@@ -160,15 +158,27 @@ def _truncates(t: Any) -> bool:
 
 
 def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
-    if len(parts) > 1 and not _compiling() and decode.refuse(_SOFTMAX, y) is None:
+    if len(parts) > 1:
         axis = check_axis(parts[0].axis, y.ndim)
-        rows = to_last(y, axis, xp)
-        steps = [t.step(rows, t.aligned(rows, axis, xp)) for t in parts]
-        if None not in steps and len(steps) <= decode.MOST:
-            return from_last(_left(rows, tuple(steps)), axis, xp)
+        cut = _in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
+        if cut is not None:
+            return from_last(cut, axis, xp)
     for t in parts:
         y = t(y)
     return y
+
+
+def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
+    """Truncations of rows whose classes were at `axis`, by the engine; None where it does not serve them all."""
+    if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
+        return None
+    params = [t.aligned(rows, axis, xp) for t in parts]
+    if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
+        return None
+    steps = tuple(t.step(rows, given) for t, given in zip(parts, params, strict=True))
+    if is_torch(rows) and rows.requires_grad:  # as an operation that a gradient goes through
+        return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
+    return decode.run(_SOFTMAX, rows, steps, left=True).left
 
 
 # -- the transforms of a verb --------------------------------------------------------------------------------------------------
@@ -200,13 +210,13 @@ def read_steps(
     if _compiling() or decode.refuse(mapping, rows) is not None:
         return None
     xp = namespace(rows)
-    one, steps = upcast(rows[..., :1], xp), []
+    one, readable = upcast(rows[..., :1], xp), []
     for t in reversed(parts[-decode.MOST :]):
-        step = t.step(one, t.aligned(one, axis, xp)) if isinstance(t, Transform) else None
-        if step is None:
+        params = t.aligned(one, axis, xp) if isinstance(t, Transform) else {}
+        if not isinstance(t, Transform) or not t.is_step(one, params):
             break
-        steps.insert(0, (step, t.truncates))
-    return parts[: len(parts) - len(steps)], tuple(steps)
+        readable.insert(0, (t, params))
+    return parts[: len(parts) - len(readable)], tuple((t.step(one, params), t.truncates) for t, params in readable)
 
 
 def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
@@ -231,13 +241,6 @@ def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, A
 def masked(x: Array, keep: Array, xp: Namespace) -> Array:
     """-inf where not `keep`."""
     return xp.where(keep, x, -math.inf * xp.ones_like(x))
-
-
-def _left(x: Array, steps: tuple[Any, ...]) -> Array:
-    """The same by the engine."""
-    if is_torch(x) and x.requires_grad:  # as an operation that a gradient goes through
-        return x.masked_fill(~decode.run(_SOFTMAX, x, steps, keep=True).keep, -math.inf)
-    return decode.run(_SOFTMAX, x, steps, left=True).left
 
 
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:

@@ -24,7 +24,6 @@ from ._array import (
     finite_scores,
     floating,
     from_last,
-    is_array,
     is_torch,
     namespace,
     number,
@@ -34,18 +33,18 @@ from ._array import (
     running_sum,
     stop_gradient,
     to_last,
-    total,
     upcast,
 )
 from ._draws import at, invert, uniforms
-from ._mapping import Mapping, Separable
+from ._mapping import Mapping
 from ._names import as_mapping
 from ._noises import Noise, draw
 from ._options import answering
 from ._rows import prepare
+from ._terms import log_p_rows
 from ._transform import cut_and_full, read_steps, transforms_of
 from ._typing import AnyArray, ArrayT, Numbers, Parameter
-from .functional import apply, log_rows
+from .functional import apply
 from .kernels import decode
 from .mappings import Softmax
 from .transforms import noise as noisy
@@ -393,12 +392,8 @@ def _in_one_pass(
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
-    """log p at the indices, normalised: budget's probabilities sum to k, and one of its classes is drawn."""
-    log_p = stop_gradient(log_rows(mapping, rows))
-    if isinstance(mapping, Separable) and (is_array(mapping.mass) or mapping.mass != 1.0):
-        mass = total(stop_gradient(apply(mapping, rows)), xp)
-        log_p = log_p - xp.log(xp.where(mass > 0, mass, xp.ones_like(mass)))
-    return at(log_p, index, xp)
+    """log p at the indices, a constant of differentiation."""
+    return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
 
 
 def _support(p: Array, xp: Namespace) -> Support:
