@@ -316,6 +316,8 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.sparsemax(X, msk=X > 0), "(did you mean mask=?)"),
         (lambda: am.sparsemax(X, alpha=2), "(of the maps entmax and normmax have one, as in anymax.Entmax(alpha=1.3))"),
         (lambda: Sparsemax()(X, where=X > 0), "sparsemax has no option 'where' (say mask=, True = keep)"),
+        (lambda: am.apply(Softmax(), X, temperature=2), "apply has no option 'temperature' (divide the scores by it)"),
+        (lambda: am.apply(Softmax(), X, attn_mask=X > 0), "(say mask=, True = keep)"),
         (lambda: am.log_apply(Softmax(), X, temperature=2), "log_apply has no option 'temperature' (divide the scores by it)"),
         (lambda: am.logsumexp(X, tau=2), "logsumexp has no option 'tau' (say temperature=)"),
         (lambda: am.logsumexp(input=X), "logsumexp has no option 'input' (the scores come first, without a name)"),

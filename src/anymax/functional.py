@@ -31,6 +31,7 @@ from .mappings import (
 )
 
 
+@answering()
 def apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
