@@ -317,12 +317,12 @@ def sparse_softmax(
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
     array([0.731, 0.269, 0.   ])
     """
-    if options:
-        allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
+    if type(k) is int and p is None and not options and not _dynamo():  # as calls have it over and over
+        return _sugar("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
+    allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     if k is None and p is None and type(axis) is int:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
-    mapping = _made(SparseSoftmax, k) if p is None else SparseSoftmax(k=k, p=p)
-    return _sugar("sparse_softmax", mapping, x, axis, out, options)
+    return _sugar("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
 
 
 @spelled(apply)
