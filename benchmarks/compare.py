@@ -39,7 +39,7 @@ def compare(before: Path, after: Path) -> str:
     both = [key for key in old if key in new]
     quiet = [key for key in both if not noisy(old[key]) and not noisy(new[key])]
     lines = [
-        f"{len(both)} readings are in both, {len(quiet)} of them quiet in both. A change below 1 is faster: the ratio to the peer, new / old.",
+        f"{len(both)} readings are in both, {len(quiet)} of them quiet in both. Change: of the ratio to the peer, below 1 is faster.",
         "",
         "| group | quiet readings | change (geometric mean) | best | worst |",
         "|---|---:|---:|---:|---:|",
