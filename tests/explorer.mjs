@@ -23,7 +23,8 @@ const answers = {
   }])),
   screen({ given }) {
     const state = tidy({ ...fresh(), ...given }), seen = compute(K, state), n = state.x.length;
-    const results = [...seen.results].map(([key, found]) => [label(key, state, n), { ...found, p: Array.from(found.p), gradient: found.gradient && Array.from(found.gradient) }]);
+    const results = [...seen.results].map(([key, found]) => [label(key, state, n), { ...found, p: Array.from(found.p), gradient: found.gradient && Array.from(found.gradient),
+      drawn: found.drawn && Array.from(found.drawn) }]);
     return { program: toPython(state), results: Object.fromEntries(results), jacobian: Array.from(seen.jacobian), which: seen.which, order: seen.order };
   },
   two: ({ key, given }) => {

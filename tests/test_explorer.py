@@ -135,6 +135,58 @@ def test_the_program_has_the_names(ask):
 
 
 @node
+def test_the_draws_of_the_page(ask, maps):
+    """Frequencies are the probabilities, within 5 standard deviations; no class of probability 0 is drawn; a seed is its draws."""
+    given = {"x": [2.0, 1.0, 0.5, -1.0, -4.0], "maps": list(maps), "draws": 10_000, "seed": 3}
+    many = {"x": [i % 7 / 3 for i in range(500)], "maps": ["sparsemax"], "draws": 1, "seed": 0}
+    other, none = {**given, "seed": 4}, {**given, "draws": 0}
+    first, again, second, one, without = (
+        reply["answer"]["results"]
+        for reply in ask(*({"ask": "screen", "given": g} for g in (given, given, other, many, none)))
+    )
+    for name, found in first.items():
+        p = np.asarray(found["p"])
+        if abs(p.sum() - 1) > 1e-9:
+            assert "drawn" not in found
+            continue
+        counts = np.asarray(found["drawn"])
+        assert counts.sum() == 10_000
+        assert (counts[p == 0] == 0).all(), name
+        assert (np.abs(counts - 10_000 * p) <= 5 * np.sqrt(10_000 * p * (1 - p)) + 1e-6).all(), name
+        assert again[name]["drawn"] == found["drawn"]
+        assert (second[name]["drawn"] == found["drawn"]) == (p.max() == 1), name
+    assert sum(one["sparsemax"]["drawn"]) == 1
+    assert not any("drawn" in found for found in without.values())
+
+
+@node
+def test_the_address_has_the_draws(ask):
+    turned, plain, wrong = (
+        reply["answer"]
+        for reply in ask(
+            {"ask": "turn", "given": {"draws": 100, "seed": 7}},
+            {"ask": "turn", "given": {}},
+            {"ask": "hash", "text": "#draws=7&seed=x"},
+        )
+    )
+    assert (turned["state"]["draws"], turned["state"]["seed"], turned["complaints"]) == (100, 7, [])
+    assert (plain["state"]["draws"], plain["state"]["seed"], plain["complaints"]) == (0, 1, [])
+    assert len(wrong["complaints"]) == 2
+    assert "one of 0, 1, 10, 100, 1000, 10000" in wrong["complaints"][0]
+
+
+@node
+def test_the_program_draws_too(ask):
+    program = ask(
+        {"ask": "screen", "given": {"draws": 100, "maps": ["sparsemax", "budget"], "focus": "sparsemax", "k": 2}}
+    )[0]["answer"]["program"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(program, scope := {})
+    results = scope["results"]
+    assert [found["drawn"].sum() if "drawn" in found else None for found in results.values()] == [100, None]
+
+
+@node
 def test_pictures_are_those_of_python(ask, maps):
     settings = {"T": 0.8, "tilt": 0.3, "margin": 0.25, "k": 1}
     seen = lambda s: np.asarray(s) / 0.8 - 0.3 * np.log(np.arange(1, s.shape[-1] + 1))  # noqa: E731

@@ -95,6 +95,8 @@ def test_the_address_holds_the_whole_state(ask):
         "heat": "entropy",
         "probe": [-1.25, 3],
         "sorted": True,
+        "draws": 100,
+        "seed": 7,
     }
     back, partly, odd = ask(
         {"ask": "turn", "given": given},

@@ -40,6 +40,7 @@ MODULES = (
     "names",
     "scores",
     "story",
+    "draws",
     "state",
     "history",
     "kernels",

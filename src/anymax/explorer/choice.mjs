@@ -1,12 +1,16 @@
 // Which maps are on the screen, and a card for each of them.
-import { $, change, complain, desk } from "./desk.mjs";
+import { $, change, complain, desk, put } from "./desk.mjs";
 import { few } from "./board.mjs";
+import { DRAWS } from "./draws.mjs";
 import { SHOWN, card, drawCard } from "./figures.mjs";
 import { badge, colour } from "./looks.mjs";
 import { MAPS, label } from "./maps.mjs";
 
 export function buildChoice() {
   $("chips").replaceChildren(...Object.keys(MAPS).map(makeChip));
+  $("draws").append(...DRAWS.map((count) => new Option(count ? count.toLocaleString("en") : "none", count)));
+  $("draws").addEventListener("change", () => change({ draws: Number($("draws").value) }));
+  $("again").addEventListener("click", () => change({ seed: (desk.state.seed + 1) % 1e9 }, "draw again"));
   $("cards").addEventListener("click", (event) => {
     const key = event.target.closest(".card")?.dataset.map;
     if (key) change({ focus: key });
@@ -43,8 +47,11 @@ export function showCards() {
     chip.firstElementChild.checked = state.maps.includes(chip.dataset.map);
     chip.style.setProperty("--map", colour(chip.dataset.map));
   }
-  $("marks").textContent = `${few() ? "A ring marks a probability that is exactly 0." : "The strip below the bars is filled where a class is above 0."}${
+  const draws = state.draws ? `, a diamond the share in ${state.draws === 1 ? "one draw" : `${state.draws.toLocaleString("en")} draws`}` : "";
+  $("marks").textContent = `${few() ? "A ring marks a probability that is exactly 0" : "The strip below the bars is filled where a class is above 0"}${draws}.${
     state.sorted && n > SHOWN ? ` These are the ${SHOWN} largest scores.` : ""}`;
+  put($("draws"), state.draws);
+  $("again").disabled = !state.draws;
   const options = wanted.map((key) => `<option value="${key}">${label(key, state, n)}</option>`).join("");
   if (drawn.options !== options) $("focus").innerHTML = drawn.options = options;
   $("focus").value = state.focus;

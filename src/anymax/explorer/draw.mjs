@@ -84,7 +84,7 @@ function foot(pen, i, place, n, { step, target, tag, named }) {
 }
 
 // Probabilities: few classes as bars with their numbers and a ring for an exact 0, many as columns over a strip that shows the support.
-export function probabilities(canvas, p, { key, order, target, top, tag, named }) {
+export function probabilities(canvas, p, { key, order, target, top, tag, named, shares }) {
   const { pen, width, height } = brush(canvas), tint = colour(key), n = order ? order.length : p.length, head = 16;
   const floor = height - (n <= FEW ? 30 : 16), tall = floor - head, up = (v) => floor - (tall * v) / top;
   pen.strokeStyle = ink("line");
@@ -118,6 +118,7 @@ export function probabilities(canvas, p, { key, order, target, top, tag, named }
         pen.roundRect(x - bar / 2, floor - tallness, bar, tallness, [Math.min(3, tallness), Math.min(3, tallness), 0, 0]);
         pen.fill();
       }
+      if (shares?.[i] > 0) diamond(pen, x, up(Math.min(shares[i], top)), Math.min(4.5, Math.max(2, bar / 3)));
       pen.fillStyle = ink(i === target ? "hot" : "soft");
       pen.fillText(foot(pen, i, place, n, { step, target, tag, named }), x, floor + 13);
       if (n <= 9) {
@@ -137,6 +138,10 @@ export function probabilities(canvas, p, { key, order, target, top, tag, named }
         pen.fillRect(x, floor + 4, Math.max(step, 1), 6);
       }
     }
+    if (shares) {
+      const { high: most } = columns(shares, order, count);
+      for (let c = 0; c < count; c++) if (most[c] > 0) diamond(pen, (c + 0.5) * step, up(Math.min(most[c], top)), 2.2);
+    }
     pen.strokeStyle = tint;
     pen.globalAlpha = 0.6;
     pen.lineWidth = 1;
@@ -148,6 +153,21 @@ export function probabilities(canvas, p, { key, order, target, top, tag, named }
   pen.beginPath();
   pen.moveTo(0, floor + 0.5);
   pen.lineTo(width, floor + 0.5);
+  pen.stroke();
+}
+
+// A diamond with an edge, so that it reads on a bar and beside one.
+function diamond(pen, x, y, size) {
+  pen.beginPath();
+  pen.moveTo(x, y - size);
+  pen.lineTo(x + size, y);
+  pen.lineTo(x, y + size);
+  pen.lineTo(x - size, y);
+  pen.closePath();
+  pen.fillStyle = ink("panel");
+  pen.fill();
+  pen.strokeStyle = ink("ink");
+  pen.lineWidth = 1.4;
   pen.stroke();
 }
 

@@ -1,5 +1,6 @@
 // The pictures of the page: each takes what the kernels computed and draws it, with words for those who can't see it.
 import { FAINT, brief, brush, curves, depths, heat, ink, picture, poles, probabilities, signed } from "./draw.mjs";
+import { drawn } from "./draws.mjs";
 import { typeset } from "./formula.mjs";
 import { badge, colour, dark, signOf } from "./looks.mjs";
 import { MAPS, detail, label, sharesOne } from "./maps.mjs";
@@ -19,7 +20,10 @@ export function compute(K, state) {
 
 function look(K, key, state, s, moved) {
   const p = K.apply(key, state, s), found = { p, support: p.reduce((count, v) => count + (v > 0), 0), sum: p.reduce((sum, v) => sum + v, 0) };
-  if (Math.abs(found.sum - 1) < 1e-9) Object.assign(found, K.entropies(p, state.alpha)); // an entropy is one of probabilities
+  if (Math.abs(found.sum - 1) < 1e-9) { // entropies and draws are of probabilities
+    Object.assign(found, K.entropies(p, state.alpha));
+    if (state.draws) found.drawn = drawn(p, state);
+  }
   if (MAPS[key].threshold) found.tau = K.threshold(key, state, s);
   try {
     found.loss = K.loss(key, state, moved, state.target);
@@ -51,14 +55,17 @@ export function drawCard(element, key, found, state, seen) {
   const title = `${MAPS[key].title}${words ? ` <small>${words}</small>` : ""}`;
   if (button.dataset.title !== title) button.innerHTML = button.dataset.title = title;
   const canvas = element.querySelector("canvas");
-  probabilities(canvas, p, { key, order: seen.order?.slice(0, SHOWN), target: state.target, top: seen.top, tag: (i) => tagOf(state, i), named: state.names.length > 0 });
-  canvas.setAttribute("aria-label", `Probabilities of ${label(key, state, n)}. ${spoken(p, state)}`);
+  probabilities(canvas, p, { key, order: seen.order?.slice(0, SHOWN), target: state.target, top: seen.top, tag: (i) => tagOf(state, i), named: state.names.length > 0,
+    shares: found.drawn?.map((count) => count / state.draws) });
+  canvas.setAttribute("aria-label", `Probabilities of ${label(key, state, n)}. ${spoken(p, state)}${found.drawn ? `. ${said(found.drawn, state)}` : ""}`);
   const rows = [
     ["τ", found.tau === undefined ? "this map has no threshold" : "threshold", found.tau],
     ["above 0", "classes with a probability above 0", `${found.support} of ${n}`],
     ["loss", found.refused ? `no loss: ${found.refused}` : "loss of the target", found.loss],
     ...[["Shannon", "Shannon entropy", found.shannon], ["Rényi 2", "Rényi entropy of order 2", found.renyi2], [`Tsallis ${state.alpha}`, `Tsallis entropy of order ${state.alpha}`, found.tsallis]]
       .map(([short, long, value]) => [short, value === undefined ? `no entropy: these numbers sum to ${brief(found.sum)}, and an entropy is one of probabilities, which sum to 1` : long, value]),
+    ...(state.draws ? [["drawn", found.drawn ? said(found.drawn, state) : `no draws: these numbers sum to ${brief(found.sum)}`,
+      found.drawn && `${found.drawn.reduce((count, v) => count + (v > 0), 0)} of ${n}`]] : []),
   ];
   const html = rows.map(([short, long, value]) => `<div title="${escaped(long)}"><dt>${short}</dt><dd>${value === undefined ? "–" : typeof value === "number" ? brief(value) : value}${
     value === undefined ? `<span class="unseen">${escaped(long)}</span>` : ""}</dd></div>`).join("");
@@ -80,6 +87,13 @@ export function spoken(p, state) {
     best.length = Math.min(best.length, 5);
   });
   return `${p.length} classes, ${zeros} of them exactly 0. The largest: ${best.map(say).join(", ")}`;
+}
+
+// What was drawn, the most frequent classes first.
+function said(counts, state) {
+  const most = Array.from(counts, (count, i) => [count, i]).filter(([count]) => count > 0).sort(([a, i], [b, j]) => b - a || i - j);
+  const more = most.length > 8 ? `, and ${most.length - 8} other classes` : "";
+  return `Drawn in ${state.draws.toLocaleString("en")}: ${most.slice(0, 8).map(([count, i]) => `${nameOf(state, i)} ${count.toLocaleString("en")}`).join(", ")}${more}`;
 }
 
 // -- up close ----------------------------------------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ export function toPython(state) {
     `        found["shannon"] = float(anymax.entropy(p))`,
     `        found["renyi2"] = float(anymax.entropy(p, "renyi2"))`,
     `        found["tsallis"] = float(anymax.entropy(p, "tsallis", ${float(state.alpha)}))`,
+    ...(state.draws ? [
+      "    if abs(p.sum() - 1) < 1e-9:  # other random numbers than the page's",
+      `        drawn = anymax.sample(mapping, scores, generator=${state.seed}, num_samples=${state.draws})`,
+      `        found["drawn"] = np.bincount(drawn, minlength=${n})`,
+    ] : []),
     `    if hasattr(mapping, "threshold"):`,
     `        found["tau"] = float(anymax.threshold(mapping, scores).tau)`,
     ...(budget ? ["    if isinstance(mapping, anymax.Budget):  # sums to k, a target class to 1", "        continue"] : []),

@@ -1,5 +1,6 @@
 // The whole state of the page, as plain data, and its way into the address and back.
 import { MAPS, NOISES, SLIDERS } from "./maps.mjs";
+import { DRAWS } from "./draws.mjs";
 import { clean, fitted } from "./names.mjs";
 import { shortly, parseScores } from "./scores.mjs";
 import { STEPS } from "./story.mjs";
@@ -18,11 +19,13 @@ export function fresh() {
     heat: "top",
     probe: [0.6, 0.3],
     sorted: false,
+    draws: 0, // of each map; 0: none are on the screen
+    seed: 1,
   };
 }
 
 const SHORT = { x: "x", names: "names", maps: "maps", focus: "focus", target: "y", T: "T", alpha: "alpha", norm: "norm", k: "k", p: "p", order: "order", noise: "noise",
-  scale: "scale", margin: "margin", tilt: "prior", heat: "heat", probe: "at", sorted: "sorted" };
+  scale: "scale", margin: "margin", tilt: "prior", heat: "heat", probe: "at", sorted: "sorted", draws: "draws", seed: "seed" };
 
 const score = (v) => (v === -Infinity ? "-inf" : String(v));
 
@@ -35,7 +38,8 @@ const WRITTEN = {
 
 // The address that says a state, and the step of the story that is open above it.
 export function toHash(state, story = 0) {
-  const words = Object.entries(SHORT).map(([key, short]) => `${short}=${WRITTEN[key]?.(state[key]) ?? state[key]}`);
+  const unsaid = state.draws ? [] : ["draws", "seed"];
+  const words = Object.entries(SHORT).filter(([key]) => !unsaid.includes(key)).map(([key, short]) => `${short}=${WRITTEN[key]?.(state[key]) ?? state[key]}`);
   return "#" + [...words.filter((word) => word !== "names="), ...(story ? [`story=${story}`] : [])].join("&");
 }
 
@@ -66,6 +70,11 @@ export function fromHash(hash, base = fresh()) {
   take("noise", (text) => oneOf(text, NOISES));
   take("heat", (text) => oneOf(text, Object.keys(HEATS)));
   take("sorted", (text) => oneOf(text, ["true", "false"]) === "true");
+  take("draws", (text) => Number(oneOf(text, DRAWS.map(String))));
+  take("seed", (text) => {
+    if (!/^\d{1,9}$/.test(text)) throw new Error("a seed is a whole number from 0 to 999999999.");
+    return Number(text);
+  });
   take("target", (text) => {
     if (!/^\d+$/.test(text) || Number(text) >= state.x.length) throw new Error(`the target is one of the classes 0 to ${state.x.length - 1}.`);
     return Number(text);
