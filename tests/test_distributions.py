@@ -531,6 +531,7 @@ def test_an_infinite_divergence_has_a_gradient(kind):
     np.testing.assert_allclose(back(gb), want, atol=1e-6)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "taylor"])
 def test_jax_agrees_with_torch(name):
     jax = pytest.importorskip("jax")

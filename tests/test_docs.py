@@ -341,6 +341,7 @@ def test_noise_is_not_a_figure():
     assert measured.ratio({"ratio": None, "noisy": False, "message": "needs torch"}) == "needs torch"
 
 
+@pytest.mark.whole
 @needs_benchmarks
 def test_pictures_of_performance(tmp_path):
     """Of each run with every figure, for the light and for the dark theme."""

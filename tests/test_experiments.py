@@ -109,6 +109,7 @@ def test_names_are_the_scripts_and_the_guide_has_them():
 
 
 @pytest.mark.thin(3)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "results").glob("*.json")), ids=lambda p: p.stem)
 def test_saved_results(path):
     """They are full runs, and their verdicts follow from their figures."""

@@ -617,6 +617,7 @@ def test_loss_modules_take_weights_as_a_list():
     )
 
 
+@pytest.mark.whole(lambda module: module in ("hf", "sklearn"))
 @pytest.mark.parametrize(
     ("module", "missing", "words"),
     [

@@ -441,6 +441,7 @@ MESHES = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.thin(3)
 @needs_library
 @pytest.mark.parametrize("what", MESHES)

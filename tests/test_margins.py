@@ -252,6 +252,7 @@ def test_data():
             as_margin(wrong)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.thin(4)
 @every_margin
 def test_compilers(name):

@@ -25,6 +25,7 @@ def scores(shape=(3, 2, 5), seed=0):
     return np.random.default_rng(seed).normal(0.3, 0.7, shape).astype(np.float32)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", MAPS)
 def test_it_is_consistent(name):
     d = Categorical(MAPS[name], scores(), validate_args=True)
@@ -48,6 +49,7 @@ def test_it_is_consistent(name):
     assert d.support(values).all()
 
 
+@pytest.mark.whole
 def test_softmax_is_numpyros_own():
     ours, theirs = Categorical(Softmax(), scores((4, 5))), dist.Categorical(logits=scores((4, 5)))
     for shape in ((), (4,), (7, 4)):
@@ -75,6 +77,7 @@ def test_it_draws_with_its_probabilities():
     assert scipy.stats.chisquare(counts[p > 0], 20_000 * p[p > 0] / p.sum()).pvalue > 1e-4
 
 
+@pytest.mark.whole
 def test_masks_transforms_and_rows_without_classes():
     keep = np.array([[True, False, True, True, False], [False] * 5])
     d = Categorical(Softmax(), scores((2, 5)), mask=keep, transform=topk(2), validate_args=True)
@@ -108,6 +111,7 @@ def test_it_goes_through_jax():
     np.testing.assert_allclose(slopes.mapping.alpha, leaf.grad, rtol=1e-3)
 
 
+@pytest.mark.whole
 def test_a_model_with_it():
     """A trace, its density, and what it conditions on."""
     x, place = scores((3,)), jnp.array([-1.0, 0.0, 2.0])

@@ -373,6 +373,7 @@ def test_a_number_does_not_mind_how_many_follow(kind, dtype):
     assert len(np.unique(many)) == 150
 
 
+@pytest.mark.whole(lambda kind: kind == "jax")
 @every_kind
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), SparseSoftmax(k=4)], ids=lambda m: m.name)
 def test_a_row_does_not_mind_its_neighbours(kind, mapping):

@@ -80,6 +80,7 @@ def test_a_picture_has_a_version_for_each_theme(tmp_path):
     assert pictures.old(target, [__file__])
 
 
+@pytest.mark.whole
 def test_every_picture_of_the_maps_and_scores_has_its_dark_version(tmp_path):
     pytest.importorskip("matplotlib")
     page = next(page for page in maps.pages() if page.kind is anymax.Sparsemax)

@@ -98,6 +98,7 @@ def test_forward_and_backward_in_one_graph(name):
     same(g, f, masked)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("name", [n for n in MAPS if n != "perturb_max"])  # which compiles for long
 def test_loss_forward_and_backward_in_one_graph(name):
