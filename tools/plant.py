@@ -213,10 +213,13 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
     _, status = os.waitpid(pid, 0)
     after = os.times()
     said = log.read_text(errors="replace")
-    if (code := os.waitstatus_to_exitcode(status)) not in (0, 1, 2, 5):
+    seconds = sum(after[2:4]) - sum(before[2:4])
+    if (code := os.waitstatus_to_exitcode(status)) < 0:  # a fault in csrc/ can end the process; faulthandler says in which test
+        at = re.search(r'File ".*?(tests/test_\w+\.py)", line \d+ in (test_\w+)', said)
+        return 1, f"{at[1]}::{at[2]}, by signal {-code}" if at else said[-300:], round(seconds, 1)
+    if code not in (0, 1, 2, 5):
         raise RuntimeError(f"pytest did not run (its code is {code}):\n{said[-3000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
-    seconds = sum(after[2:4]) - sum(before[2:4])
     return code, failed[1] if failed else said[-300:], round(seconds, 1)
 
 
