@@ -51,12 +51,16 @@ class Layer:
             )
         n, features = weight.shape
         if n == 0:
-            raise ValueError(f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed")
+            raise ValueError(
+                f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
+            )
         mapping.check(n)
         if bias is not None:
             bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
             if tuple(bias.shape) != (n,):
-                raise ValueError(f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number a class, ({n},)")
+                raise ValueError(
+                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number a class, ({n},)"
+                )
         dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
         x, weight, bias = _one_dtype(who, x, weight, bias, xp)
         lead = tuple(x.shape[:-1])
@@ -110,7 +114,9 @@ class Layer:
         return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
 
 
-def _one_dtype(who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace) -> tuple[Array, Array, Array | None]:
+def _one_dtype(
+    who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace
+) -> tuple[Array, Array, Array | None]:
     """The operands in one dtype: that of torch's autocast where it is on; NumPy's half precision is computed in fp32, as everywhere."""
     if is_torch(x):
         torch, device = sys.modules["torch"], x.device.type
@@ -119,7 +125,9 @@ def _one_dtype(who: str, x: Array, weight: Array, bias: Array | None, xp: Namesp
             return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
             given = ", ".join(str(a.dtype) for a in (x, weight, bias) if a is not None)
-            raise TypeError(f"{who}: x, linear_weight and linear_bias must have one dtype, got {given}; convert them, or use torch.autocast")
+            raise TypeError(
+                f"{who}: x, linear_weight and linear_bias must have one dtype, got {given}; convert them, or use torch.autocast"
+            )
         return x, weight, bias
     parts = [a if is_jax(a) else _array.upcast(a, xp) for a in (x, weight, bias) if a is not None]
     dtype = xp.result_type(*parts)
@@ -132,7 +140,9 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
     if not is_array(value) or not value.ndim:
         return value
     if value.shape[-1] != 1:
-        raise ValueError(f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value a row")
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value a row"
+        )
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
 
 
@@ -142,7 +152,9 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
         return None
     mask = _array.beside(mask, x, "mask", xp)
     if "bool" not in _array.dtype_name(mask):
-        raise TypeError(f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias")
+        raise TypeError(
+            f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias"
+        )
     given = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
     if mask.ndim > len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
         raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to scores of shape {shape}")
@@ -152,7 +164,9 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
     return xp.reshape(xp.broadcast_to(mask, shape), (-1, shape[-1]))
 
 
-def class_indices(who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace) -> tuple[Array, Array]:
+def class_indices(
+    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
+) -> tuple[Array, Array]:
     """(the classes [rows], where they are to be left out); an error where one is no class."""
     if tuple(target.shape) != layer.lead:
         raise ValueError(

@@ -25,7 +25,9 @@ def _leaf() -> Any:
 
 
 def _is_softmax(mapping: Mapping) -> bool:
-    return mapping.kernel == _SOFTMAX.kernel or (isinstance(mapping, Entmax) and not is_array(mapping.alpha) and mapping.alpha == 1)
+    return mapping.kernel == _SOFTMAX.kernel or (
+        isinstance(mapping, Entmax) and not is_array(mapping.alpha) and mapping.alpha == 1
+    )
 
 
 def values(
@@ -57,7 +59,9 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
         two = leaf.of_softmax(layer, first, None, chunk)[0]
         size = xp.full_like(first, layer.classes)
         some = layer.kept_classes(xp)
-        return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(xp.broadcast_to(some, (layer.rows, layer.classes)), axis=1)
+        return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(
+            xp.broadcast_to(some, (layer.rows, layer.classes)), axis=1
+        )
     bounds = _bounds(layer.mapping, xp)
     if bounds is None:
         return None

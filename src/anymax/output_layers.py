@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _array
+from . import _layer_quickly as quick
 from ._array import Array, Namespace, is_array, is_integer, is_torch, namespace, quiet, upcast
 from ._layer import Layer, class_indices
 from ._mapping import Mapping
@@ -21,7 +22,6 @@ from ._targets import check_reduction, class_weights, reduced
 from ._terms import terms_of
 from ._transform import Transform, transforms_of
 from ._typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
-from . import _layer_quickly as quick
 from .autodiff.layer import by_rows, gathered
 from .distributions import places_of, support_of
 from .losses import fenchel_young, nll, sparse_softmax_loss
@@ -30,7 +30,11 @@ from .margins import as_margin
 from .thresholds import Threshold
 
 _SOFTMAX = Softmax()
-_HINTS = {"axis": "leave it out: the features of x are its last axis", "options": "say chunk=", "temperature": "divide x by it"}
+_HINTS = {
+    "axis": "leave it out: the features of x are its last axis",
+    "options": "say chunk=",
+    "temperature": "divide x by it",
+}
 
 
 @answering(_HINTS, bias="linear_bias")
@@ -87,10 +91,17 @@ def linear_loss(
 
 
 def margin_linear_loss(
-    x: Array, centres: Array, target: Array, mapping: Mapping, margin: Any, scale: float, ignore_index: int, reduction: Reduction
+    x: Array,
+    centres: Array,
+    target: Array,
+    mapping: Mapping,
+    margin: Any,
+    scale: float,
+    ignore_index: int,
+    reduction: Reduction,
 ) -> Array:
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
-    layer = Layer.of("margin_loss", x, centres, mapping, None, None)
+    layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     ask = Ask("margin_loss", margin=as_margin(margin), scale=scale)
     return _loss(layer, target, None, reduction, ignore_index, ask, None)
 
@@ -134,7 +145,9 @@ def linear_log_prob(
     chunk = _checked(who, chunk)
     if support is not None:
         if ask.transforms or mask is not None:
-            raise ValueError(f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave")
+            raise ValueError(
+                f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
+            )
         return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
     index = xp.where(none, -xp.ones_like(index), index)
     return xp.reshape(_values(layer, index, none, None, ask, chunk, xp), layer.lead)
@@ -166,7 +179,9 @@ def linear_threshold(
     who = "linear_threshold"
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
-        raise TypeError(f"{layer.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+        raise TypeError(
+            f"{layer.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
+        )
     xp, chunk = namespace(layer.x), _checked(who, chunk)
     layer = layer.constant()
     found = quick.thresholds(layer, chunk, xp) if is_torch(layer.x) else None
@@ -199,12 +214,14 @@ class Ask:
         for t in self.transforms:
             s = _transformed(self.who, t, s)
         if self.margin is not None:
-            s = self.scale * self.margin(s, target, -1)
+            s = self.scale * self.margin(s / self.scale, target, -1)
         if self.log_prob:
             return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
         return self.loss(layer.mapping, s, target, weight, self.smoothing)
 
-    def loss(self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0) -> Array:
+    def loss(
+        self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0
+    ) -> Array:
         """The loss of each row."""
         options: dict[str, Any] = {
             "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
@@ -228,9 +245,15 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
     parts = transforms_of(transform, 1, 2, who)
     for t in parts:
         if isinstance(t, Transform) and t.random:
-            raise ValueError(f"{who}: {t!r} draws random numbers, which would be others when the scores are made again; make the scores and use nll")
-        if isinstance(t, Transform) and any(is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params):
-            raise ValueError(f"{who}: {t!r} has other numbers for other rows, and gets some of the rows at a time; divide or mask by x or mask=")
+            raise ValueError(
+                f"{who}: {t!r} draws random numbers, which would be others when the scores are made again; make the scores and use nll"
+            )
+        if isinstance(t, Transform) and any(
+            is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params
+        ):
+            raise ValueError(
+                f"{who}: {t!r} has other numbers for other rows, and gets some of the rows at a time; divide or mask by x or mask="
+            )
     return parts
 
 
@@ -238,14 +261,18 @@ def _transformed(who: str, t: Callable[[Any], Any], s: Array) -> Array:
     out = t(s)
     if not is_array(out) or tuple(out.shape) != tuple(s.shape):
         got = tuple(out.shape) if is_array(out) else type(out).__name__
-        raise ValueError(f"{who}: transform must give back scores of the shape that it got, {tuple(s.shape)}, but gave {got}")
+        raise ValueError(
+            f"{who}: transform must give back scores of the shape that it got, {tuple(s.shape)}, but gave {got}"
+        )
     return out
 
 
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(layer: Layer, target: Any, weight: Any, reduction: Reduction, ignore_index: Any, ask: Ask, chunk: int | None) -> Any:
+def _loss(
+    layer: Layer, target: Any, weight: Any, reduction: Reduction, ignore_index: Any, ask: Ask, chunk: int | None
+) -> Any:
     who, xp = ask.who, namespace(layer.x)
     _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
     target = _array.beside(target, layer.x, "target", xp)
@@ -263,11 +290,13 @@ def _loss(layer: Layer, target: Any, weight: Any, reduction: Reduction, ignore_i
         else:
             shape = (*layer.lead, layer.classes)
             if not _array.is_floating(target):
-                raise TypeError(f"{who}: target: expected class indices (integers) or a distribution (floating point), got {target.dtype}")
+                raise TypeError(
+                    f"{who}: target: expected class indices (integers) or a distribution (floating point), got {target.dtype}"
+                )
             if tuple(target.shape) != shape:
                 raise ValueError(
-                    f"{who}: target of shape {tuple(target.shape)} is a distribution (floating point) and must have the shape of the scores, "
-                    f"{shape}; class indices must be integers"
+                    f"{who}: target of shape {tuple(target.shape)} is a distribution (floating point) and must have the shape of the "
+                    f"scores, {shape}; class indices must be integers"
                 )
             if ask.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
@@ -292,7 +321,9 @@ def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespac
     """log p of each row's class among those of its support."""
     ids, offsets = support_of(who, layer.x, layer.rows, layer.classes, support, xp)
     if not _array.eager(ids) or not _array.eager(offsets):
-        raise TypeError(f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob")
+        raise TypeError(
+            f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
+        )
     classes, there, spot = places_of(who, (layer.rows,), layer.classes, index[:, None], ids, offsets, xp)
     with quiet(layer.x):
         s = gathered(layer, classes)

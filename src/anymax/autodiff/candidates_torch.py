@@ -1,8 +1,8 @@
 """PyTorch: an output layer's scores a block of classes at a time, of which each row keeps what may still have a probability.
 
 The threshold of a part of the classes is a lower bound of that of all, since more classes only raise it: a score below it is out for good.
-So the blocks go by, each row appends its scores above the bound, and the bound is found anew from what is kept, after 1, 2, 4, 8, ... blocks
-and where room ends. What is left at the end holds the support, and the map of it is the map of the row.
+So the blocks go by, each row appends its scores above the bound, and the bound is found anew from what is kept, after 1, 2, 4, 8, ...
+blocks and where memory ends. What is left at the end holds the support, and the map of it is the map of the row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scores:
 
     def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
         self.layer, self.room = layer, layer.x.new_empty(layer.rows * blocks.classes)
-        self.order = self.sorted = None
+        self.order = self.sorted = torch.empty(0)
         if target is not None:
             self.sorted, self.order = target.sort()
             self.ends = dict(
@@ -83,7 +83,6 @@ class Scores:
 
     def targets(self, a: int, b: int) -> tuple[Tensor, Tensor]:
         """The rows whose target is among the classes a to b, and its place among them."""
-        assert self.order is not None and self.sorted is not None
         i, j = self.ends[a], self.ends[b]
         return self.order[i:j], self.sorted[i:j] - a
 

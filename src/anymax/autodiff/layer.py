@@ -23,7 +23,9 @@ def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
     return max(1, min(layer.rows, room // layer.classes))
 
 
-def by_rows(layer: Layer, ask: Callable[..., Any], target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+def by_rows(
+    layer: Layer, ask: Callable[..., Any], target: Array | None, weight: Array | None, chunk: int | None
+) -> Any:
     """`ask(part of the layer, its scores, their target, weight)` of all rows."""
     if is_jax(layer.x):
         from . import layer_jax as leaf  # late: only where jax is loaded already
@@ -62,7 +64,9 @@ def gathered(layer: Layer, classes: Array) -> Array:
         return leaf.gathered(layer, classes, _PIECE)
     xp = namespace(layer.x)
     step = max(1, _PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
-    parts = [dots(layer.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
+    parts = [
+        dots(layer.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)
+    ]
     return xp.concat(parts)
 
 

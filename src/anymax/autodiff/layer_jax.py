@@ -24,7 +24,9 @@ def by_rows(layer: Layer, ask: Any, target: Array | None, weight: Array | None, 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run(ask: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None) -> Any:
+def _run(
+    ask: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
+) -> Any:
     @jax.checkpoint
     def group(by_row: dict[str, Array], target: Array | None, shared: dict[str, Any]) -> Any:
         params = {k: v for k, v in by_row.items() if k not in ("x", "keep")} | shared["numbers"]

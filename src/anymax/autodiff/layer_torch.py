@@ -12,6 +12,7 @@ The gradient of the gradient makes all scores: it is that of plain operations.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,8 @@ from .._array import modes
 from .._layer import Layer
 from .._mapping import Mapping
 from ..mappings import Softmax
-from .layer import dots, rows_at_a_time
 from .candidates_torch import Blocks, Kept, Scores, collect
+from .layer import dots, rows_at_a_time
 from .saving import save, saved
 from .torch import KINDS, _transformed
 
@@ -71,7 +72,12 @@ class _Kept(torch.autograd.Function):
         x, weight, bias, index, u, mean = saved(ctx)
         g, g_even = grads
         if torch.is_grad_enabled():
-            return *_plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads), None, None, None
+            return (
+                *_plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
+                None,
+                None,
+                None,
+            )
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
         dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants_x else None
@@ -143,10 +149,12 @@ def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
     starts = torch.arange(step, n, step, device=cls.device)
     ends = torch.unique(torch.searchsorted(cls, cls[starts])).tolist()
     edges = [0, *(e for e in ends if e), n]
-    return list(zip(edges, edges[1:]))
+    return list(itertools.pairwise(edges))
 
 
-def _plain_kept(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+def _plain_kept(
+    x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The same in plain operations, for derivatives of any order."""
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     index = index.to(torch.int64)
@@ -168,7 +176,9 @@ def _plain_grads(
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if g is not None and a.requires_grad]
         wanted = [a for a in free if a is not None]
-        found = torch.autograd.grad([a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
+        )
     left = iter(found)
     return [None if a is None else next(left) for a in free]
 
@@ -192,12 +202,12 @@ class _Others(torch.autograd.Function):
         even = value.new_zeros(0) if mean is None else x.to(mean.dtype) @ mean
         if u is not None and bias is not None:
             even += torch.where(u == 0, 0, bias.to(u.dtype)) @ u
-        save(ctx, x, weight, bias, target, value, u, mean)
+        save(ctx, x, weight, bias, target, value, u)
         return value, even
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, weight, bias, target, value, u, mean = saved(ctx)
+        x, weight, bias, target, value, u = saved(ctx)
         keep, blocks = ctx.call
         layer = Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
         none = (None,) * 4
@@ -236,7 +246,14 @@ def _logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _others_back(
-    layer: Layer, target: Tensor, value: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, blocks: Blocks, wants: Any
+    layer: Layer,
+    target: Tensor,
+    value: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    g_even: Tensor | None,
+    blocks: Blocks,
+    wants: Any,
 ) -> list[Tensor | None]:
     x, weight, wide = layer.x, layer.weight, value.dtype
     half = x.dtype is not wide
@@ -372,7 +389,9 @@ def wants_gradient(layer: Layer) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in given)
 
 
-def by_rows(layer: Layer, ask: Callable[..., Tensor], target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Tensor:
+def by_rows(
+    layer: Layer, ask: Callable[..., Tensor], target: Tensor | None, weight: Tensor | None, chunk: int | None
+) -> Tensor:
     """`ask(part of the layer, its scores, their target, weight)` of all rows, one number a row, with its gradient."""
     if not layer.rows:
         return ask(layer, layer.scores(), target, weight)
@@ -404,9 +423,7 @@ def of_softmax(layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None
     return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, chunk), u)
 
 
-def kept(
-    layer: Layer, target: Tensor | None, first: Any, bound: Any, without_target: bool, chunk: int | None
-) -> Kept:
+def kept(layer: Layer, target: Tensor | None, first: Any, bound: Any, without_target: bool, chunk: int | None) -> Kept:
     """What each row keeps of its scores; without a gradient."""
     blocks, n = Blocks.of(layer, chunk), layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
