@@ -90,7 +90,7 @@ class Layer:
 
     def part(self, where: Any) -> Layer:
         """Some of the rows: a slice, or their indices."""
-        return self.with_rows({k: v[where] for k, v in self.by_row().items()})
+        return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
 
     def constant(self) -> Layer:
         """The same as constants of differentiation."""

@@ -35,8 +35,10 @@ def values(
 ) -> Array | None:
     """What is asked for of each row whose class is in question, 0 for the others; None: all scores of a row are needed at once."""
     leaf = _leaf()
+    if not leaf.serves(layer, weight):
+        return None
     of = _of_softmax if _is_softmax(layer.mapping) else _of_kept if _bounds(layer.mapping, xp) is not None else None
-    if of is None or not leaf.serves(layer, weight):
+    if of is None:
         return None
     if ask.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
         return None

@@ -43,7 +43,7 @@ def by_rows(
     for i in range(0, layer.rows, step) if layer.rows else (0,):
         where = slice(i, i + step)
         part = layer.part(where)
-        parts.append(ask(part, part.scores(), None if target is None else target[where], weight))
+        parts.append(ask(part, part.scores(), None if target is None else target[where, ...], weight))
     if len(parts) == 1:
         return parts[0]
     xp = namespace(layer.x)
