@@ -344,7 +344,7 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
     from anymax.autodiff import layer_torch
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = layer_torch.kept(layer, y, *_layer_quickly._bounds(mapping, A._array.namespace(y)), False, None)
+    held = layer_torch.kept(layer, y, _layer_quickly._bound(mapping, A._array.namespace(y)), False, None)
     assert held.full.any() and (name == "topk" or not held.full.all())
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])
     want = dense(mapping, free[0] @ free[1].T + free[2], y)

@@ -37,7 +37,7 @@ def values(
     leaf = _leaf()
     if not leaf.serves(layer, weight):
         return None
-    of = _of_softmax if _is_softmax(layer.mapping) else _of_kept if _bounds(layer.mapping, xp) is not None else None
+    of = _of_softmax if _is_softmax(layer.mapping) else _of_kept if _bound(layer.mapping, xp) is not None else None
     if of is None:
         return None
     if ask.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
@@ -64,10 +64,10 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
         return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(
             xp.broadcast_to(some, (layer.rows, layer.classes)), axis=1
         )
-    bounds = _bounds(layer.mapping, xp)
-    if bounds is None:
+    bound = _bound(layer.mapping, xp)
+    if bound is None:
         return None
-    held = leaf.kept(layer, None, *bounds, False, chunk)
+    held = leaf.kept(layer, None, bound, False, chunk)
     tau, size = tau_and_support(layer.mapping, held.value, xp)
     full = xp.nonzero(held.full)[0]
     tau, size = tau[:, 0], size[:, 0]
@@ -112,10 +112,10 @@ def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chun
 # -- sparse maps ---------------------------------------------------------------------------------------------------------------------
 
 
-def _bounds(mapping: Mapping, xp: Namespace) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
-    """(from a block, from what is kept) a lower bound [rows, 1] of the scores that may have a probability."""
+def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
+    """What gives a lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
     if isinstance(mapping, SparseSoftmax):
-        return None if mapping.k is None else (_kth, _kth)
+        return None if mapping.k is None else _kth
     if not isinstance(mapping, Separable) or not mapping.facts.sparse or is_array(mapping.mass) or mapping.mass != 1.0:
         return None
     if type(mapping).ceiling is not Separable.ceiling:
@@ -125,7 +125,7 @@ def _bounds(mapping: Mapping, xp: Namespace) -> tuple[Callable[..., Array], Call
         return None
     one = next((xp.ones_like(p) for p in mapping.params().values()), None)
     reach = _reach(mapping, xp.ones(1) if one is None else one.detach(), xp)
-    return (_below_largest, _below_threshold) if bool(xp.all((reach > 0) & (reach < math.inf))) else None
+    return _below_threshold if bool(xp.all((reach > 0) & (reach < math.inf))) else None
 
 
 def _reach(mapping: Mapping, one: Array, xp: Namespace) -> Array:
@@ -139,13 +139,8 @@ def _slack(x: Array, xp: Namespace) -> Array:
     return 64.0 * float(xp.finfo(x.dtype).eps) * (1.0 + xp.abs(x))
 
 
-def _below_largest(s: Array, layer: Layer, xp: Namespace) -> Array:
-    high = xp.max(s, axis=1, keepdims=True)
-    high = high if high.dtype == xp.float64 else xp.astype(high, xp.float32)
-    return high - _reach(layer.mapping, xp.ones_like(high), xp) - _slack(high, xp)
-
-
 def _below_threshold(value: Array, layer: Layer, xp: Namespace) -> Array:
+    """The threshold of some classes is below that of all, since more classes only raise it."""
     tau = tau_of(layer.mapping, value, xp)
     return tau - _slack(tau, xp)
 
@@ -161,10 +156,10 @@ def _kth(s: Array, layer: Layer, xp: Namespace) -> Array:
 
 
 def _of_kept(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
-    bounds = _bounds(layer.mapping, xp)
-    assert bounds is not None
+    bound = _bound(layer.mapping, xp)
+    assert bound is not None
     leaf = _leaf()
-    held = leaf.kept(layer, index, *bounds, ask.margin is not None, chunk)
+    held = leaf.kept(layer, index, bound, ask.margin is not None, chunk)
     if not bool(held.full.any()):
         return _of_held(layer, held, index, weight, ask, xp)
     full, rest = (xp.nonzero(part)[0] for part in (held.full, ~held.full))

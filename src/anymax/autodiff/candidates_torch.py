@@ -22,8 +22,9 @@ _TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays i
 _MANY_ROWS = 8192
 _BLOCK = {"cpu": 2048}
 _MANY_CLASSES = 16384
+_FEW = 64  # scores of which the largest is found at once
 _SMALL = 1 << 18  # scores that need no blocks
-_SHARE = 24  # a block has at most this part of the scores
+_SHARE = 48  # a block has at most this part of the scores
 
 
 Bound = Callable[[Tensor, Layer, Any], Tensor]
@@ -44,7 +45,7 @@ class Blocks(NamedTuple):
         if rows * n <= _SMALL:
             return cls(max(rows, 1), n)
         wanted = rows * n // _SHARE // tile
-        return cls(tile, min(n, max(64, min(wanted // 64 * 64, _BLOCK.get(kind, _MANY_CLASSES)))))
+        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, _BLOCK.get(kind, _MANY_CLASSES)))))
 
     def tiles(self, layer: Layer) -> Iterator[slice]:
         for i in range(0, layer.rows, self.rows):
@@ -135,20 +136,19 @@ class _Row:
 def collect(
     layer: Layer,
     blocks: Blocks,
-    first: Bound,
     bound: Bound,
     most: int,
     target: Tensor | None,
     without_target: bool,
 ) -> Kept:
-    """What is left of each row; `first` and `bound` give a lower bound [rows, 1] of what counts, from one block and from what is kept.
+    """What is left of each row; `bound` gives a lower bound [rows, 1] of what counts, from any of its scores.
 
     without_target: the target's score counts for no bound, since a margin will lower it; it is kept, as the last of its row.
     """
     parts = []
     for tile in blocks.tiles(layer):
         t = None if target is None else target[tile]
-        parts.append(_collect(layer.part(tile), blocks, first, bound, most, t, without_target))
+        parts.append(_collect(layer.part(tile), blocks, bound, most, t, without_target))
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -164,7 +164,6 @@ def collect(
 def _collect(
     layer: Layer,
     blocks: Blocks,
-    first: Bound,
     bound: Bound,
     most: int,
     target: Tensor | None,
@@ -178,7 +177,6 @@ def _collect(
     lost = ~layer.x.isfinite().all(1)  # of such a row all is NaN
     low = torch.empty(0)
     next_cut = 1
-    below = torch.empty(0, dtype=torch.bool, device=device)
 
     def checked(found: Tensor) -> Tensor:
         """Rows that are NaN take nothing more."""
@@ -198,9 +196,11 @@ def _collect(
             if without_target:
                 s[row, place] = -math.inf
         if not count:
-            low = checked(first(s, layer, xp).to(wide))
-        below = below if below.shape == s.shape else torch.empty(s.shape, dtype=torch.bool, device=device)
-        place = torch.le(s, low, out=below).logical_not_().view(-1).nonzero()[:, 0]
+            low = bound(s, layer, xp).to(wide)
+            if target is not None and not without_target:
+                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+            low = checked(low)
+        place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
             row = place // (b - a)
             held.append(row, place - row * (b - a) + a, s.view(-1)[place])
@@ -216,6 +216,38 @@ def _collect(
     held.value[lost] = math.nan
     width = max(int(held.count.max()) if rows else 0, 1)
     return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
+
+
+def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+    """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
+    x, weight = layer.x.to(wide), layer.weight[target].to(wide)
+    score, size = (x * weight).sum(1, keepdim=True), torch.linalg.vector_norm(x * weight, 1, dim=1, keepdim=True)
+    if layer.bias is not None:
+        bias = layer.bias[target].to(wide)[:, None]
+        score, size = score + bias, size + bias.abs()
+    if layer.keep is not None:
+        keep = layer.keep.expand(layer.rows, -1).gather(1, target[:, None])
+        score = score.masked_fill(~keep, -math.inf)
+    return score - 4.0 * torch.finfo(layer.x.dtype).eps * (1.0 + size)
+
+
+def _above(s: Tensor, low: Tensor) -> Tensor:
+    """The places of what is above the bound of its row, or NaN, in the order of memory: looked for where the largest of a few is."""
+    rows, n = s.shape
+    if n % _FEW:
+        return (~(s <= low)).view(-1).nonzero()[:, 0]
+    few = s.view(rows, n // _FEW, _FEW)
+    some = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
+    inside = ~(few.view(-1, _FEW)[some] <= low[some // (n // _FEW)])
+    part, place = inside.nonzero(as_tuple=True)
+    return some[part] * _FEW + place
+
+
+def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    y = x.to(dtype)
+    return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
 
 
 def _place(held: _Row, target: Tensor, value: Tensor, last: bool) -> Tensor:

@@ -25,7 +25,7 @@ from .._array import modes
 from .._layer import Layer
 from .._mapping import Mapping
 from ..mappings import Softmax
-from .candidates_torch import Blocks, Kept, Scores, collect
+from .candidates_torch import Blocks, Bound, Kept, Scores, collect
 from .layer import dots, rows_at_a_time
 from .saving import save, saved
 from .torch import KINDS, _transformed
@@ -35,7 +35,7 @@ Tensor = torch.Tensor
 _SOFTMAX = Softmax()
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
-_PIECE = 1 << 20  # features at a time that are gathered for a sparse product
+_PIECE = 1 << 18  # features at a time that are gathered for a sparse product
 
 
 def serves(layer: Layer, *others: Any) -> bool:
@@ -123,22 +123,24 @@ def add_sparse(
     value, cls = g[row, place], index[row, place].to(torch.int64)
     if db is not None:
         db.index_add_(0, cls, value.to(db.dtype))
-    step = max(1, _PIECE // max(x.shape[1], 1))
     if dx is not None:
-        for a in range(0, row.shape[0], step):
-            part = weight[cls[a : a + step]].to(dx.dtype)
-            dx.index_add_(0, row[a : a + step], part.mul_(value[a : a + step, None]))
-    if dw is not None:
-        order = cls.argsort(stable=True)
-        row, cls, value = row[order], cls[order], value[order]
-        for a, b in _whole(cls, step):
-            part = x[row[a:b]].to(value.dtype).mul_(value[a:b, None])
-            if dw.dtype == part.dtype:
-                dw.index_add_(0, cls[a:b], part)
-            else:  # added up before it is rounded
-                own, back = torch.unique_consecutive(cls[a:b], return_inverse=True)
-                sums = part.new_zeros(own.shape[0], part.shape[1]).index_add_(0, back, part)
-                dw[own] = (dw[own] + sums).to(dw.dtype)
+        starts = torch.searchsorted(row, torch.arange(g.shape[0], device=row.device))
+        dx += _bags(weight, cls, starts, value)
+    if dw is None:
+        return
+    order = cls.argsort(stable=True)
+    row, cls, value = row[order], cls[order], value[order]
+    for a, b in _whole(cls, max(1, _PIECE // max(x.shape[1], 1))):
+        if dw.dtype == value.dtype:
+            dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
+        else:  # added up before it is rounded
+            own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
+            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
+
+
+def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
+    """Sums of rows times factors: those of the indices from one start to the next."""
+    return torch.nn.functional.embedding_bag(index, rows, starts, mode="sum", per_sample_weights=factor.to(rows.dtype))
 
 
 def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
@@ -423,12 +425,12 @@ def of_softmax(layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None
     return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, chunk), u)
 
 
-def kept(layer: Layer, target: Tensor | None, first: Any, bound: Any, without_target: bool, chunk: int | None) -> Kept:
+def kept(layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None) -> Kept:
     """What each row keeps of its scores; without a gradient."""
     blocks, n = Blocks.of(layer, chunk), layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
-        return collect(layer.constant(), blocks, first, bound, most, target, without_target)
+        return collect(layer.constant(), blocks, bound, most, target, without_target)
 
 
 def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
