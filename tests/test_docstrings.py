@@ -25,7 +25,7 @@ MODULES = [
 # Where every public name has an example and a line for each of its arguments: top-level modules and packages.
 COMPLETE = (
     "_config", "_facts", "_mapping", "_noises", "attention", "contract", "functional", "inspection", "kernels", "losses", "mappings",
-    "margins", "multilabel", "nn", "plot", "sklearn", "thresholds",
+    "margins", "multilabel", "nn", "output_layers", "plot", "sklearn", "thresholds",
 )  # fmt: skip
 
 

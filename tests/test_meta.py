@@ -290,7 +290,7 @@ def test_a_wrong_oracle_is_seen():
 FLOORS = (
     ("_version", "_typing", "_facts", "_array"),
     ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws"),
-    ("_mapping", "_names", "_rows", "_targets", "_shards"),
+    ("_mapping", "_names", "_rows", "_targets", "_shards", "_layer"),
     ("mappings", "kernels"),
     ("autodiff",),
     (
@@ -309,9 +309,11 @@ FLOORS = (
         "_config",
     ),
     ("distributions",),
+    ("_layer_quickly",),
+    ("output_layers",),
     ("contract",),
     ("_categorical",),
-    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    ("_drawing", "_multihead", "_modules", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -422,10 +424,11 @@ def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
+            "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
-        "jax": {"autodiff.jax", "kernels.xla", "numpyro"},
+        "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro"},
         "numpyro": {"numpyro"},
         "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
@@ -451,8 +454,8 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
-        "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
+        "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip

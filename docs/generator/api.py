@@ -35,6 +35,10 @@ PAGES = {
         "Distributions",
         "What a policy and a trainer ask of a distribution; `anymax.nn.Categorical` is it as torch has it.",
     ),
+    "output_layers": (
+        "Output layers",
+        "Many classes, whose scores are never all held; {doc}`/large_vocabularies` says when.",
+    ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
@@ -51,7 +55,7 @@ PAGES = {
 OF = {
     "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "multilabel": "losses", "transforms": "transforms", "samplers": "samplers", "decoding": "decoding",
-    "distributions": "distributions",
+    "distributions": "distributions", "output_layers": "output_layers",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",
 }  # fmt: skip

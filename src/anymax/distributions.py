@@ -288,13 +288,22 @@ def _supported(
     who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
 ) -> tuple[Mapping, Array, Array]:
     """The scores of each row's support side by side, with a masked class at the end for all that are not in it; places of the classes."""
+    *lead, n = rows.shape
+    ids, offsets = support_of(who, rows, math.prod(lead), n, support, xp)
+    if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
+        return mapping, hide(rows, _member(ids, offsets, tuple(rows.shape), xp)), index
+    kept, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
+    scores = take_at(rows, kept, xp)
+    return mapping, xp.where(there, scores, -math.inf * xp.ones_like(scores)), spot
+
+
+def support_of(who: str, rows: Array, count: int, n: int, support: Any, xp: Namespace) -> tuple[Array, Array]:
+    """The ids and the offsets of a support of `count` rows of n classes, as arrays of the kind of `rows`."""
     if not isinstance(support, (tuple, list)) or len(support) != 2:
         raise TypeError(
             f"{who}: support must be (ids, offsets), as sample(return_support=True) gives it, got {type(support).__name__}"
         )
     ids, offsets = (_array.beside(a, rows, name, xp) for a, name in zip(support, ("support: ids", "support: offsets")))
-    *lead, n = rows.shape
-    count = math.prod(lead)
     if not (is_integer(ids) and is_integer(offsets)) or ids.ndim != 1 or tuple(offsets.shape) != (count + 1,):
         raise ValueError(
             f"{who}: support must be ids, one axis of class indices (integers), and offsets, {count + 1} integers for {count} rows; got "
@@ -309,10 +318,18 @@ def _supported(
             raise IndexError(
                 f"{who}: support: ids must be from 0 to {n - 1}, got {int(xp.min(ids))} to {int(xp.max(ids))}"
             )
-    if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
-        return mapping, hide(rows, _member(ids, offsets, tuple(rows.shape), xp)), index
+    return ids, offsets
+
+
+def places_of(
+    who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
+) -> tuple[Array, Array, Array]:
+    """The classes of each row's support side by side, [..., width + 1]; whether there is one; the places of classes [..., m] among them.
+
+    The last is none, and the place of a class that is not in the support."""
+    size, count = offsets[1:] - offsets[:-1], math.prod(lead)
     wide = int(xp.max(size)) if count else 0
-    place = {"device": rows.device} if is_torch(rows) else {}
+    place = {"device": ids.device} if is_torch(ids) else {}
     step = xp.reshape(xp.arange(wide + 1, dtype=ids.dtype, **place), (1, wide + 1))
     there = step < size[:, None]
     at = xp.where(there, offsets[:-1][:, None] + step, xp.zeros_like(step))
@@ -323,19 +340,14 @@ def _supported(
         ordered = xp.sort(xp.where(there, kept, n + step), axis=-1)
         if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
             raise ValueError(f"{who}: support: a row has a class twice")
-    scores = take_at(rows, kept, xp)
-    scores = xp.where(there, scores, -math.inf * xp.ones_like(scores))
     # the place of each class asked for; `wide`, where nothing is, for one that is not there
     hit = (xp.expand_dims(kept, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
     spot = xp.sum(
         xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(kept[..., None, :])), axis=-1
     )
     found = xp.where(xp.any(hit, axis=-1), spot, wide * xp.ones_like(index))
-    return (
-        mapping,
-        scores,
-        xp.where((index < 0) | (index >= n), xp.where(index < 0, index, (wide + 1) * xp.ones_like(index)), found),
-    )
+    stray = xp.where(index < 0, index, (wide + 1) * xp.ones_like(index))
+    return kept, there, xp.where((index < 0) | (index >= n), stray, found)
 
 
 def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:

@@ -73,9 +73,7 @@ def threshold(
         return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
-    tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
-    p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
-    size = _support_size(p, xp)
+    tau, size = tau_and_support(mapping.frozen(), stop_gradient(rows), xp)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
     tau, size = like_scores(restore_axis(tau, axis), x), restore_axis(size, axis)
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
@@ -98,7 +96,13 @@ def _support_size(p: Array, xp: Any) -> Array:
     return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
-def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
+def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
+    """tau of rows of scores and how many classes have a probability, [..., 1] each, of a map whose parameters are constants."""
+    return tau_of(mapping, rows, xp), _support_size(bridge(rows).apply(mapping, rows), xp)
+
+
+def tau_of(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    """tau of rows of scores, [..., 1]."""
     engine = None if _array.compiling() else kernels.compiled("threshold", mapping, rows)
     if engine is not None:
         return engine.threshold(mapping, rows)

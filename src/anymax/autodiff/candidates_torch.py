@@ -1,0 +1,262 @@
+"""PyTorch: an output layer's scores a block of classes at a time, of which each row keeps what may still have a probability.
+
+The threshold of a part of the classes is a lower bound of that of all, since more classes only raise it: a score below it is out for good.
+So the blocks go by, each row appends its scores above the bound, and the bound is found anew from what is kept, after 1, 2, 4, 8, ...
+blocks and where memory ends. What is left at the end holds the support, and the map of it is the map of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import array_api_compat.torch as xp
+import torch
+
+from .._layer import Layer
+
+Tensor = torch.Tensor
+
+_TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays in the cache; a GPU takes more
+_MANY_ROWS = 8192
+_BLOCK = {"cpu": 2048}
+_MANY_CLASSES = 16384
+_FEW = 64  # scores of which the largest is found at once
+_SMALL = 1 << 18  # scores that need no blocks
+_SHARE = 48  # a block has at most this part of the scores
+
+
+Bound = Callable[[Tensor, Layer, Any], Tensor]
+
+
+class Blocks(NamedTuple):
+    """How many rows and classes a block of scores has."""
+
+    rows: int
+    classes: int
+
+    @classmethod
+    def of(cls, layer: Layer, chunk: int | None) -> Blocks:
+        rows, n, kind = layer.rows, layer.classes, layer.x.device.type
+        tile = min(rows, _TILE.get(kind, _MANY_ROWS))
+        if chunk is not None:
+            return cls(max(tile, 1), min(chunk, n))
+        if rows * n <= _SMALL:
+            return cls(max(rows, 1), n)
+        wanted = rows * n // _SHARE // tile
+        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, _BLOCK.get(kind, _MANY_CLASSES)))))
+
+    def tiles(self, layer: Layer) -> Iterator[slice]:
+        for i in range(0, layer.rows, self.rows):
+            yield slice(i, min(i + self.rows, layer.rows))
+
+    def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
+        for a in range(0, layer.classes, self.classes):
+            yield a, min(a + self.classes, layer.classes)
+
+
+class Scores:
+    """The scores of some rows, block by block, in memory that each block uses again."""
+
+    def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
+        self.layer, self.room = layer, layer.x.new_empty(layer.rows * blocks.classes)
+        self.order = self.sorted = torch.empty(0)
+        if target is not None:
+            self.sorted, self.order = target.sort()
+            self.ends = dict(
+                zip(
+                    (edges := [0, *(b for _, b in blocks.parts(layer))]),
+                    torch.searchsorted(self.sorted, torch.tensor(edges, device=target.device)).tolist(),
+                )
+            )
+
+    def block(self, a: int, b: int) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the product."""
+        layer = self.layer
+        s = self.room[: layer.rows * (b - a)].view(layer.rows, b - a)
+        torch.mm(layer.x, layer.weight[a:b].t(), out=s)
+        if layer.bias is not None:
+            s += layer.bias[a:b]
+        if layer.keep is not None:
+            s.masked_fill_(~layer.keep[:, a:b], -math.inf)
+        return s
+
+    def targets(self, a: int, b: int) -> tuple[Tensor, Tensor]:
+        """The rows whose target is among the classes a to b, and its place among them."""
+        i, j = self.ends[a], self.ends[b]
+        return self.order[i:j], self.sorted[i:j] - a
+
+
+class Kept(NamedTuple):
+    """The scores of each row that are left, in fp32 or fp64, -inf where a row has fewer; their classes, ascending."""
+
+    value: Tensor  # [rows, width]
+    index: Tensor  # [rows, width]
+    at: Tensor | None  # [rows], the place of the target
+    full: Tensor  # [rows], True where there was no room: nothing is known of such a row
+
+
+class _Row:
+    """The scores that are kept of some rows: a piece of memory that grows up to a limit."""
+
+    def __init__(self, rows: int, width: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.most = most
+        self.value = torch.full((rows, width), -math.inf, dtype=dtype, device=device)
+        self.index = torch.zeros((rows, width), dtype=torch.int32, device=device)
+        self.count = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.full = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def append(self, row: Tensor, index: Tensor, value: Tensor) -> None:
+        """Entries, ordered by their rows."""
+        more = torch.bincount(row, minlength=self.count.shape[0])
+        place = torch.arange(row.shape[0], device=row.device) - (more.cumsum(0) - more - self.count)[row]
+        width = int((self.count + more).max())
+        if width > self.value.shape[1]:
+            extra = max(width, min(2 * self.value.shape[1], self.most)) - self.value.shape[1]
+            self.value = torch.nn.functional.pad(self.value, (0, extra), value=-math.inf)
+            self.index = torch.nn.functional.pad(self.index, (0, extra))
+        self.value[row, place] = value.to(self.value.dtype)
+        self.index[row, place] = index.to(self.index.dtype)
+        self.count += more
+
+    def cut(self, bound: Tensor) -> None:
+        """Leaves what is above the bound; a row that is full then has nothing more."""
+        stays = ~(self.value <= bound)
+        count = stays.sum(1)
+        self.full |= count > self.most
+        stays &= ~self.full[:, None]
+        row, place = stays.nonzero(as_tuple=True)
+        value, index = self.value[row, place], self.index[row, place]
+        self.value.fill_(-math.inf)
+        self.count.zero_()
+        self.append(row, index, value)
+
+
+def collect(
+    layer: Layer,
+    blocks: Blocks,
+    bound: Bound,
+    most: int,
+    target: Tensor | None,
+    without_target: bool,
+) -> Kept:
+    """What is left of each row; `bound` gives a lower bound [rows, 1] of what counts, from any of its scores.
+
+    without_target: the target's score counts for no bound, since a margin will lower it; it is kept, as the last of its row.
+    """
+    parts = []
+    for tile in blocks.tiles(layer):
+        t = None if target is None else target[tile]
+        parts.append(_collect(layer.part(tile), blocks, bound, most, t, without_target))
+    if len(parts) == 1:
+        return parts[0]
+    width = max(p.value.shape[1] for p in parts)
+    pad = lambda a, fill: torch.nn.functional.pad(a, (0, width - a.shape[1]), value=fill)  # noqa: E731
+    return Kept(
+        torch.cat([pad(p.value, -math.inf) for p in parts]),
+        torch.cat([pad(p.index, 0) for p in parts]),
+        None if target is None else torch.cat([p.at for p in parts if p.at is not None]),
+        torch.cat([p.full for p in parts]),
+    )
+
+
+def _collect(
+    layer: Layer,
+    blocks: Blocks,
+    bound: Bound,
+    most: int,
+    target: Tensor | None,
+    without_target: bool,
+) -> Kept:
+    rows, device = layer.rows, layer.x.device
+    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    scores = Scores(layer, blocks, target)
+    held = _Row(rows, min(256, most), most, wide, device)
+    of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
+    lost = ~layer.x.isfinite().all(1)  # of such a row all is NaN
+    low = torch.empty(0)
+    next_cut = 1
+
+    def checked(found: Tensor) -> Tensor:
+        """Rows that are NaN take nothing more."""
+        lost.logical_or_(found.isnan()[:, 0])
+        return torch.where((lost | held.full)[:, None], math.inf, found)
+
+    def tighter() -> Tensor:
+        found = checked(torch.maximum(low, bound(held.value, layer, xp).to(wide)))
+        held.cut(found)
+        return checked(found)
+
+    for count, (a, b) in enumerate(blocks.parts(layer)):
+        s = scores.block(a, b)
+        if target is not None:
+            row, place = scores.targets(a, b)
+            of_target[row] = s[row, place].to(wide)
+            if without_target:
+                s[row, place] = -math.inf
+        if not count:
+            low = bound(s, layer, xp).to(wide)
+            if target is not None and not without_target:
+                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+            low = checked(low)
+        place = _above(s, _rounded_down(low, s.dtype))
+        if place.shape[0]:
+            row = place // (b - a)
+            held.append(row, place - row * (b - a) + a, s.view(-1)[place])
+        if count + 1 >= next_cut or held.value.shape[1] > most:
+            next_cut = 2 * next_cut if count + 1 >= next_cut else next_cut
+            low = tighter()
+            if bool((held.full | lost).all()):
+                break
+    low = tighter()
+    at = None
+    if target is not None:
+        at = _place(held, target, of_target, without_target)
+    held.value[lost] = math.nan
+    width = max(int(held.count.max()) if rows else 0, 1)
+    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
+
+
+def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+    """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
+    x, weight = layer.x.to(wide), layer.weight[target].to(wide)
+    score, size = (x * weight).sum(1, keepdim=True), torch.linalg.vector_norm(x * weight, 1, dim=1, keepdim=True)
+    if layer.bias is not None:
+        bias = layer.bias[target].to(wide)[:, None]
+        score, size = score + bias, size + bias.abs()
+    if layer.keep is not None:
+        keep = layer.keep.expand(layer.rows, -1).gather(1, target[:, None])
+        score = score.masked_fill(~keep, -math.inf)
+    return score - 4.0 * torch.finfo(layer.x.dtype).eps * (1.0 + size)
+
+
+def _above(s: Tensor, low: Tensor) -> Tensor:
+    """The places of what is above the bound of its row, or NaN, in the order of memory: looked for where the largest of a few is."""
+    rows, n = s.shape
+    if n % _FEW:
+        return (~(s <= low)).view(-1).nonzero()[:, 0]
+    few = s.view(rows, n // _FEW, _FEW)
+    some = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
+    inside = ~(few.view(-1, _FEW)[some] <= low[some // (n // _FEW)])
+    part, place = inside.nonzero(as_tuple=True)
+    return some[part] * _FEW + place
+
+
+def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    y = x.to(dtype)
+    return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
+
+
+def _place(held: _Row, target: Tensor, value: Tensor, last: bool) -> Tensor:
+    """The place of each row's target among what is kept; where it is not there, it is appended."""
+    there = (held.index == target[:, None]) & (held.value != -math.inf)
+    there &= torch.arange(held.value.shape[1], device=target.device) < held.count[:, None]
+    some = there.any(1) & (not last)
+    at = torch.where(some, there.int().argmax(1), held.count)
+    row = (~some).nonzero()[:, 0]
+    if row.shape[0]:
+        held.append(row, target[row], value[row])
+    return at

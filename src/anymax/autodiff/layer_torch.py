@@ -1,0 +1,438 @@
+"""PyTorch: an output layer whose scores are never all held, forward or backward.
+
+Three ways, by the map:
+- sparse separable maps and top-k: what each row keeps of its scores (`candidates_torch`) is a function of features and weight whose
+  gradient is a product over the few scores that have one;
+- softmax: the target's score, and logsumexp of all others, a block of classes at a time; the gradient makes each block again;
+- any other map: a group of rows at a time, whose scores are made again for the gradient.
+
+The gradient of the gradient makes all scores: it is that of plain operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from .._array import modes
+from .._layer import Layer
+from .._mapping import Mapping
+from ..mappings import Softmax
+from .candidates_torch import Blocks, Bound, Kept, Scores, collect
+from .layer import dots, rows_at_a_time
+from .saving import save, saved
+from .torch import KINDS, _transformed
+
+Tensor = torch.Tensor
+
+_SOFTMAX = Softmax()
+_GROUP = {"cpu": 1 << 23}  # scores of a group of rows
+_MANY = 1 << 27
+_PIECE = 1 << 18  # features at a time that are gathered for a sparse product
+
+
+def serves(layer: Layer, *others: Any) -> bool:
+    """True for eager calls on plain tensors: nothing traces, and nothing but features, weight and bias wants a gradient from here."""
+    if torch.compiler.is_compiling() or modes() or _transformed():
+        return False
+    tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
+    if any(type(a) not in KINDS or a.layout is not torch.strided for a in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(a.requires_grad for a in others if a is not None))
+
+
+# -- scores that are kept ---------------------------------------------------------------------------------------------------------
+
+
+class _Kept(torch.autograd.Function):
+    """The scores that are kept, as a function of features, weight and bias; and <x, u> for a vector u of all classes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor, index: Tensor, u: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.biased = bias is not None
+        ctx.set_materialize_grads(False)
+        mean = None if u is None else _mixed(weight, u)
+        even = value.new_zeros(0) if mean is None else x.to(mean.dtype) @ mean
+        if u is not None and bias is not None:
+            even += torch.where(u == 0, 0, bias.to(u.dtype)) @ u
+        save(ctx, x, weight, bias, index, u, mean)
+        return value, even
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        x, weight, bias, index, u, mean = saved(ctx)
+        g, g_even = grads
+        if torch.is_grad_enabled():
+            return (
+                *_plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
+                None,
+                None,
+                None,
+            )
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
+        dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants_x else None
+        dw = torch.zeros_like(weight) if wants_w else None
+        db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants_b else None
+        if u is not None and g_even is not None:
+            if dx is not None:
+                dx.addr_(g_even, mean)
+            if dw is not None:
+                _add_outer(dw, u, g_even @ x.to(u.dtype))
+            if db is not None:
+                db.add_(u, alpha=float(g_even.sum()))
+        if g is not None:
+            add_sparse(g, index, x, weight, dx, dw, db)
+        return None if dx is None else dx.to(x.dtype), dw, None if db is None else db.to(bias.dtype), None, None, None
+
+
+def _mixed(weight: Tensor, u: Tensor) -> Tensor:
+    """`u @ weight`, a part of the classes at a time where the weight is in half precision."""
+    if weight.dtype == u.dtype:
+        return u @ weight
+    out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
+    step = max(1, _PIECE // max(weight.shape[1], 1))
+    for a in range(0, weight.shape[0], step):
+        out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
+    return out
+
+
+def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
+    if dw.dtype == u.dtype:
+        dw.addr_(u, v)
+        return
+    step = max(1, _PIECE // max(v.shape[0], 1))
+    for a in range(0, dw.shape[0], step):
+        dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
+
+
+def add_sparse(
+    g: Tensor, index: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor | None, db: Tensor | None
+) -> None:
+    """Adds the gradients of scores [rows, width] of the classes `index`, most of which are 0."""
+    row, place = (~(g == 0)).nonzero(as_tuple=True)
+    value, cls = g[row, place], index[row, place].to(torch.int64)
+    if db is not None:
+        db.index_add_(0, cls, value.to(db.dtype))
+    if dx is not None:
+        starts = torch.searchsorted(row, torch.arange(g.shape[0], device=row.device))
+        dx += _bags(weight, cls, starts, value)
+    if dw is None:
+        return
+    order = cls.argsort(stable=True)
+    row, cls, value = row[order], cls[order], value[order]
+    for a, b in _whole(cls, max(1, _PIECE // max(x.shape[1], 1))):
+        if dw.dtype == value.dtype:
+            dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
+        else:  # added up before it is rounded
+            own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
+            dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
+
+
+def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
+    """Sums of rows times factors: those of the indices from one start to the next."""
+    return torch.nn.functional.embedding_bag(index, rows, starts, mode="sum", per_sample_weights=factor.to(rows.dtype))
+
+
+def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
+    """Pieces of ordered classes, about `step` long, that leave no class divided."""
+    n = cls.shape[0]
+    if n <= step:
+        return [(0, n)] if n else []
+    starts = torch.arange(step, n, step, device=cls.device)
+    ends = torch.unique(torch.searchsorted(cls, cls[starts])).tolist()
+    edges = [0, *(e for e in ends if e), n]
+    return list(itertools.pairwise(edges))
+
+
+def _plain_kept(
+    x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in plain operations, for derivatives of any order."""
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    index = index.to(torch.int64)
+    x, weight = x.to(wide), weight.to(wide)
+    value = (x[:, None, :] * weight[index]).sum(-1)
+    value = value if bias is None else value + bias.to(wide)[index]
+    if u is None:
+        return value, value.new_zeros(0)
+    even = x @ (u @ weight)
+    return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
+
+
+def _plain_grads(
+    function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
+    """The gradients in x, weight and bias, which can be differentiated again."""
+    with torch.enable_grad():
+        free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
+        out = function(*free)
+        pairs = [(a, g) for a, g in zip(out, grads) if g is not None and a.requires_grad]
+        wanted = [a for a in free if a is not None]
+        found = torch.autograd.grad(
+            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
+        )
+    left = iter(found)
+    return [None if a is None else next(left) for a in free]
+
+
+# -- softmax ------------------------------------------------------------------------------------------------------------------------
+
+
+class _Others(torch.autograd.Function):
+    """Of each row the target's score and logsumexp of all others, [rows, 2]; and <x, u> for a vector u of all classes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, target: Tensor, blocks: Blocks,
+        u: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
+        ctx.call = layer.keep, blocks
+        ctx.set_materialize_grads(False)
+        value = two_of(layer, target, blocks)
+        mean = None if u is None else _mixed(weight, u)
+        even = value.new_zeros(0) if mean is None else x.to(mean.dtype) @ mean
+        if u is not None and bias is not None:
+            even += torch.where(u == 0, 0, bias.to(u.dtype)) @ u
+        save(ctx, x, weight, bias, target, value, u)
+        return value, even
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        x, weight, bias, target, value, u = saved(ctx)
+        keep, blocks = ctx.call
+        layer = Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
+        none = (None,) * 4
+        if torch.is_grad_enabled():
+            plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
+            return *_plain_grads(plain, (x, weight, bias), grads), *none
+        g, g_even = grads
+        g = torch.zeros_like(value) if g is None else g
+        wants = ctx.needs_input_grad[:3]
+        return *_others_back(layer, target, value, g, u, g_even, blocks, wants), *none
+
+
+def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
+    """The target's score and logsumexp of all others of each row, fp32 or fp64."""
+    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
+    for tile in blocks.tiles(layer):
+        part, out = layer.part(tile), value[tile]
+        scores = Scores(part, blocks, target[tile])
+        sums = []
+        for a, b in blocks.parts(part):
+            s = scores.block(a, b)
+            row, place = scores.targets(a, b)
+            out[row, 0] = s[row, place].to(wide)
+            s[row, place] = -math.inf
+            sums.append(_logsumexp(s, wide))
+        out[:, 1] = torch.cat(sums, 1).logsumexp(1)
+    return value
+
+
+def _logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
+    engine = kernels.compiled("threshold", _SOFTMAX, s)
+    if engine is not None:
+        return engine.threshold(_SOFTMAX, s).to(wide)
+    return s.to(wide).logsumexp(1, keepdim=True)
+
+
+def _others_back(
+    layer: Layer,
+    target: Tensor,
+    value: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    g_even: Tensor | None,
+    blocks: Blocks,
+    wants: Any,
+) -> list[Tensor | None]:
+    x, weight, wide = layer.x, layer.weight, value.dtype
+    half = x.dtype is not wide
+    dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants[0] else None
+    dw = torch.empty_like(weight) if wants[1] else None
+    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    level = value[:, 1:]
+    level = torch.where(level == -math.inf, math.inf, level)  # of a row without other classes: exp is 0 everywhere
+    every = list(blocks.tiles(layer))
+    scores = [Scores(layer.part(tile), blocks, target[tile]) for tile in every[:1]]
+    for tile in every[1:]:  # one memory for all
+        scores.append(Scores(layer.part(tile), blocks, target[tile]))
+        scores[-1].room = scores[0].room
+    for a, b in blocks.parts(layer):
+        sums = None
+        for tile, of in zip(every, scores):
+            s = of.block(a, b)
+            d = s.to(wide) if half else s
+            d.sub_(level[tile]).exp_().mul_(g[tile, 1:])
+            row, place = of.targets(a, b)
+            d[row, place] = g[tile][row, 0]
+            if u is not None and g_even is not None:
+                d.addr_(g_even[tile], u[a:b])
+            if db is not None:
+                db[a:b] += d.sum(0)
+            if half:
+                d = s.copy_(d)
+            if dx is not None:
+                if half:
+                    dx[tile] += d @ weight[a:b]
+                else:
+                    dx[tile].addmm_(d, weight[a:b])
+            if dw is not None:
+                if len(every) == 1:
+                    torch.mm(d.t(), x, out=dw[a:b])
+                elif sums is None:
+                    sums = (d.t() @ x[tile]).to(wide)
+                else:
+                    sums += d.t() @ x[tile]
+        if sums is not None and dw is not None:
+            dw[a:b] = sums
+    bias = layer.bias
+    return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
+
+
+def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same in plain operations, for derivatives of any order."""
+    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    s = layer.scores().to(wide)
+    own = s.gather(1, target[:, None])
+    others = torch.scatter(s, 1, target[:, None], -math.inf).logsumexp(1, keepdim=True)
+    even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
+    return torch.cat([own, others], 1), even
+
+
+# -- groups of rows -----------------------------------------------------------------------------------------------------------------
+
+
+class _Groups(torch.autograd.Function):
+    """One number for each row, of a group of rows at a time; for the gradient the scores of each group are made again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, function: Callable[..., Tensor], step: int,
+        *params: Tensor,
+    ) -> Tensor:  # fmt: skip
+        layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
+        ctx.call = layer.keep, layer.mapping, function, step
+        save(ctx, x, weight, bias, *params)
+        layer = dataclasses.replace(layer, mapping=_with(layer.mapping, params))
+        return torch.cat([function(part, part.scores(), where) for part, where in _groups(layer, step)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias, *params = saved(ctx)
+        keep, mapping, function, step = ctx.call
+        layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
+        (g,) = grads
+        none = (None,) * 3
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, weight: Tensor, bias: Tensor | None, *params: Tensor) -> tuple[Tensor]:
+                whole = dataclasses.replace(layer, x=x, weight=weight, bias=bias, mapping=_with(mapping, params))
+                return (function(whole, whole.scores(), slice(0, whole.rows)),)
+
+            dx, dw, db, *rest = _plain_grads(plain, (x, weight, bias, *params), grads)
+            return dx, dw, db, *none, *rest
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        wants = ctx.needs_input_grad
+        dx = torch.empty_like(x) if wants[0] else None
+        dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
+        db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+        dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
+        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, params)), step):
+            with torch.enable_grad():
+                s = part.scores().detach().requires_grad_()
+                own = {k: v.detach().requires_grad_() for k, v in part.mapping.params().items()}
+                part = dataclasses.replace(part, mapping=part.mapping.replace(**own))
+                value = function(part, s, where)
+                ds, *rest = torch.autograd.grad(value, [s, *own.values()], g[where].to(value.dtype), allow_unused=True)
+            ds = torch.zeros_like(s) if ds is None else ds
+            if part.keep is not None:
+                ds = ds.masked_fill(~part.keep, 0)
+            if dx is not None:
+                dx[where] = ds @ weight
+            if dw is not None:
+                if dw.dtype == ds.dtype:
+                    dw.addmm_(ds.t(), part.x)
+                else:
+                    dw += ds.t() @ part.x
+            if db is not None:
+                db += ds.sum(0, dtype=db.dtype)
+            for whole, d in zip(dparams, rest):
+                if d is not None:
+                    (whole[where] if whole.ndim and whole.shape[0] == x.shape[0] else whole).add_(d)
+        made = [None if dw is None else dw.to(weight.dtype), None if db is None else db.to(bias.dtype)]
+        return dx, *made, *none, *dparams
+
+
+def _with(mapping: Mapping, params: tuple[Tensor, ...]) -> Mapping:
+    names = mapping.params()
+    return mapping.replace(**dict(zip(names, params))) if names else mapping
+
+
+def _groups(layer: Layer, step: int) -> Any:
+    for i in range(0, layer.rows, step):
+        where = slice(i, min(i + step, layer.rows))
+        yield layer.part(where), where
+
+
+def wants_gradient(layer: Layer) -> bool:
+    given = (layer.x, layer.weight, layer.bias, *layer.mapping.params().values())
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in given)
+
+
+def by_rows(
+    layer: Layer, ask: Callable[..., Tensor], target: Tensor | None, weight: Tensor | None, chunk: int | None
+) -> Tensor:
+    """`ask(part of the layer, its scores, their target, weight)` of all rows, one number a row, with its gradient."""
+    if not layer.rows:
+        return ask(layer, layer.scores(), target, weight)
+
+    def function(part: Layer, scores: Tensor, where: slice) -> Tensor:
+        return ask(part, scores, None if target is None else target[where], weight)
+
+    step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
+    params = layer.mapping.params().values()
+    return _Groups.apply(layer.x, layer.weight, layer.bias, layer, function, step, *params)
+
+
+def gathered(layer: Layer, classes: Tensor) -> Tensor:
+    """The scores of some classes of each row, [rows, width], fp32 or fp64."""
+    free = layer.constant() if serves(layer) else layer
+    step = max(1, _PIECE // max(1, classes.shape[1] * layer.x.shape[1])) if free is not layer else max(1, layer.rows)
+    parts = [dots(free.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
+    value = torch.cat(parts)
+    if free is layer or not wants_gradient(layer):
+        return value
+    return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
+
+
+# -- what the verbs ask for ------------------------------------------------------------------------------------------------------------
+
+
+def of_softmax(layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None) -> tuple[Tensor, Tensor]:
+    """The target's score and logsumexp of all others, [rows, 2], and <x, u>."""
+    return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, chunk), u)
+
+
+def kept(layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None) -> Kept:
+    """What each row keeps of its scores; without a gradient."""
+    blocks, n = Blocks.of(layer, chunk), layer.classes
+    most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
+    with torch.no_grad():
+        return collect(layer.constant(), blocks, bound, most, target, without_target)
+
+
+def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores that are kept, with their gradient, and <x, u>."""
+    return _Kept.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)
