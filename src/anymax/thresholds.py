@@ -73,7 +73,7 @@ def threshold(
         return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
-    tau = _tau(mapping.frozen(), stop_gradient(rows), xp)
+    tau = tau_rows(mapping.frozen(), stop_gradient(rows), xp)
     p = bridge(rows).apply(mapping.frozen(), stop_gradient(rows))
     size = _support_size(p, xp)
     tau = tau if tau.dtype == rows.dtype else xp.astype(tau, rows.dtype)
@@ -98,7 +98,8 @@ def _support_size(p: Array, xp: Any) -> Array:
     return xp.reshape(xp.concat(parts), (*lead, 1))
 
 
-def _tau(mapping: Mapping, rows: Array, xp: Any) -> Array:
+def tau_rows(mapping: Mapping, rows: Array, xp: Any) -> Array:
+    """tau of rows, [..., 1], by the engine that has it."""
     engine = None if _array.compiling() else kernels.compiled("threshold", mapping, rows)
     if engine is not None:
         return engine.threshold(mapping, rows)
