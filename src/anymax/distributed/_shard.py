@@ -46,6 +46,15 @@ class Call:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
         return cls(who, mapping, x, axis, mask, group, start, count)
 
+    def first(self, shard: Shard) -> Any:
+        """The number of this process's first class; a collective, once, where the caller does not say it."""
+        if self.start is None:
+            if not self.group.strict:
+                return shard.n * self.group.rank
+            sizes = self.group.stack(shard.xp.asarray([shard.n], **place_of(shard.rows)))
+            self.start = int(shard.xp.sum(sizes[: self.group.rank]))
+        return self.start
+
     def rows(self) -> Shard:
         who, x = f"anymax.distributed.{self.who}", asarray(self.x)
         xp = namespace(x)

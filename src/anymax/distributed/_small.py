@@ -71,12 +71,15 @@ class Small:
     met: Met
     z: Array  # [..., processes * k], common; -inf where a process has fewer candidates
     places: Array  # [..., k], where this process's candidates lie in its rows
-    k: int
+    k: int  # 0 where z has all classes, as they are
 
     def spread(self, value: Array, fill: float) -> Array:
         """What was found for the candidates, as rows of this process; `fill` for all others."""
         shard, group = self.met.shard, self.met.shard.group
         xp = shard.xp
+        if not self.k:
+            mine = value[..., self.met.start : self.met.start + shard.n]
+            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # a class that stands for none
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
         mine = self.met.mine(xp.moveaxis(blocks, -2, 0))
         n = shard.rows.shape[-1]
@@ -88,6 +91,9 @@ class Small:
     def ids(self) -> Array:
         """The numbers of the candidates' classes, as integers."""
         xp = self.met.shard.xp
+        if not self.k:
+            every = _array.positions(self.z, xp.int64, xp)
+            return xp.broadcast_to(every, self.z.shape)
         mine = _array.counts(self.places, xp) + self.met.start
         return side_by_side(self.met.stack(mine), xp)
 
@@ -146,12 +152,15 @@ def narrowed(met: Met, some: Array) -> tuple[Array, int]:
     return some, most
 
 
-def gathered(met: Met, some: Array, k: int, more: list[Array] | None = None) -> tuple[Small, list[Array]]:
-    """The second collective: the candidates, and further columns [..., 1] that come along."""
+def gathered(met: Met, some: Array, k: int, more: list[Array], whole: bool = False) -> tuple[Small, list[Array]]:
+    """The second collective: the candidates, or all classes, and further columns [..., 1] that come along."""
     xp = met.shard.xp
     places, values = chosen(met, some, k)
-    stacked = met.stack(xp.concat([values, *(more or [])], axis=-1))
-    rest = [stacked[..., k + i : k + i + 1] for i in range(len(more or []))]
+    stacked = met.stack(xp.concat([values, *more], axis=-1))
+    rest = [stacked[..., k + i : k + i + 1] for i in range(len(more))]
+    if whole and met.order is not None:  # no padding, since a map may ask how many classes there are
+        parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order)]
+        return Small(met, xp.concat(parts, axis=-1), places, 0), rest
     return Small(met, side_by_side(stacked[..., :k], xp), places, k), rest
 
 

@@ -179,6 +179,8 @@ def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None) -> So
     highs = met.columns[0]
     poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
     out = Solved(call, met, kind, met.columns[2:], poisoned)
+    if kind == "ratio":
+        return _ratio(out, later)
     columns = later(out) if later else []
     if kind in ("sums", "nucleus"):
         out.part, out.whole = state["part"], Whole.of(highs, met.columns[1], xp)
@@ -186,8 +188,6 @@ def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None) -> So
         if columns:
             stacked = met.stack(xp.concat(columns, axis=-1))
             out.later = [stacked[..., i : i + 1] for i in range(len(columns))]
-    elif kind == "ratio":
-        _ratio(out, columns)
     elif kind == "nucleus":
         _nucleus(out, columns)
     else:
@@ -216,7 +216,7 @@ def _second(shard: Shard, kind: str, state: dict[str, Any]) -> Array:
     return nothing
 
 
-def _ratio(out: Solved, columns: list[Array]) -> None:
+def _ratio(out: Solved, later: Any) -> Solved:
     """Weights relative to the largest: `weights` may scale a row as it likes, so that row has the best score of each process too."""
     shard, xp = out.shard, out.shard.xp
     rows, refs = shard.rows, out.met.columns[1]
@@ -228,10 +228,13 @@ def _ratio(out: Solved, columns: list[Array]) -> None:
     n = rows.shape[-1]
     largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
     v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))
+    out.weights = v, xp.ones_like(largest)
+    columns = later(out) if later else []
     stacked = out.met.stack(xp.concat([total(v, xp), *columns], axis=-1))
     z = xp.sum(stacked[..., :1], axis=0)
     out.weights = v, xp.where(z == 0, xp.ones_like(z), z)
     out.later = [stacked[..., i + 1 : i + 2] for i in range(len(columns))]
+    return out
 
 
 def _nucleus(out: Solved, columns: list[Array]) -> None:
@@ -254,7 +257,7 @@ def _nucleus(out: Solved, columns: list[Array]) -> None:
 
 def _gather(out: Solved, some: Array | None, columns: list[Array]) -> None:
     met, shard, xp = out.met, out.shard, out.shard.xp
-    strict, n = shard.group.strict, shard.rows.shape[-1]
+    strict, n, whole = shard.group.strict, shard.rows.shape[-1], some is None
     if some is not None:
         some = some & above(shard.rows, bound(met, 1, xp), xp)
         if strict:
@@ -271,7 +274,7 @@ def _gather(out: Solved, some: Array | None, columns: list[Array]) -> None:
             stacked = met.stack(xp.concat(columns, axis=-1))
             out.later = [stacked[..., i : i + 1] for i in range(len(columns))]
         return
-    out.small, out.later = gathered(met, some, k if strict or not many else n, columns)
+    out.small, out.later = gathered(met, some, k if strict or not many else n, columns, whole)
 
 
 def _search(out: Solved) -> tuple[Array, Array]:
