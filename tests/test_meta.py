@@ -310,7 +310,7 @@ FLOORS = (
     ),
     ("distributions",),
     ("contract",),
-    ("_categorical",),
+    ("_categorical", "distributed"),
     ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
@@ -423,9 +423,9 @@ def test_frameworks_only_in_leaves():
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
+            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch",
         },
-        "jax": {"autodiff.jax", "kernels.xla", "numpyro"},
+        "jax": {"autodiff.jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
         "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
@@ -454,7 +454,8 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._jax",
+        "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
@@ -546,7 +547,7 @@ def test_all_is_what_is_public():
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__)
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "hf", "nn", "numpyro", "plot", "sklearn"])
+    assert dir(am) == sorted([*am.__all__, "distributed", "hf", "nn", "numpyro", "plot", "sklearn"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
 

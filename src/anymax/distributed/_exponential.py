@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from .._array import Array, Namespace, is_array, like, positions, stop_gradient, top, total
+from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._mapping import Mapping
 from ..mappings import Entmax, PerturbMax, Sigsoftmax, Softmax
 from ..mappings.sigsoftmax import _log_weight
@@ -75,9 +75,13 @@ class Whole:
         high = stop_gradient(xp.max(finite, axis=0))
         empty = high == -math.inf
         high = xp.where(empty, xp.zeros_like(high), high)
-        share = xp.where(some, xp.exp(xp.where(some, highs - high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs))
+        share = xp.where(
+            some, xp.exp(xp.where(some, highs - high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
+        )
         first = xp.argmax(finite, axis=0, keepdims=True)
-        place = xp.reshape(xp.arange(highs.shape[0], dtype=first.dtype, **place_of(highs)), (-1,) + (1,) * (highs.ndim - 1))
+        place = xp.reshape(
+            xp.arange(highs.shape[0], dtype=first.dtype, **place_of(highs)), (-1,) + (1,) * (highs.ndim - 1)
+        )
         one = xp.where(place == first, xp.zeros_like(share), share)
         rest = xp.sum(xp.where(some, one + share * rests, xp.zeros_like(share)), axis=0)
         z = 1.0 + rest

@@ -34,7 +34,9 @@ class Options:
     nll: bool
 
     @classmethod
-    def of(cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, constant: bool, nll: bool) -> Options:
+    def of(
+        cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, constant: bool, nll: bool
+    ) -> Options:
         check_reduction(reduction)
         smoothing = _array.number(smoothing)
         _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
@@ -66,7 +68,9 @@ class Aim:
         one = xp.ones_like(anchor)
         if self.indices:
             y, own, at = self._index(shard, t, x)
-            gap = anchor - xp.where(own & xp.take_along_axis(keep, at, axis=-1), xp.take_along_axis(a, at, axis=-1), anchor)
+            gap = anchor - xp.where(
+                own & xp.take_along_axis(keep, at, axis=-1), xp.take_along_axis(a, at, axis=-1), anchor
+            )
             lost = own & ~xp.take_along_axis(keep, at, axis=-1)
             wy = y if inside is None else y * inside[at]
             gap = xp.where(lost & (wy > 0), math.inf * one, gap * wy)
@@ -109,7 +113,9 @@ class Aim:
                 f"distribution (floating point) of the shape of its scores, {tuple(x.shape)}"
             )
         if known_any(t < 0, xp):
-            raise ValueError(f"target: expected rows of non-negative numbers; the smallest number is {float(xp.min(t)):g}")
+            raise ValueError(
+                f"target: expected rows of non-negative numbers; the smallest number is {float(xp.min(t)):g}"
+            )
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
         self.ignored = xp.zeros_like(shard.rows[..., :1]) > 0
         return y if shard.n else xp.zeros_like(shard.rows)
@@ -180,7 +186,9 @@ class Aim:
             return y
         free = xp.astype(shard.rows != -math.inf, y.dtype)
         own = shard.group.own
-        return (1.0 - s) * y + s * own(self.whole) * free / own(xp.where(self.free > 0, self.free, xp.ones_like(self.free)))
+        return (1.0 - s) * y + s * own(self.whole) * free / own(
+            xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+        )
 
     def constants(self, out: Solved) -> list[Array]:
         """This process's part of Omega(y), as columns of the second collective."""

@@ -63,14 +63,18 @@ class Call:
         for name in self.mapping.per_class:
             value = getattr(self.mapping, name)
             if is_array(value) and value.ndim and value.shape[-1] != 1:
-                raise ValueError(f"{who}: {name} of {self.mapping.name} varies along the classes, which are on several processes here")
+                raise ValueError(
+                    f"{who}: {name} of {self.mapping.name} varies along the classes, which are on several processes here"
+                )
         rows = to_last(x, axis, xp)
         dtype, rows = rows.dtype, upcast(rows, xp)
         n = rows.shape[-1]
         if self.mask is not None and n:
             rows = hide(rows, kept(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
         if not n:  # one class that is masked stands for none
-            rows = xp.concat([rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **place_of(rows))], axis=-1)
+            rows = xp.concat(
+                [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **place_of(rows))], axis=-1
+            )
         params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
         mapping = self.mapping.replace(**params)
         for name, value in mapping.params().items():
@@ -94,7 +98,14 @@ class Call:
         except Exception:
             self._fail(columns)
             raise
-        head = [1, *_digits(shard.n), *_digits(self.start or 0), self.start is not None, *_digits(self.count or 0), *_digits(most)]
+        head = [
+            1,
+            *_digits(shard.n),
+            *_digits(self.start or 0),
+            self.start is not None,
+            *_digits(self.count or 0),
+            *_digits(most),
+        ]
         head = [*head, *_digits(zlib.crc32(f"{self.who} {self._said()}".encode()))]
         stacked, heads = self._exchange(payload, head)
         return self._told(shard, stacked, heads, columns)
@@ -137,16 +148,29 @@ class Call:
         at = 0
         for i in order:
             if starts[i] != at and sizes[i]:
-                raise ValueError(f"{who}: the shards must follow each other; they start at {starts} and have {sizes} classes")
+                raise ValueError(
+                    f"{who}: the shards must follow each other; they start at {starts} and have {sizes} classes"
+                )
             at += sizes[i]
         counts = {_number(head[6:8]) for head in heads} - {0}
         if counts - {at}:
-            raise ValueError(f"{who}: class_count={min(counts - {at})}, and the shards have {at} classes together: {sizes}")
+            raise ValueError(
+                f"{who}: class_count={min(counts - {at})}, and the shards have {at} classes together: {sizes}"
+            )
         if not at:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
         shard.mapping.check(at)
+        stacked = stacked if order == sorted(order) else stacked[order]
         most = max(_number(head[8:10]) for head in heads)
-        return Met(shard, [stacked[..., i : i + 1] for i in range(columns)], sizes, starts, order, order.index(self.group.rank), most)
+        return Met(
+            shard,
+            [stacked[..., i : i + 1] for i in range(columns)],
+            sizes,
+            starts,
+            order,
+            order.index(self.group.rank),
+            most,
+        )
 
 
 _HEAD = 12
@@ -185,7 +209,9 @@ class Shard:
 
     def one(self, value: Array, keepdims: bool) -> Array:
         """A result of one number a row."""
-        value = value if value.dtype == self.dtype or not _array.is_floating(value) else self.xp.astype(value, self.dtype)
+        value = (
+            value if value.dtype == self.dtype or not _array.is_floating(value) else self.xp.astype(value, self.dtype)
+        )
         value = restore_axis(value, self.axis)
         return value if keepdims else self.xp.squeeze(value, axis=self.axis)
 
@@ -195,7 +221,7 @@ class Met:
     """What the first collective has told."""
 
     shard: Shard
-    columns: list[Array]  # each [size, ..., 1], common
+    columns: list[Array]  # each [size, ..., 1], common, in the order of the classes
     sizes: list[int]
     starts: list[int]
     order: list[int] | None  # of the processes by their classes; None: as they are
@@ -209,7 +235,11 @@ class Met:
     @property
     def start(self) -> Any:
         """The number of this process's first class."""
-        return self.starts[0] + self.shard.group.rank * self.sizes[0] if self.block is None else self.starts[self.shard.group.rank]
+        return (
+            self.starts[0] + self.shard.group.rank * self.sizes[0]
+            if self.block is None
+            else self.starts[self.shard.group.rank]
+        )
 
     def stack(self, a: Array) -> Array:
         """A further collective: [size, ...] in the order of the classes."""

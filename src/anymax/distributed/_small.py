@@ -121,7 +121,9 @@ def chosen(met: Met, some: Array, k: int) -> tuple[Array, Array]:
         values = xp.where(some, rows, masked)
         if k > n:
             values = xp.concat([values, xp.broadcast_to(masked, (*rows.shape[:-1], k - n))], axis=-1)
-            places = xp.concat([places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **place_of(rows))], axis=-1)
+            places = xp.concat(
+                [places, xp.zeros((*rows.shape[:-1], k - n), dtype=places.dtype, **place_of(rows))], axis=-1
+            )
         return places, values
     key = xp.where(some, stop_gradient(rows), masked)
     places = key.topk(k, dim=-1).indices if _array.is_torch(rows) else _array_top(key, k)
@@ -162,5 +164,3 @@ def gathered(met: Met, some: Array, k: int, more: list[Array], whole: bool = Fal
         parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order)]
         return Small(met, xp.concat(parts, axis=-1), places, 0), rest
     return Small(met, side_by_side(stacked[..., :k], xp), places, k), rest
-
-

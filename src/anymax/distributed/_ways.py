@@ -24,7 +24,7 @@ MANY = 4096  # candidates of a row, of all processes together, above which thres
 
 
 def way(mapping: Mapping, xp: Namespace, rows: Array) -> str:
-    """"sums", "ratio", "nucleus", "candidates", "search" or "whole"."""
+    """ "sums", "ratio", "nucleus", "candidates", "search" or "whole"."""
     if exponents(mapping, rows[..., :0], xp) is not None:
         return "sums"
     if isinstance(mapping, RatioMap):
@@ -89,7 +89,8 @@ class Solved:
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if self.way == "sums":
-            assert self.part is not None and self.whole is not None
+            assert self.part is not None
+            assert self.whole is not None
             return exponential_p(shard, self.part, self.whole)
         if self.way == "ratio":
             v, z = self.weights  # type: ignore[misc]
@@ -106,7 +107,8 @@ class Solved:
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if self.way == "sums":
-            assert self.part is not None and self.whole is not None
+            assert self.part is not None
+            assert self.whole is not None
             return exponential_log_p(shard, self.part, self.whole)
         if self.small is not None:
             mapping, z = self.inner()
@@ -150,15 +152,17 @@ def summing(met: Met) -> Any:
 # -- bringing together ----------------------------------------------------------------------------------------------------------
 
 
-def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None) -> Solved:
+def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None, before: Any = None) -> Solved:
     """All that is common about a row.
 
     more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else the
-    scores, and anchor the finite maximum of this process. later(met): columns of the second one.
+    scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the scores first.
     """
     state: dict[str, Any] = {}
 
     def first(shard: Shard) -> tuple[list[Array], int]:
+        if before is not None:
+            before(shard)
         xp, rows = shard.xp, shard.rows
         state["way"] = kind = way(shard.mapping, xp, rows)
         a, most = rows, 0
@@ -175,7 +179,7 @@ def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None) -> So
         return [*columns, *(more(shard, a, anchor) if more else [])], most
 
     met = call.meet(2 + extra, first)
-    shard, xp, kind = met.shard, met.shard.xp, state["way"]
+    _shard, xp, kind = met.shard, met.shard.xp, state["way"]
     highs = met.columns[0]
     poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
     out = Solved(call, met, kind, met.columns[2:], poisoned)
@@ -240,7 +244,8 @@ def _ratio(out: Solved, later: Any) -> Solved:
 def _nucleus(out: Solved, columns: list[Array]) -> None:
     """Classes that can belong to the nucleus are gathered: n of at most a class's mass follow it, and have more than 1 - p of all."""
     met, shard, xp = out.met, out.shard, out.shard.xp
-    assert out.part is not None and out.whole is not None
+    assert out.part is not None
+    assert out.whole is not None
     mapping: Any = shard.mapping
     share = stop_gradient(out.part.e) * xp.exp(out.part.anchor - out.whole.high)
     z, level = stop_gradient(out.whole.z), stop_gradient(like(mapping.p, shard.rows, xp))
