@@ -317,8 +317,8 @@ FLOORS = (
     ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
-# imports uphill, inside of functions: the words for maps look into the catalogue, a notebook's picture stands on the verbs
-APOLOGISED = {("_mapping", "_html"), ("_names", "mappings")}
+# imports uphill in functions: words for maps look into the catalogue, DTensors go to processes, a notebook's picture stands on verbs
+APOLOGISED = {("_mapping", "_html"), ("_names", "mappings"), ("_shards", "distributed")}
 
 
 def modules():
@@ -423,7 +423,7 @@ def test_frameworks_only_in_leaves():
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch",
+            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
         },
         "jax": {"autodiff.jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
@@ -454,7 +454,7 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._jax",
+        "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._dtensor", "distributed._jax",
         "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
@@ -473,7 +473,7 @@ def test_kernels_do_not_know_maps():
 # hasattr is for what others made: module -> what it is asked of there. Of maps, engines and bridges it is no contract: those have base
 # classes and defaults.
 ASKED = {
-    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "_shards": {"place"}, "contract": {"jax"},
+    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax"},
     "plot": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip

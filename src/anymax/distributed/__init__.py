@@ -203,11 +203,8 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    call = Call.of(
-        "fenchel_young", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count
-    )
-    if not call.mapping.facts.has_potential:
-        raise TypeError(call.mapping.no_potential())
+    axis = _axis(scores, axis, dim)
+    call = Call.of("fenchel_young", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
     options = _losses.Options.of("fenchel_young", weight, ignore_index, reduction, label_smoothing, True, False)
     return _losses.loss(call, target, options)
 
@@ -323,6 +320,16 @@ def sample(
     """
     call = Call.of("sample", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
     return _rows.sample(call, generator, num_samples)
+
+
+def _without_constant(
+    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
+    reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, class_start: int, class_count: int,
+) -> Any:  # fmt: skip
+    """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
+    call = Call.of("sparse_softmax_loss", mapping, scores, axis, mask, group, None, class_start, class_count)
+    options = _losses.Options.of("sparse_softmax_loss", weight, ignore_index, reduction, label_smoothing, False, False)
+    return _losses.loss(call, target, options)
 
 
 def _axis(scores: Any, axis: int | None, dim: int | None) -> int:

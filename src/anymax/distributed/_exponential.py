@@ -1,4 +1,4 @@
-"""Softmax, and the maps that are softmax of something: each process has its maximum and its sum, and one collective brings them together."""
+"""Softmax, and the maps that are softmax of something: one collective brings together the maximum and the sum of each process."""
 
 from __future__ import annotations
 

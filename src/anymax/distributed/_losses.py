@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, dot, is_integer, known_any, stop_gradient, total
+from .._array import Array, differentiates, dot, is_integer, known_any, stop_gradient, total
 from .._mapping import Separable
 from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype
 from ..autodiff import bridge
@@ -56,7 +56,8 @@ class Aim:
         self.columns = 4 + 3 * bool(options.smoothing)
 
     def read(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """[<w y, anchor - a>, <w y, 1>, <y, 1>, the samples' weights]; with smoothing the same of 1 for y where not masked, and their number."""
+        """<w y, anchor - a>, <w y, 1>, <y, 1> and the samples' weights; with smoothing the first two for 1 in place of y, over the classes
+        that are not masked, and how many these are."""
         xp, options, x = shard.xp, self.options, self.call.x
         self.weight = w = None
         if options.weight is not None:
@@ -140,7 +141,7 @@ class Aim:
             self._check_sums(out)
         if s:
             gap, mass = summed(4)
-            self.free = xp.sum(extra[6], axis=0)
+            self.free = stop_gradient(xp.sum(extra[6], axis=0))
             share = s * self.whole / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
             self.gap = (1.0 - s) * self.gap + share * gap
             self.mass = (1.0 - s) * self.mass + share * mass
@@ -185,10 +186,9 @@ class Aim:
         if not s:
             return y
         free = xp.astype(shard.rows != -math.inf, y.dtype)
-        own = shard.group.own
-        return (1.0 - s) * y + s * own(self.whole) * free / own(
-            xp.where(self.free > 0, self.free, xp.ones_like(self.free))
-        )
+        learns = not self.indices and differentiates(self.y)
+        whole = shard.group.own(self.whole) if learns else stop_gradient(self.whole)
+        return (1.0 - s) * y + s * whole * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
 
     def constants(self, out: Solved) -> list[Array]:
         """This process's part of Omega(y), as columns of the second collective."""
@@ -244,6 +244,8 @@ class Aim:
 
 
 def loss(call: Call, target: Any, options: Options) -> Array:
+    if not options.nll and not call.mapping.facts.has_potential:
+        raise TypeError(call.mapping.no_potential())
     aim = Aim(call, target, options)
 
     def later(out: Solved) -> list[Array]:

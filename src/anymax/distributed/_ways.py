@@ -155,8 +155,9 @@ def summing(met: Met) -> Any:
 def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None, before: Any = None) -> Solved:
     """All that is common about a row.
 
-    more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else the
-    scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the scores first.
+    more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
+    the scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the
+    scores first.
     """
     state: dict[str, Any] = {}
 
