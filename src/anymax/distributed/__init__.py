@@ -63,8 +63,7 @@ def apply(
     >>> dist.destroy_process_group()
     """
     call = Call.of("apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    out = solve(call)
-    return out.shard.back(out.p())
+    return solve(call, lambda out: out.shard.back(out.p()))
 
 
 @spelled(apply)
@@ -93,8 +92,7 @@ def log_apply(
     >>> dist.destroy_process_group()
     """
     call = Call.of("log_apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    out = solve(call)
-    return out.shard.back(out.log_p())
+    return solve(call, lambda out: out.shard.back(out.log_p()))
 
 
 @spelled(apply)

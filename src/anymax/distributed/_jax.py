@@ -25,7 +25,7 @@ class JaxGroup(Group):
             ) from None
         self.axis = axis_name
         self.size = int(jax.lax.psum(1, axis_name))
-        self.checked = bool(getattr(jax.typeof(self.rank), "vma", ()))  # shard_map knows what varies (check_vma)
+        self.checked = _varies(self.rank)
 
     def stack(self, a: Any) -> Any:
         if not self.checked:
@@ -40,3 +40,10 @@ class JaxGroup(Group):
 
     def mine(self, stacked: Any, block: Any) -> Any:
         return jax.lax.dynamic_index_in_dim(stacked, self.rank, keepdims=False)
+
+
+def _varies(rank: Any) -> bool:
+    """True where shard_map keeps a record of what varies over the devices (check_vma), by which it transposes."""
+    kind = jax.typeof(rank)
+    axes = getattr(kind, "vma", None)
+    return bool(getattr(getattr(kind, "mat", None), "varying", ()) if axes is None else axes)

@@ -254,9 +254,11 @@ def loss(call: Call, target: Any, options: Options) -> Array:
             return [] if out.weights is None else [_log_terms(out, aim, _array.log(out.weights[0], out.shard.xp))]
         return aim.constants(out)
 
-    out = solve(call, aim.columns, aim.read, later)
-    value = _log_loss(out, aim) if options.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
-    return aim.reduce(out, value)
+    def finish(out: Solved) -> Array:
+        value = _log_loss(out, aim) if options.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
+        return aim.reduce(out, value)
+
+    return solve(call, finish, aim.columns, aim.read, later)
 
 
 def _log_loss(out: Solved, aim: Aim) -> Array:

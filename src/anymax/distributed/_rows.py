@@ -25,8 +25,12 @@ def threshold(call: Call, keepdims: bool) -> Threshold:
     if not mapping.has_threshold:
         raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     call.mapping, call.x = mapping.frozen(), stop_gradient(call.x)
-    out = solve(call)
+    return solve(call, lambda out: _threshold(out, keepdims))
+
+
+def _threshold(out: Solved, keepdims: bool) -> Threshold:
     shard, xp = out.shard, out.shard.xp
+    mapping: Any = shard.mapping
     if out.small is not None:
         tau, size = whole_threshold(*out.inner(), keepdims=True)
     else:
@@ -50,7 +54,12 @@ def logsumexp(call: Call, temperature: Any, keepdims: bool) -> Array:
         isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0
     ):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
-    out = solve(call, before=lambda shard: _tempered(shard, temperature))
+    return solve(
+        call, lambda out: _smooth(out, temperature, keepdims), before=lambda shard: _tempered(shard, temperature)
+    )
+
+
+def _smooth(out: Solved, temperature: Any, keepdims: bool) -> Array:
     shard, xp = out.shard, out.shard.xp
     assert out.whole is not None
     value = _aligned(temperature, shard) * (out.high + out.whole.log_z)
@@ -94,9 +103,12 @@ def log_prob_entropy(call: Call, y: Any) -> tuple[Array, Array]:
         part = total(xp.where(keep, xp.exp(-below), xp.zeros_like(a)) * below, xp)
         return [gap, xp.astype(own, a.dtype), part]
 
-    out = solve(call, 2 * many + 1, lambda *args: _apart(more(*args)))
-    _shard, xp = out.shard, out.shard.xp
-    given, extra = state["given"], out.extra
+    finish = lambda out: _found(out, state, many, shape)  # noqa: E731
+    return solve(call, finish, 2 * many + 1, lambda *args: _apart(more(*args)))
+
+
+def _found(out: Solved, state: dict[str, Any], many: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    xp, given, extra = out.shard.xp, state["given"], out.extra
     n = out.met.count
     stray = (given < -1) | (given >= n)
     if known_any(stray, xp):
@@ -189,7 +201,10 @@ def sample(call: Call, generator: Any, num_samples: int | None) -> Array:
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
         return [*(high[..., i : i + 1] for i in range(size)), *(low[..., i : i + 1] for i in range(size))]
 
-    out = solve(call, 2 * size, more)
+    return solve(call, lambda out: _drawn(out, size, num_samples is None), 2 * size, more)
+
+
+def _drawn(out: Solved, size: int, one: bool) -> Array:
     shard, xp = out.shard, out.shard.xp
     wide = uniforms(shard.rows[..., :1][:0], 0, 0, xp).dtype
     u = [xp.astype(out.extra[i][0], wide) + xp.astype(out.extra[size + i][0], wide) for i in range(size)]
@@ -197,7 +212,7 @@ def sample(call: Call, generator: Any, num_samples: int | None) -> Array:
     u = xp.where(u < 1.0, u, (1.0 - float(xp.finfo(wide).eps)) * xp.ones_like(u))
     index = _of_small(out, u) if out.small is not None else _of_shards(out, u, wide)
     index = xp.where(out.poisoned, -xp.ones_like(index), index)
-    return index[..., 0] if num_samples is None else xp.moveaxis(index, -1, 0)
+    return index[..., 0] if one else xp.moveaxis(index, -1, 0)
 
 
 def _of_small(out: Solved, u: Array) -> Array:

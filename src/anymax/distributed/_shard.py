@@ -86,6 +86,7 @@ class Call:
         if not self.group.strict:
             shard = self.rows()
             made, _ = make(shard)
+            columns = len(made)
             stacked = self.group.stack(shard.xp.concat(made, axis=-1))
             sizes = [shard.n] * self.group.size
             starts = [shard.n * i for i in range(self.group.size)]

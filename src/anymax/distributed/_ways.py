@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from .. import _array
@@ -16,7 +17,7 @@ from ._exponential import Part, Whole, exponents
 from ._exponential import columns as of_exponents
 from ._exponential import log_p as exponential_log_p
 from ._exponential import p as exponential_p
-from ._group import Group
+from ._group import Group, jax
 from ._shard import Call, Met, Shard
 from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, gathers, narrowed
 
@@ -152,8 +153,10 @@ def summing(met: Met) -> Any:
 # -- bringing together ----------------------------------------------------------------------------------------------------------
 
 
-def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None, before: Any = None) -> Solved:
-    """All that is common about a row.
+def solve(
+    call: Call, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None, before: Any = None
+) -> Any:
+    """`finish` of all that is common about a row.
 
     more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
     the scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the
@@ -177,13 +180,39 @@ def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None, befor
             if "some" in state and shard.group.strict:
                 most = int(fullest(state["some"], xp))
         anchor = xp.where(xp.isfinite(columns[0]), columns[0], xp.zeros_like(columns[0]))
-        return [*columns, *(more(shard, a, anchor) if more else [])], most
+        columns += more(shard, a, anchor) if more else []
+        if "some" in state and not shard.group.strict:  # a column more, which decides what is computed
+            columns.append(total(xp.astype(state["some"], high.dtype), xp))
+        return columns, most
 
     met = call.meet(2 + extra, first)
-    _shard, xp, kind = met.shard, met.shard.xp, state["way"]
+    shard, xp = met.shard, met.shard.xp
+    fixed = _fixed(shard) if "some" in state and not shard.group.strict else shard.rows.shape[-1]
+    if fixed >= shard.rows.shape[-1]:
+        return finish(_brought(call, met, state, extra, later, fixed))
+    if isinstance(shard.mapping, SparseSoftmax):  # never has more
+        return finish(_brought(call, met, state, extra, later, fixed))
+    fits = xp.max(met.columns[-1]) <= fixed
+    return jax().lax.cond(
+        fits,
+        lambda: finish(_brought(call, met, state, extra, later, fixed)),
+        lambda: finish(_brought(call, met, state, extra, later, None)),
+    )
+
+
+def _fixed(shard: Shard) -> int:
+    """How many candidates each device of JAX sends."""
+    mapping, n = shard.mapping, shard.rows.shape[-1]
+    k = mapping.k if isinstance(mapping, SparseSoftmax) and mapping.k is not None else FIXED
+    return min(k, n)
+
+
+def _brought(call: Call, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
+    """The later collectives. fixed: in JAX the number of candidates of a device, None where there are more of them."""
+    xp, kind = met.shard.xp, state["way"]
     highs = met.columns[0]
     poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
-    out = Solved(call, met, kind, met.columns[2:], poisoned)
+    out = Solved(call, met, kind, met.columns[2 : 2 + extra], poisoned)
     if kind == "ratio":
         return _ratio(out, later)
     columns = later(out) if later else []
@@ -196,7 +225,7 @@ def solve(call: Call, extra: int = 0, more: Any = None, later: Any = None, befor
     elif kind == "nucleus":
         _nucleus(out, columns)
     else:
-        _gather(out, state.get("some"), columns)
+        _gather(out, state.get("some"), columns, fixed)
     return out
 
 
@@ -261,26 +290,26 @@ def _nucleus(out: Solved, columns: list[Array]) -> None:
     out.kept = topp_keep(out.small.z, mapping.p, xp, mass=z)
 
 
-def _gather(out: Solved, some: Array | None, columns: list[Array]) -> None:
+def _gather(out: Solved, some: Array | None, columns: list[Array], fixed: int | None) -> None:
     met, shard, xp = out.met, out.shard, out.shard.xp
-    strict, n, whole = shard.group.strict, shard.rows.shape[-1], some is None
-    if some is not None:
-        some = some & above(shard.rows, bound(met, 1, xp), xp)
-        if strict:
-            some, k = narrowed(met, some)
-        else:
-            k = min(n, FIXED)
-        many = k * shard.group.size > MANY if strict else n > FIXED
-    else:
+    n, whole = shard.rows.shape[-1], some is None
+    if some is None:
         some, k = xp.ones_like(shard.rows) > 0, max(1, *met.sizes)
         many = out.way == "search" and met.count > MANY
-    if many and _searches(shard.mapping, shard.rows, xp) and (strict or out.way == "search"):
+    else:
+        some = some & above(shard.rows, bound(met, 1, xp), xp)
+        if shard.group.strict:
+            some, k = narrowed(met, some)
+            many = k * shard.group.size > MANY
+        else:
+            k, many = n if fixed is None else fixed, fixed is None
+    if many and _searches(shard.mapping, shard.rows, xp):
         out.level = _search(out)
         if columns:
             stacked = met.stack(xp.concat(columns, axis=-1))
             out.later = [stacked[..., i : i + 1] for i in range(len(columns))]
         return
-    out.small, out.later = gathered(met, some, k if strict or not many else n, columns, whole)
+    out.small, out.later = gathered(met, some, k, columns, whole)
 
 
 def _search(out: Solved) -> tuple[Array, Array]:
