@@ -312,15 +312,15 @@ FLOORS = (
     ("_layer_quickly",),
     ("output_layers",),
     ("contract",),
-    ("_categorical",),
+    ("_categorical", "distributed"),
     ("_drawing", "_multihead", "_modules", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
-# imports uphill, inside of functions: the words for maps look into the catalogue, a notebook's picture stands on the verbs
-APOLOGISED = {("_mapping", "_html"), ("_names", "mappings")}
+# imports uphill in functions: words for maps look into the catalogue, DTensors go to processes, a notebook's picture stands on verbs
+APOLOGISED = {("_mapping", "_html"), ("_names", "mappings"), ("_shards", "distributed")}
 
 
 def modules():
@@ -426,9 +426,9 @@ def test_frameworks_only_in_leaves():
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
+            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
         },
-        "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro"},
+        "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
         "matplotlib": {"plot", "_drawing", "_model_pictures"},
         "transformers": {"hf"},
@@ -457,7 +457,8 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
         "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._dtensor", "distributed._jax",
+        "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
@@ -475,7 +476,7 @@ def test_kernels_do_not_know_maps():
 # hasattr is for what others made: module -> what it is asked of there. Of maps, engines and bridges it is no contract: those have base
 # classes and defaults.
 ASKED = {
-    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "_shards": {"place"}, "contract": {"jax"},
+    "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax"},
     "plot": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
@@ -549,7 +550,7 @@ def test_all_is_what_is_public():
     assert "*" in imported
     imported = imported - {"*"} | set(am.mappings.__all__)
     assert imported == set(am.__all__)
-    assert dir(am) == sorted([*am.__all__, "hf", "nn", "numpyro", "plot", "sklearn"])
+    assert dir(am) == sorted([*am.__all__, "distributed", "hf", "nn", "numpyro", "plot", "sklearn"])
     with pytest.raises(AttributeError, match="no attribute 'softmaxx'"):
         am.softmaxx  # noqa: B018
 

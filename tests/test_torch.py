@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
-import sys
 
 import mpmath
 import numpy as np
@@ -734,56 +732,3 @@ def test_out_of_inference_mode_is_refused_as_torch_refuses_it():
     for options in ({}, {"mask": x > 0}, {"axis": 0}):
         with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
             A.softmax(x, out=out, **options)
-
-
-# -- rows on several devices ---------------------------------------------------------------------------------------------------------
-
-TWO_RANKS = """
-import sys, torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-import anymax as A
-rank = int(sys.argv[1])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-x = torch.randn(7, 300, generator=torch.Generator().manual_seed(3))
-keep, alphas = torch.arange(300) % 3 > 0, torch.linspace(1.1, 1.9, 7)[:, None]
-def whole(t):
-    return t.full_tensor() if isinstance(t, DTensor) else t
-def gradient(f, *leaves):
-    return torch.autograd.grad(whole(f(*leaves).square().sum()), leaves)
-calls = [
-    A.entmax15, A.softmax, A.log_softmax, A.normmax, lambda x: A.entmax(x, 1.3), lambda x: A.entmax15(x, axis=0),
-    lambda x: A.sparsemax(x, mask=keep), lambda x: A.sparsemax(x, mask=keep.numpy()), lambda x: A.sparsemax(x, mask=alphas > 1.5),
-    lambda x: A.sparsemax(x, axis=(0, 1)), lambda x: A.entmax(x, alphas), lambda x: A.perturb_max(x[:, :20]),
-    lambda x: whole(gradient(A.entmax15, x.detach().requires_grad_())[0]),
-    lambda x: gradient(lambda a: A.entmax(x, a), torch.tensor(1.3, requires_grad=True))[0],
-    lambda x: gradient(lambda a: A.entmax(x, a), alphas.clone().requires_grad_())[0],
-]
-for place in (Shard(0), Shard(1), Replicate()):
-    d = distribute_tensor(x.clone(), mesh, [place])
-    for i, f in enumerate(calls):
-        got, want = f(d), f(x)
-        assert not isinstance(got, DTensor) or i != 0 or place != Shard(0) or got.placements == (Shard(0),)
-        assert torch.allclose(whole(got), want, rtol=1e-4, atol=1e-6), (place, i, (whole(got) - want).abs().max())
-    for f in (A.logsumexp, lambda d: A.cross_entropy(d, torch.arange(7)), lambda d: A.nll(A.Taylor(2), d, torch.arange(7)),
-              lambda d: A.threshold(A.Sparsemax(), d)):
-        try:
-            f(d)
-        except TypeError as error:
-            assert "takes no DTensor; give each device its own rows" in str(error)
-        else:
-            raise AssertionError("served")
-half = DTensor.from_local(x / 2, mesh, [Partial()])
-assert torch.allclose(whole(A.sparsemax(half)), A.sparsemax(x), atol=1e-6)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.skipif(not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo")
-def test_a_dtensor_is_served_by_the_rows_of_each_device(tmp_path):
-    both = [
-        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(rank), str(tmp_path / "store")]) for rank in range(2)
-    ]
-    assert [p.wait(timeout=300) for p in both] == [0, 0]

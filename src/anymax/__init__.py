@@ -76,13 +76,14 @@ from .transforms import (
 )
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import hf as hf
     from . import nn as nn
     from . import numpyro as numpyro
     from . import plot as plot
     from . import sklearn as sklearn
 
-_LATE = ("hf", "nn", "numpyro", "plot", "sklearn")  # modules that need a framework, matplotlib or scikit-learn
+_LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss",

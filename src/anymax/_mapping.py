@@ -34,7 +34,7 @@ from ._array import (
     total,
 )
 from ._facts import Facts
-from ._solve import root
+from ._solve import Totals, root, totals
 from ._typing import ArrayT, Axes, LogOptions, Numbers
 
 if TYPE_CHECKING:
@@ -294,11 +294,13 @@ class Separable(Mapping):
         # running sums over a long row may round the closed form away by any amount: a start for Newton, not the answer
         return anchor, self.search(y, keep, xp, self.closed(y, keep, xp))
 
-    def search(self, y: Array, keep: Array, xp: Namespace, start: Array | None = None) -> Array:
-        """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it."""
-        count, mass = total(xp.astype(keep, y.dtype), xp), like(self.mass, y, xp)
+    def search(
+        self, y: Array, keep: Array, xp: Namespace, start: Array | None = None, totals: Totals = totals
+    ) -> Array:
+        """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it, `totals` adds up."""
+        (count,), mass = totals([xp.astype(keep, y.dtype)], xp), like(self.mass, y, xp)
         high = self.slope(xp.ones_like(count) * mass, xp)
-        return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start)
+        return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start, totals)
 
     def _lowest(self, count: Array, mass: Any, xp: Namespace) -> Array:
         """A level at which the largest score, and so every score, has at most its even share of the mass."""
@@ -315,13 +317,14 @@ class Separable(Mapping):
         reachable: Array,
         xp: Namespace,
         start: Array | None = None,
+        totals: Totals = totals,
     ) -> Array:
         mass, one = like(self.mass, y, xp), xp.ones_like(high)
 
         def evaluate(level: Array) -> tuple[Array, Array]:
             p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
-            residual = total(p, xp) - mass
-            rate = total(self.sensitivity(p, xp), xp)
+            sum_p, rate = totals([p, self.sensitivity(p, xp)], xp)
+            residual = sum_p - mass
             return residual, -residual / xp.where(rate > 0, rate, one)
 
         level = root(evaluate, low, high, xp, start=start)
@@ -402,20 +405,23 @@ class Separable(Mapping):
         y, keep, poisoned = finite_scores(x, xp)
         return self.on_level(y, keep, poisoned, ends[..., :1], ends[..., 1:], xp)
 
-    def on_level(self, y: Array, keep: Array, poisoned: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+    def on_level(
+        self, y: Array, keep: Array, poisoned: Array, anchor: Array, level: Array, xp: Namespace, totals: Totals = totals
+    ) -> Array:  # fmt: skip
         mass = like(self.mass, y, xp)
         for _ in range(2):
             p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
-            rate = stop_gradient(total(self.rate(p, level, xp), xp))
-            level = level + (mass - total(p, xp)) / xp.where(rate > 0, rate, xp.ones_like(rate))
+            sum_p, rate = totals([p, stop_gradient(self.rate(p, level, xp))], xp)
+            rate = stop_gradient(rate)
+            level = level + (mass - sum_p) / xp.where(rate > 0, rate, xp.ones_like(rate))
         p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
-        return finish(p + stop_gradient(self.remainder(p, level, xp)), keep, poisoned | xp.isnan(level), xp)
+        return finish(p + stop_gradient(self.remainder(p, level, xp, totals)), keep, poisoned | xp.isnan(level), xp)
 
-    def remainder(self, p: Array, level: Array, xp: Namespace) -> Array:
+    def remainder(self, p: Array, level: Array, xp: Namespace, totals: Totals = totals) -> Array:
         """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
         rate = self.rate(p, level, xp)
-        sum_rate = total(rate, xp)
-        lost = like(self.mass, p, xp) - total(p, xp)
+        sum_p, sum_rate = totals([p, rate], xp)
+        lost = like(self.mass, p, xp) - sum_p
         change = lost * rate / xp.where(sum_rate > 0, sum_rate, xp.ones_like(sum_rate))
         change, most = xp.where(change > -p, change, -p), self.ceiling(p, xp)
         return change if most is None else xp.where(change < most - p, change, most - p)

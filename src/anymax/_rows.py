@@ -11,6 +11,7 @@ from ._array import Array, asarray, check_axis, floating, from_last, is_array, n
 from ._axes import Joined
 from ._mapping import Mapping
 from ._names import as_mapping
+from ._shards import refuse as refuse_sharded
 
 
 def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
@@ -33,6 +34,7 @@ def split(
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """The same with the mask beside the rows, broadcastable to them."""
     mapping = as_mapping(mapping)
+    refuse_sharded("this function", x)
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:

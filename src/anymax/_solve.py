@@ -13,6 +13,14 @@ from typing import Any
 from ._array import Array, Namespace, counts, descending, loop, running_sum, take, total
 
 
+def totals(parts: list[Array], xp: Namespace) -> list[Array]:
+    """The sums over the classes, [..., 1], of several arrays; where classes are on several machines, something else adds up."""
+    return [total(a, xp) for a in parts]
+
+
+Totals = Callable[[list[Array], Namespace], list[Array]]
+
+
 def root(
     evaluate: Callable[[Array], tuple[Array, Array]],
     low: Array,

@@ -152,6 +152,20 @@ class Batch:
         share = (64.0 + 4.0 * math.sqrt(x.shape[-1])) * float(xp.finfo(x.dtype).eps)
         return (share + 4.0 * xp.abs(mass - _array.like(getattr(self.mapping, "mass", 1.0), x, xp))) * size
 
+    def not_below_zero(self, value: Array, masked: Array) -> Array:
+        """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be
+        asked for, left to be seen."""
+        xp, below = self.xp, value < 0
+        if _array.known(below) and not bool(xp.any(below)):
+            return value
+        wrong = (value < -self.rounding()) & ~masked & ~self.poisoned & (self.counted != 0)
+        if known_any(wrong, xp):
+            raise ValueError(
+                f"{self.mapping!r}: its Fenchel-Young loss is {float(xp.min(stop_gradient(value))):g}, and no such loss is below 0: either "
+                "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
+            )
+        return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
+
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
         xp = self.xp

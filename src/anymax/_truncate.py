@@ -39,11 +39,11 @@ def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
     return _first(x, _kth(x, k, xp), k, xp)
 
 
-def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1) -> Array:
+def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:
     """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
 
     An entry is kept where the mass of the entries before it is still below p, or fewer than `min_keep` are before it: the largest one
-    always, and all where p is 1.
+    always, and all where p is 1. `mass`: the sum of exp(x - max), where the rows have more entries than are given.
     """
     x = stop_gradient(x)
     live = x != -math.inf
@@ -54,10 +54,10 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1) -> Array:
     y = xp.where(strange, xp.zeros_like(x), x)
     high = xp.where(strange | (high == -math.inf), xp.zeros_like(high), high)
     e = xp.exp(y - high)
-    level, z = stop_gradient(like(p, e, xp)), _mass(e, xp)
+    level, z = stop_gradient(like(p, e, xp)), _mass(e, xp) if mass is None else mass
     # n entries of at most this one's mass follow an entry that is kept, and have more than (1 - p) of it
     some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
-    s = _falling(y, max(_most(some, xp), min_keep), xp)
+    s = _falling(y, max(_most(some, xp), min_keep) if mass is None else x.shape[-1], xp)
     inside = _before(xp.exp(s - high), level, z, xp)
     if min_keep > 1:
         inside = inside | (positions(s, xp.int32, xp) < min_keep)

@@ -28,7 +28,9 @@ from ._array import (
     total,
 )
 from ._mapping import Mapping
+from ._names import as_mapping
 from ._rows import hide
+from ._shards import over_devices, sharded
 from ._terms import divergences, kl_rows, read, take_at, terms_of
 from ._typing import ArrayT, Axes, Numbers
 from .autodiff.softmax_terms import named
@@ -114,6 +116,8 @@ def _log_prob(
     who: str, mapping: Mapping, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any,
     entropy: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
+    if sharded(x):
+        return _on_devices(who, mapping, x, y, support, transform, temperature, axis, mask)
     rows, mapping, scale = read(who, mapping, x, transform, temperature, axis, mask)
     xp = namespace(rows)
     index, shape = _classes(who, y, rows, xp)
@@ -125,6 +129,17 @@ def _log_prob(
         log_p[..., 0] if log_p.shape[-1] == 1 and len(shape) == last else xp.permute_dims(log_p, (last, *range(last)))
     )
     return xp.reshape(log_p, shape), None if h is None else h[..., 0]
+
+
+def _on_devices(
+    who: str, mapping: Any, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any
+) -> tuple[Any, Any]:
+    """Of a DTensor, where nothing but the map comes between scores and probabilities."""
+    if support is not None or transform is not None or temperature is not None:
+        raise TypeError(f"{who}: a DTensor goes without support, transform and temperature; change the scores first")
+    whole = lambda m, x, **given: log_prob_entropy(m, x, axis=axis, **given)  # noqa: E731
+    log_p, h = over_devices().of_rows("log_prob_entropy", whole, as_mapping(mapping, who), x, axis, mask, y=y)
+    return log_p, h
 
 
 def kl(

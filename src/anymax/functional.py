@@ -14,7 +14,7 @@ from ._names import as_mapping
 from ._noises import Noise
 from ._options import allowed, answering, names, spelled
 from ._rows import hide, join, like_scores, prepare, restore_axis, split
-from ._shards import by_rows, sharded
+from ._shards import over_devices, sharded
 from ._typing import ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .kernels import reference
@@ -67,7 +67,8 @@ def apply(
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
     if sharded(x):
-        p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
+        whole = lambda m, x, keep: apply(m, x, axis, mask=keep)  # noqa: E731
+        p = over_devices().like_scores("apply", whole, mapping, x, axis, mask, dtype)
         return _store(p, out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
@@ -141,7 +142,8 @@ def log_apply(
     """
     mapping, axis = as_mapping(mapping, "log_apply"), pick_axis(axis, dim)
     if sharded(x):
-        return by_rows(lambda m, x, mask: log_apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
+        whole = lambda m, x, keep: log_apply(m, x, axis, mask=keep)  # noqa: E731
+        return over_devices().like_scores("log_apply", whole, mapping, x, axis, mask, dtype)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))

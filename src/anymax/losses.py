@@ -35,6 +35,7 @@ from ._noises import Noise
 from ._options import loss as every_loss
 from ._options import spelled
 from ._rows import prepare
+from ._shards import over_devices, sharded
 from ._targets import (
     Batch,
     ask_for_axis,
@@ -89,6 +90,8 @@ def nll(
     >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.278)
     """
+    if sharded(scores):
+        return over_devices().loss("nll", nll, mapping, scores, target, weight, options)
     mapping, scores, target = one_axis(as_mapping(mapping, "nll"), scores, target, options)
     if mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
@@ -126,6 +129,9 @@ def smoothed_nll(
     epsilon = _array.number(epsilon)
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
+    if sharded(scores):
+        given = {"epsilon": epsilon, **options}
+        return over_devices().loss("smoothed_nll", smoothed_nll, mapping, scores, target, weight, given)
     batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     with quiet(batch.rows):
@@ -154,6 +160,8 @@ def accuracy_loss(
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
+    if sharded(scores):
+        return over_devices().loss("accuracy_loss", accuracy_loss, mapping, scores, target, weight, options)
     batch = Batch.of(mapping, scores, target, weight, options)
     p = bridge(batch.rows).apply(batch.mapping, batch.rows)
     return batch.reduce(-dot(batch.y, p, batch.xp))
@@ -175,6 +183,8 @@ def stop_gradient_loss(
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
+    if sharded(scores):
+        return over_devices().loss("stop_gradient_loss", stop_gradient_loss, mapping, scores, target, weight, options)
     batch = Batch.of(mapping, scores, target, weight, options)
     xp = batch.xp
     p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
@@ -205,6 +215,9 @@ def margin_loss(
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
     """
+    if sharded(cosines):
+        given = {"margin": margin, "scale": scale, **options}
+        return over_devices().loss("margin_loss", margin_loss, mapping, cosines, target, weight, given)
     mapping, cosines = as_mapping(mapping, "margin_loss"), asarray(cosines, "cosines")
     given: Any = options
     said = given.pop("axis", None), given.pop("dim", None)
@@ -384,6 +397,10 @@ def perturb_max_loss(
 def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: Any) -> Array:
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
+    if sharded(scores):
+        who = "fenchel_young" if with_constant else "sparse_softmax_loss"
+        whole = lambda m, x, y, w, **options: _fenchel_young(m, x, y, w, with_constant, options)  # noqa: E731
+        return over_devices().loss(who, whole, mapping, scores, target, weight, options)
     mapping, scores, target = one_axis(mapping, scores, target, options)
     out = _by_index(mapping, scores, target, weight, options)
     if out is not None:
@@ -401,24 +418,9 @@ def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with
         if with_constant and batch.soft:
             value = value + batch.mapping.constant(y, xp)
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
-        value = _not_below_zero(batch, value, masked)
+        value = batch.not_below_zero(value, masked)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)
-
-
-def _not_below_zero(batch: Batch, value: Array, masked: Array) -> Array:
-    """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be
-    asked for, left to be seen."""
-    xp, below = batch.xp, value < 0
-    if _array.known(below) and not bool(xp.any(below)):
-        return value
-    wrong = (value < -batch.rounding()) & ~masked & ~batch.poisoned & (batch.counted != 0)
-    if known_any(wrong, xp):
-        raise ValueError(
-            f"{batch.mapping!r}: its Fenchel-Young loss is {float(xp.min(stop_gradient(value))):g}, and no such loss is below 0: either "
-            "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
-        )
-    return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
 
 
 def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Array | None:
@@ -480,11 +482,6 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
     dtype = result_dtype(rows)
     if norm is not None:
         return reduced(value, norm, reduction, dtype, xp)
-    out = (
-        xp.mean(value)
-        if reduction == "mean" and math.prod(value.shape)
-        else xp.sum(value)
-        if reduction != "none"
-        else value
-    )
-    return cast(out, dtype, xp)
+    if reduction != "none":
+        value = xp.mean(value) if reduction == "mean" and math.prod(value.shape) else xp.sum(value)
+    return cast(value, dtype, xp)

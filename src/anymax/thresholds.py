@@ -12,7 +12,7 @@ from ._mapping import Mapping, one_a_row
 from ._names import as_mapping
 from ._options import answering, spelled
 from ._rows import aligned, join, like_scores, prepare, restore_axis
-from ._shards import refuse as refuse_sharded
+from ._shards import over_devices, sharded
 from ._typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
@@ -66,7 +66,9 @@ def threshold(
     if not mapping.has_threshold:
         raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
-    refuse_sharded("threshold", x)
+    if sharded(x):
+        whole = lambda m, x, **given: threshold(m, x, axis, keepdims=keepdims, **given)  # noqa: E731
+        return Threshold(*over_devices().of_rows("threshold", whole, mapping, x, axis, mask, keepdims))
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
@@ -144,7 +146,10 @@ def logsumexp(
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
-    refuse_sharded("logsumexp", x)
+    if sharded(x):
+        whole = lambda _, x, **given: logsumexp(x, axis, keepdims=keepdims, **given)  # noqa: E731
+        devices = over_devices()
+        return devices.of_rows("logsumexp", whole, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if isinstance(axis, (tuple, list)):
         joined, _, mask = join(Softmax(), x, axis, mask)
         temperature = joined.beside(temperature, "temperature")

@@ -69,9 +69,14 @@ def descending(x: Array, xp: Namespace) -> Array:
 
 
 def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
-    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning."""
+    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning; of a DTensor with
+    classes on several devices cumsum(-1) gives local sums, and cumsum of the same axis counted from 0 does not (torch 2.13)."""
     dtype = x.dtype if dtype is None else dtype
-    return x.cumsum(-1, dtype=dtype) if is_torch(x) else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
+    return (
+        x.cumsum(x.ndim - 1, dtype=dtype)
+        if is_torch(x)
+        else xp.cumulative_sum(xp.astype(x, dtype), axis=-1, dtype=dtype)
+    )
 
 
 def total(x: Array, xp: Namespace) -> Array:

@@ -23,7 +23,7 @@ from .._array import (
     total,
 )
 from .._mapping import Facts, Separable, positive, row_top
-from .._solve import anchored_power, pivot, root, sorted_power_threshold
+from .._solve import Totals, anchored_power, pivot, root, sorted_power_threshold, totals
 from .._typing import Parameter
 from .softmax import Softmax
 
@@ -138,20 +138,23 @@ class Entmax(Separable):
         z = xp.where(keep, c * y, -xp.ones_like(y))
         return -(1.0 + sorted_power_threshold(z, r, xp)) / c
 
-    def search(self, y: Array, keep: Array, xp: Namespace, start: Array | None = None) -> Array:
-        return self._search(y, keep, self._c(y, xp), xp, start)
+    def search(
+        self, y: Array, keep: Array, xp: Namespace, start: Array | None = None, totals: Totals = totals
+    ) -> Array:
+        return self._search(y, keep, self._c(y, xp), xp, start, totals)
 
-    def _search(self, y: Array, keep: Array, c: Any, xp: Namespace, start: Array | None = None) -> Array:
+    def _search(
+        self, y: Array, keep: Array, c: Any, xp: Namespace, start: Array | None = None, totals: Totals = totals
+    ) -> Array:
         """Newton on the r-norm from the upper end: for alpha <= 2 it is convex and never crosses the root."""
-        count = total(xp.astype(keep, y.dtype), xp)
+        (count,) = totals([xp.astype(keep, y.dtype)], xp)
         one = xp.ones_like(count)
         low = expm1_over(c, -xp.log(xp.where(count > 0, count, one)), xp) * one
 
         def evaluate(level: Array) -> tuple[Array, Array]:
             p = xp.where(keep, _link_from(y, level, c, xp), xp.zeros_like(y))
             inside = p > 0
-            s0 = total(p, xp)
-            s1 = total(xp.where(inside, safe(p, inside, 1.0, xp) ** (1.0 - c), xp.zeros_like(p)), xp)
+            s0, s1 = totals([p, xp.where(inside, safe(p, inside, 1.0, xp) ** (1.0 - c), xp.zeros_like(p))], xp)
             ratio = xp.where(s0 > 0, s0, one)
             step = ratio * expm1_over(-c, xp.log(ratio), xp) / xp.where(s1 > 0, s1, one)
             return s0 - 1.0, -step

@@ -1,0 +1,334 @@
+"""The verbs over classes that lie on several processes: each process has its shard of the scores, and none has all of them.
+
+For output layers that are split along the classes, as tensor-parallel language models and classifiers of millions of identities have them.
+torch: processes of `torch.distributed`, or a dimension of a `DeviceMesh`; JAX: the devices of an axis, inside `jax.shard_map`. A call
+communicates a few numbers a row: docs/many_machines.md has the table. Every process of the group makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._array import check_axis, pick_axis
+from .._mapping import Mapping
+from .._options import spelled
+from .._targets import class_axis
+from .._typing import ArrayT, Mask, Reduction
+from ..thresholds import Threshold
+from . import _losses, _rows
+from ._shard import Call
+from ._ways import solve
+
+__all__ = ["apply", "fenchel_young", "log_apply", "log_prob_entropy", "logsumexp", "nll", "sample", "threshold"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def apply(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """The probabilities of this process's classes, among the classes of all processes.
+
+    As `anymax.apply`, for scores that are split along the classes: softmax exchanges two numbers a row, a sparse map its few candidates.
+
+    mapping: the map, such as `anymax.Sparsemax()`, or its name; the same on every process.
+    x: this process's part of the scores, a torch tensor or a JAX array; the parts may differ in size, and one may be empty (torch).
+        -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
+    axis: the axis of the classes, the last one by default.
+    dim: another name of `axis`.
+    mask: booleans that broadcast to this process's scores, True = keep.
+    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
+        None is all processes.
+    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
+    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
+    class_count: how many classes there are on all processes; it is checked where it is given.
+
+    Returns p of this process's classes, of the shape and dtype of x. Its gradient is right where every process calls `backward`.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does this for many
+    >>> anymax.distributed.apply("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
+    tensor([0.7500, 0.2500, 0.0000])
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return solve(call, lambda out: out.shard.back(out.p()))
+
+
+@spelled(apply)
+def log_apply(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """The logarithms of the probabilities of this process's classes, -inf where p is exactly 0.
+
+    As `anymax.log_apply`, for scores that are split along the classes. For the likelihood of a target use `nll`, which needs less.
+
+    Returns log p of this process's classes, of the shape and dtype of x.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.log_apply("softmax", torch.tensor([0.0, -1000.0]))
+    tensor([    0., -1000.])
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("log_apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return solve(call, lambda out: out.shard.back(out.log_p()))
+
+
+@spelled(apply)
+def threshold(
+    mapping: Mapping | str,
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    mask: Mask = None,
+    keepdims: bool = False,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> Threshold[ArrayT]:
+    """The threshold tau of each row over the classes of all processes, and how many of them have a probability above 0.
+
+    As `anymax.threshold`: tau is all that a process needs to compute its own p, as `p_i = link(x_i - tau)`.
+
+    keepdims: True to keep the axis of the classes, with size 1.
+
+    Returns a `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.threshold("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
+    Threshold(tau=tensor(1.2500), support=tensor(2))
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("threshold", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _rows.threshold(call, keepdims)
+
+
+@spelled(apply)
+def logsumexp(
+    x: ArrayT,
+    axis: int | None = None,
+    *,
+    dim: int | None = None,
+    temperature: Any = 1.0,
+    mask: Mask = None,
+    keepdims: bool = False,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """The smooth maximum `T log sum_i exp(x_i / T)` over the classes of all processes.
+
+    As `anymax.logsumexp`. Its gradient, softmax(x / T), needs no communication.
+
+    temperature: T, a number above 0 or an array with one value a row.
+    keepdims: True to keep the axis of the classes, with size 1.
+
+    Returns one number for each row, in the dtype of x, the same on every process. Its gradient is expected to be the same on every
+    process too, as that of a loss is.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.logsumexp(torch.tensor([2.0, 1.0, -1.0]))
+    tensor(2.3490)
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("logsumexp", "softmax", x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _rows.logsumexp(call, temperature, keepdims)
+
+
+@spelled(apply)
+def fenchel_young(
+    mapping: Mapping | str,
+    scores: ArrayT,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`, over the classes of all processes.
+
+    As `anymax.fenchel_young`. Its gradient in each process's scores is p - y of its classes, without communication.
+
+    scores: this process's part of the scores; see `x` of `anymax.distributed.apply`.
+    target: class indices, counted over all processes and the same on each, or this process's part of distributions (floating point, of
+        the shape of its scores).
+    weight: one factor for each class of this process; a mean is then weighted by that of each sample's target, as in torch.
+    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+    ignore_index: the class index of samples that are left out; a mean does not count them.
+    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
+
+    Returns the loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each sample.
+    Its gradient is expected to be the same on every process too.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.fenchel_young("sparsemax", torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([0]))
+    tensor(0.0625)
+    >>> dist.destroy_process_group()
+    """
+    axis = _axis(scores, axis, dim)
+    call = Call.of("fenchel_young", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
+    options = _losses.Options.of("fenchel_young", weight, ignore_index, reduction, label_smoothing, True, False)
+    return _losses.loss(call, target, options)
+
+
+@spelled(fenchel_young)
+def nll(
+    mapping: Mapping | str,
+    scores: ArrayT,
+    target: Any,
+    weight: Any = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """The negative log-likelihood of a map, `-log p_t` of the target, over the classes of all processes.
+
+    As `anymax.nll`; with softmax it is the cross-entropy, from one collective.
+
+    mapping: the map, such as `anymax.Softmax()`, or its name; the same on every process.
+    mask: booleans that broadcast to this process's scores, True = keep.
+    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
+        None is all processes.
+    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
+    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
+    class_count: how many classes there are on all processes; it is checked where it is given.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.nll("softmax", torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([0]))
+    tensor(0.3490)
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("nll", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count)
+    options = _losses.Options.of("nll", weight, ignore_index, reduction, label_smoothing, False, True)
+    return _losses.loss(call, target, options)
+
+
+@spelled(apply)
+def log_prob_entropy(
+    mapping: Mapping | str,
+    x: ArrayT,
+    y: Any,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """log p of given classes and the entropy of each row, over the classes of all processes.
+
+    As `anymax.log_prob_entropy`, for a policy whose vocabulary is split.
+
+    y: the classes, counted over all processes and the same on each: integers of the shape of x without the axis of the classes, or with
+        more axes before these; -1 is no class and has log p 0.
+
+    Returns (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy
+    `-sum p log p` of each row; fp32 for scores of half precision.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.log_prob_entropy("softmax", torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([0]))
+    (tensor([-0.6931]), tensor([0.6931]))
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of(
+        "log_prob_entropy", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count
+    )
+    return _rows.log_prob_entropy(call, y)
+
+
+@spelled(apply)
+def sample(
+    mapping: Mapping | str,
+    x: ArrayT,
+    *,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+) -> ArrayT:
+    """Classes drawn with the probabilities of a map, over the classes of all processes.
+
+    As `anymax.sample`, without transforms; a temperature divides the scores. The draws are those of one process with the same generator.
+
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default torch's global one. The numbers of the
+        first process count, so that the others need not be in step.
+    num_samples: how many to draw from each row, independently, as a new first axis.
+
+    Returns integers, the numbers of classes counted over all processes, the same on every process, of the shape of x without the axis of
+    the classes; -1 where a row has no class.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> anymax.distributed.sample("sparsemax", torch.tensor([3.0, 1.5, -1.0]), generator=0)
+    tensor(0)
+    >>> dist.destroy_process_group()
+    """
+    call = Call.of("sample", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _rows.sample(call, generator, num_samples)
+
+
+def _without_constant(
+    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
+    reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, class_start: int, class_count: int,
+) -> Any:  # fmt: skip
+    """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
+    call = Call.of("sparse_softmax_loss", mapping, scores, axis, mask, group, None, class_start, class_count)
+    options = _losses.Options.of("sparse_softmax_loss", weight, ignore_index, reduction, label_smoothing, False, False)
+    return _losses.loss(call, target, options)
+
+
+def _axis(scores: Any, axis: int | None, dim: int | None) -> int:
+    return check_axis(class_axis(scores, axis, dim), scores.ndim)

@@ -1,0 +1,229 @@
+"""torch's DTensor: each device does its own rows, and classes that lie on several devices go the way of `anymax.distributed`.
+
+The one place that knows placements. Rows that lie on several devices need no communication; of the dimensions of the mesh along which the
+classes lie, one is kept, and along the others the classes are brought together first. Partial scores are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .. import _array
+from .._array import check_axis, is_array, is_integer, is_torch
+from .._mapping import Mapping
+from .._names import as_mapping
+from .._targets import class_axis, class_weights, result_dtype
+from . import _without_constant, apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold
+
+Tensor = torch.Tensor
+# what has a way of its own for classes on several devices; for all else the classes are brought together
+APART: dict[str, Callable[..., Any]] = {
+    "apply": apply,
+    "log_apply": log_apply,
+    "threshold": threshold,
+    "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
+    "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
+    "fenchel_young": fenchel_young,
+    "sparse_softmax_loss": _without_constant,
+    "nll": nll,
+}
+WHOLE = Replicate()
+
+
+class Layout:
+    """Where the rows and the classes of scores lie, and this device's part of them."""
+
+    def __init__(self, who: str, x: DTensor, axes: Any, split: bool) -> None:
+        given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
+        self.who, self.axes = who, tuple(check_axis(a, x.ndim) for a in given)
+        self.mesh, self.shape, self.places = x.device_mesh, x.shape, []
+        self.along: int | None = None  # the dimension of the mesh along which the classes stay apart
+        for dim, place in enumerate(x.placements):
+            if isinstance(place, Partial) or place.is_partial():
+                raise TypeError(
+                    f"{who}: the scores are Partial: each device has a summand of them, and no function of a summand is one of the sum; "
+                    "call x.redistribute(placements=[Replicate()]) (or Shard(...)) first"
+                )
+            plain = type(place) is Shard
+            if plain and place.dim % x.ndim not in self.axes:
+                self.places.append(Shard(place.dim % x.ndim))
+            elif plain and split and len(self.axes) == 1 and self.along is None and x.shape[self.axes[0]]:
+                self.along = dim
+                self.places.append(Shard(self.axes[0]))
+            else:
+                self.places.append(WHOLE)
+        self.local = x.redistribute(placements=self.places).to_local()
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """What the verbs of `anymax.distributed` are told of the classes."""
+        assert self.along is not None
+        axis = self.axes[0]
+        _, offset = compute_local_shape_and_global_offset(self.shape, self.mesh, self.places)
+        start = min(offset[axis], self.shape[axis])
+        return {"group": (self.mesh, self.along), "class_start": start, "class_count": self.shape[axis]}
+
+    def beside(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
+        """This device's part of what broadcasts to the scores (`dropped`: to the rows), a DTensor or the same on every device.
+
+        `learns`: a parameter, whose gradients along the classes come added up.
+        """
+        if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
+            return a
+        a = a if is_torch(a) else torch.as_tensor(np.asarray(a), device=self.mesh.device_type)
+        if not isinstance(a, DTensor):
+            a = DTensor.from_local(a, self.mesh, [WHOLE] * self.mesh.ndim, run_check=False)
+        if any(p.is_partial() for p in a.placements):
+            raise TypeError(f"{self.who}: {name} is Partial: each device has a summand; redistribute it first")
+        shape = [n for i, n in enumerate(self.shape) if i not in self.axes] if dropped else list(self.shape)
+        lead = len(shape) - a.ndim
+        there, back = [], []
+        for dim, place in enumerate(self.places):
+            at = None
+            if isinstance(place, Shard) and not (dropped and place.dim in self.axes):
+                at = place.dim - (sum(i < place.dim for i in self.axes) if dropped else 0) - lead
+            varies = at is not None and at >= 0 and a.shape[at] > 1
+            there.append(Shard(at) if varies else WHOLE)
+            own = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
+            back.append(Partial() if own else there[-1])
+        return a.redistribute(placements=there).to_local(grad_placements=back)
+
+    def mask(self, mask: Any) -> Any:
+        return None if mask is None else self.beside(_array.asarray(mask, "mask"), "mask")
+
+    def mapping(self, mapping: Mapping) -> Mapping:
+        params = mapping.params()
+        return mapping.replace(**{k: self.beside(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()})
+
+    def like(self, p: Tensor) -> DTensor:
+        """A result of the shape of the scores."""
+        return self._made(p, self.places, tuple(self.shape))
+
+    def one(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
+        """A result of one number a row, or with further axes before the rows."""
+        if keepdims:
+            shape = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
+        else:
+            shape = tuple(n for i, n in enumerate(self.shape) if i not in self.axes)
+        return self._made(value, self.of_rows(keepdims, len(first)), (*first, *shape))
+
+    def of_rows(self, keepdims: bool = False, first: int = 0) -> list[Any]:
+        """The placements of what has one number a row."""
+        out = []
+        for place in self.places:
+            if isinstance(place, Shard) and place.dim not in self.axes:
+                less = 0 if keepdims else sum(i < place.dim for i in self.axes)
+                out.append(Shard(place.dim - less + first))
+            else:
+                out.append(WHOLE)
+        return out
+
+    def _made(self, local: Tensor, places: Any, shape: tuple[int, ...]) -> DTensor:
+        stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return DTensor.from_local(
+            local.contiguous(), self.mesh, places, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+
+def like_scores(
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
+) -> DTensor:
+    """p or log p: `whole(mapping, rows, mask)` where a device has all classes."""
+    layout = Layout(who, x if dtype is None else x.to(_array.asked_for(dtype, x)), axes, True)
+    mapping, keep = layout.mapping(mapping), layout.mask(mask)
+    if layout.along is None:
+        return layout.like(whole(mapping, layout.local, keep))
+    return layout.like(APART[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.split))
+
+
+def of_rows(
+    who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
+    **parameters: Any,
+) -> list[DTensor]:  # fmt: skip
+    """What is one number a row, or several: `whole(mapping, rows, **given)` where a device has all classes.
+
+    y: classes of each row, or with axes before the rows; parameters: what has one value a row.
+    """
+    layout = Layout(who, x, axes, True)
+    given: dict[str, Any] = {k: layout.beside(v, k, learns=True) for k, v in parameters.items()}
+    given["mask"] = layout.mask(mask)
+    first: tuple[int, ...] = ()
+    if y is not None:
+        y = y if is_torch(y) else torch.as_tensor(np.asarray(y), device=x.device)
+        first = tuple(y.shape[: max(y.ndim - (x.ndim - len(layout.axes)), 0)])
+        given["y"] = _samples(layout, y, len(first))
+    mapping = layout.mapping(mapping)
+    if layout.along is None:
+        found = whole(mapping, layout.local, **given)
+    else:
+        found = APART[who](mapping, layout.local, axis=layout.axes[0], keepdims=keepdims, **given, **layout.split)
+    found = found if isinstance(found, tuple) else (found,)
+    return [layout.one(v, keepdims, first if i == 0 else ()) for i, v in enumerate(found)]
+
+
+def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
+    """Classes [samples..., rows...] of this device's rows."""
+    y = y if isinstance(y, DTensor) else DTensor.from_local(y, layout.mesh, [WHOLE] * layout.mesh.ndim, run_check=False)
+    return y.redistribute(placements=layout.of_rows(first=first)).to_local()
+
+
+def loss(
+    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, target: Any, weight: Any, options: dict[str, Any]
+) -> DTensor:
+    """A loss: one number for each row by the device that has it, then the reduction. A mean of class indices adds up their weights."""
+    mapping, apart, options = as_mapping(mapping, who), APART.get(who), dict(options)
+    axes = options.pop("axis", None)
+    dim, mask, reduction = options.pop("dim", None), options.pop("mask", None), options.pop("reduction", "mean")
+    axes = axes if isinstance(axes, (tuple, list)) else class_axis(x, axes, dim)
+    layout = Layout(who, x, axes, apart is not None)
+    target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
+    indices = is_integer(target)
+    t = layout.beside(target, "target", dropped=indices)
+    given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
+    scores, w = layout.local, None
+    axis = layout.axes if len(layout.axes) > 1 else layout.axes[0]
+    if weight is not None:
+        weight = weight if is_torch(weight) else torch.as_tensor(np.asarray(weight), device=x.device)
+        w = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    mapping = layout.mapping(mapping)
+    if layout.along is None:
+        value = whole(mapping, scores, t, w, axis=axis, **given)
+    else:
+        split = layout.split
+        start, here = split["class_start"], scores.shape[axis]
+        part = (
+            w if w is None else class_weights(w, x.new_empty(1).to_local().expand(x.shape[axis]), _array.namespace(w))
+        )
+        value = apart(
+            mapping, scores, t, None if part is None else part[start : start + here], axis=axis, **given, **split
+        )  # type: ignore[misc]
+    if reduction == "none":
+        return layout.one(value)
+    return _reduced(layout, value, t, w, indices, options.get("ignore_index", -100), reduction)
+
+
+def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, ignored: int, reduction: str) -> DTensor:
+    mesh = layout.mesh
+    rows = layout.of_rows()
+    summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]
+    wide = value if value.dtype == torch.float64 else value.float()
+    out = wide.sum()
+    if reduction == "mean":
+        count = math.prod(n for i, n in enumerate(layout.shape) if i not in layout.axes)
+        if indices:
+            counted = (t != ignored).to(wide.dtype)
+            if w is not None:
+                counted = counted * w.to(wide.dtype)[t.clamp(0, w.shape[0] - 1)]
+            total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)
+            norm = total.redistribute(placements=[WHOLE] * mesh.ndim).to_local()
+        else:
+            norm = torch.full((), float(count), dtype=wide.dtype, device=wide.device)
+        out = out / torch.where(norm == 0, torch.ones_like(norm), norm)
+    return DTensor.from_local(out.to(result_dtype(value)), mesh, summed, run_check=False)

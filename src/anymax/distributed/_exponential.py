@@ -1,0 +1,111 @@
+"""Softmax, and the maps that are softmax of something: one collective brings together the maximum and the sum of each process."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from .._array import Array, Namespace, like, positions, stop_gradient, top, total
+from .._mapping import Mapping
+from ..mappings import Entmax, PerturbMax, Sigsoftmax, Softmax
+from ..mappings.sigsoftmax import _log_weight
+from ._shard import Met, Shard, place_of
+
+
+def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
+    """a with p = softmax(a), -inf where the class is masked; None for a map that is no softmax."""
+    if mapping.kernel is None:
+        return None
+    if isinstance(mapping, Softmax) or (isinstance(mapping, Entmax) and mapping._is_softmax()):
+        return rows
+    if isinstance(mapping, Sigsoftmax):
+        keep = rows != -math.inf
+        a = _log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
+        return xp.where(keep, a, -math.inf * xp.ones_like(a))
+    if isinstance(mapping, PerturbMax) and mapping.noise == "gumbel":
+        return rows / like(mapping.scale, rows, xp)
+    return None
+
+
+def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
+    """The factor of the loss: the scale of Gumbel noise."""
+    return like(mapping.scale, rows, xp) if isinstance(mapping, PerturbMax) else 1.0
+
+
+@dataclasses.dataclass
+class Part:
+    """The exponents of this process, and what it tells of them."""
+
+    a: Array
+    keep: Array
+    high: Array  # [..., 1], a constant: the maximum, which may be infinite or NaN
+    anchor: Array  # the same, 0 where it is not finite
+    e: Array  # exp(a - anchor)
+    rest: Array  # [..., 1]: the sum of e less 1, without the rounding of the largest
+
+    @classmethod
+    def of(cls, a: Array, xp: Namespace) -> Part:
+        high = stop_gradient(top(a, xp))
+        sound = xp.isfinite(high)
+        keep = (a != -math.inf) & sound
+        anchor = xp.where(sound, high, xp.zeros_like(high))
+        e = xp.where(keep, xp.exp(xp.where(keep, a - anchor, xp.zeros_like(a))), xp.zeros_like(a))
+        first = xp.argmax(stop_gradient(a), axis=-1, keepdims=True)
+        rest = total(xp.where((positions(a, first.dtype, xp) == first) & keep, e - 1.0, e), xp)
+        return cls(a, keep, high, anchor, e, rest)
+
+
+@dataclasses.dataclass
+class Whole:
+    """What all processes know of a row after the first collective, each [..., 1]."""
+
+    high: Array  # the maximum, 0 where it is not finite; a constant
+    log_z: Array  # the logarithm of the sum of exp(a - high)
+    z: Array
+    poisoned: Array
+    empty: Array  # True for a row without classes
+
+    @classmethod
+    def of(cls, highs: Array, rests: Array, xp: Namespace) -> Whole:
+        """From the columns [size, ..., 1] of each process's maximum and rest."""
+        poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
+        some = xp.isfinite(highs)
+        finite = xp.where(some, highs, -math.inf * xp.ones_like(highs))
+        high = stop_gradient(xp.max(finite, axis=0))
+        empty = high == -math.inf
+        high = xp.where(empty, xp.zeros_like(high), high)
+        share = xp.where(
+            some, xp.exp(xp.where(some, highs - high[None, ...], xp.zeros_like(highs))), xp.zeros_like(highs)
+        )
+        first = xp.argmax(finite, axis=0, keepdims=True)
+        place = xp.reshape(
+            xp.arange(highs.shape[0], dtype=first.dtype, **place_of(highs)), (-1,) + (1,) * (highs.ndim - 1)
+        )
+        one = xp.where(place == first, xp.zeros_like(share), share)
+        rest = xp.sum(xp.where(some, one + share * rests, xp.zeros_like(share)), axis=0)
+        z = 1.0 + rest
+        return cls(high, xp.log1p(rest), z, poisoned, empty)
+
+
+def columns(part: Part) -> list[Array]:
+    return [part.high, part.rest]
+
+
+def log_p(shard: Shard, part: Part, whole: Whole) -> Array:
+    """log p of this process's classes, -inf where masked."""
+    xp = shard.xp
+    out = xp.where(part.keep, part.a - whole.high, xp.zeros_like(part.a)) - shard.group.own(whole.log_z)
+    out = xp.where(part.keep, out, -math.inf * xp.ones_like(out))
+    return xp.where(whole.poisoned, math.nan, out)
+
+
+def p(shard: Shard, part: Part, whole: Whole) -> Array:
+    xp = shard.xp
+    some = xp.any(part.keep, axis=-1, keepdims=True)
+    share = part.e * xp.exp(xp.where(some, part.anchor - whole.high, xp.zeros_like(part.anchor)))
+    return xp.where(whole.poisoned, math.nan, share / shard.group.own(whole.z))
+
+
+def met(met: Met, xp: Namespace) -> Whole:
+    return Whole.of(met.columns[0], met.columns[1], xp)

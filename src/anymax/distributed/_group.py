@@ -1,0 +1,62 @@
+"""The processes that share the classes, as formulas see them: two operations, in which all derivatives are right.
+
+What is the same on every process is *common*: thresholds, sums, losses. What each has for itself is its *own*: its scores, its
+probabilities. `stack` makes common what is own, and is the only operation that communicates in a forward pass; `own` lets each process
+use for itself what is common, and adds up, in a backward pass, what came of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .._array import Array, is_jax, is_torch, shown
+
+
+class Group(ABC):
+    """The processes (or devices of JAX) that share the classes, `size` of them; `rank` is the number of this one."""
+
+    size: int
+    rank: Any
+    strict: bool = False  # True where values are at hand, so that failures and sizes are told to all
+
+    @abstractmethod
+    def stack(self, a: Array) -> Array:
+        """[size, ...]: what each process has, common; a gradient comes back to whose part it is."""
+
+    @abstractmethod
+    def own(self, a: Array) -> Array:
+        """What is common, for each process to use for itself; the gradients of all are added up."""
+
+    @abstractmethod
+    def mine(self, stacked: Array, block: Any) -> Array:
+        """stacked[block], for the block of this process."""
+
+
+def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
+    """The group that is meant, for scores like x."""
+    if isinstance(group, Group):
+        return group
+    if is_torch(x):
+        if axis_name is not None:
+            raise TypeError(f"{who}: axis_name= is for JAX; for torch give group=, a ProcessGroup or a DeviceMesh")
+        from ._torch import torch_group  # late: torch is loaded already, since x is a tensor
+
+        return torch_group(who, group)
+    if is_jax(x):
+        if group is not None or axis_name is None:
+            raise TypeError(
+                f"{who}: for JAX say axis_name=, the axis of the mesh along which the classes lie, inside jax.shard_map"
+            )
+        from ._jax import JaxGroup  # late: as above
+
+        return JaxGroup(who, axis_name)
+    raise TypeError(
+        f"{who}: expected this process's part of the scores, a torch tensor with group= or a JAX array with axis_name=, got {shown(x)}"
+    )
+
+
+def jax() -> Any:
+    """JAX, which is loaded where one of its arrays is at hand."""
+    return sys.modules["jax"]

@@ -1,0 +1,49 @@
+"""Devices of JAX inside `jax.shard_map`: the two operations of a group. JAX knows by itself what varies over the devices."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._group import Group
+
+_MADE_COMMON = "to" in inspect.signature(jax.lax.all_gather).parameters
+
+
+class JaxGroup(Group):
+    """The devices along a named axis."""
+
+    def __init__(self, who: str, axis_name: Any) -> None:
+        try:
+            self.rank = jax.lax.axis_index(axis_name)
+        except NameError:
+            raise NameError(
+                f"{who}: there is no axis {axis_name!r} here; call it inside jax.shard_map over a mesh that has it"
+            ) from None
+        self.axis = axis_name
+        self.size = int(jax.lax.psum(1, axis_name))
+        self.checked = _varies(self.rank)
+
+    def stack(self, a: Any) -> Any:
+        if not self.checked:
+            return jax.lax.all_gather(a, self.axis)
+        if _MADE_COMMON:
+            return jax.lax.all_gather(a, self.axis, to="invarying")
+        here = jnp.arange(self.size).reshape((self.size,) + (1,) * a.ndim) == self.rank
+        return jax.lax.psum(jnp.where(here, a[None], jnp.zeros_like(a)[None]), self.axis)
+
+    def own(self, a: Any) -> Any:
+        return a
+
+    def mine(self, stacked: Any, block: Any) -> Any:
+        return jax.lax.dynamic_index_in_dim(stacked, self.rank, keepdims=False)
+
+
+def _varies(rank: Any) -> bool:
+    """True where shard_map keeps a record of what varies over the devices (check_vma), by which it transposes."""
+    kind = jax.typeof(rank)
+    axes = getattr(kind, "vma", None)
+    return bool(getattr(getattr(kind, "mat", None), "varying", ()) if axes is None else axes)

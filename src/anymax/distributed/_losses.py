@@ -1,0 +1,317 @@
+"""Losses of classes that lie on several processes: `Omega*(x) - <x, y> + Omega(y)` and -log p, each process with the targets that it has.
+
+With M the maximum of the row, `<M - x, y>` is a sum of what each process knows, and `Omega*(x) - M` is the loss of the small problem whose
+target is the largest candidate: no large numbers cancel, and the gradient p - y needs no collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, differentiates, dot, is_integer, known_any, stop_gradient, total
+from .._mapping import Separable
+from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype
+from ..autodiff import bridge
+from ..losses import fenchel_young as whole_loss
+from ..mappings import NormMax, PerturbMax, SparseSoftmax
+from ._exponential import size_of
+from ._shard import Call, Shard, place_of
+from ._ways import Solved, solve
+
+
+@dataclasses.dataclass
+class Options:
+    """What the signature of a loss says besides map, scores and target."""
+
+    weight: Any
+    ignore_index: int
+    reduction: str
+    smoothing: float
+    constant: bool  # of Fenchel and Young: with Omega(y)
+    nll: bool
+
+    @classmethod
+    def of(
+        cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, constant: bool, nll: bool
+    ) -> Options:
+        check_reduction(reduction)
+        smoothing = _array.number(smoothing)
+        _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
+        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
+        return cls(weight, ignore_index, reduction, smoothing, constant, nll)
+
+    def words(self) -> str:
+        return f"{self.ignore_index} {self.reduction} {self.smoothing} {self.weight is not None}"
+
+
+class Aim:
+    """The target as this process knows it: its columns of the first collective, and what comes of those of all."""
+
+    def __init__(self, call: Call, target: Any, options: Options) -> None:
+        self.call, self.target, self.options = call, target, options
+        self.columns = 4 + 3 * bool(options.smoothing)
+
+    def read(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
+        """<w y, anchor - a>, <w y, 1>, <y, 1> and the samples' weights; with smoothing the first two for 1 in place of y, over the classes
+        that are not masked, and how many these are."""
+        xp, options, x = shard.xp, self.options, self.call.x
+        self.weight = w = None
+        if options.weight is not None:
+            w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
+            self.weight = w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **place_of(a))
+        keep, inside = a != -math.inf, w if options.nll else None
+        self.t = t = _array.beside(self.target, shard.rows, "target", xp)
+        self.indices = is_integer(t)
+        one = xp.ones_like(anchor)
+        if self.indices:
+            y, own, at = self._index(shard, t, x)
+            gap = anchor - xp.where(
+                own & xp.take_along_axis(keep, at, axis=-1), xp.take_along_axis(a, at, axis=-1), anchor
+            )
+            lost = own & ~xp.take_along_axis(keep, at, axis=-1)
+            wy = y if inside is None else y * inside[at]
+            gap = xp.where(lost & (wy > 0), math.inf * one, gap * wy)
+            columns = [gap, wy, y, y if w is None else y * w[at]]
+        else:
+            y = self.y = self._shares(shard, t, x)
+            wy = y if inside is None else y * inside
+            gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
+            columns = [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
+        if options.smoothing:
+            free = xp.astype(keep, a.dtype)
+            wf = free if inside is None else free * inside
+            gap = xp.where(keep, anchor - a, xp.zeros_like(a))
+            columns += [total(wf * xp.where(keep, gap, xp.zeros_like(gap)), xp), total(wf, xp), total(free, xp)]
+        return columns
+
+    def _index(self, shard: Shard, t: Array, x: Any) -> tuple[Array, Array, Array]:
+        """(1 where the class is of this process, the same as booleans, its place), [..., 1]."""
+        xp = shard.xp
+        expected = tuple(s for i, s in enumerate(x.shape) if i != shard.axis)
+        if tuple(t.shape) != expected:
+            raise ValueError(
+                f"target of shape {tuple(t.shape)}: for a shard of scores of shape {tuple(x.shape)} with the classes along axis "
+                f"{shard.axis}, expected class indices, counted over all processes, of shape {expected}, or this process's part of a "
+                f"distribution (floating point) of shape {tuple(x.shape)}"
+            )
+        ask_for_axis(x, t, self.call.axis, None)
+        t = _array.counts(t, xp)
+        self.ignored = (t == self.options.ignore_index)[..., None]
+        at = t[..., None] - self.call.first(shard)
+        own = (at >= 0) & (at < shard.n) & ~self.ignored
+        at = xp.where(own, at, xp.zeros_like(at))
+        return xp.astype(own, shard.rows.dtype), own, at
+
+    def _shares(self, shard: Shard, t: Array, x: Any) -> Array:
+        xp = shard.xp
+        if not _array.is_floating(t) or tuple(t.shape) != tuple(x.shape):
+            raise ValueError(
+                f"target of shape {tuple(t.shape)} and {t.dtype}: expected class indices (integers), or this process's part of a "
+                f"distribution (floating point) of the shape of its scores, {tuple(x.shape)}"
+            )
+        if known_any(t < 0, xp):
+            raise ValueError(
+                f"target: expected rows of non-negative numbers; the smallest number is {float(xp.min(t)):g}"
+            )
+        y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
+        self.ignored = xp.zeros_like(shard.rows[..., :1]) > 0
+        return y if shard.n else xp.zeros_like(shard.rows)
+
+    def told(self, out: Solved) -> None:
+        """What all columns come to: `gap` is <w y, M - a>, `mass` <w y, 1>."""
+        xp, s = out.shard.xp, self.options.smoothing
+        highs = out.met.columns[0]
+        anchors = stop_gradient(xp.where(xp.isfinite(highs), highs, xp.zeros_like(highs)))
+        below = out.high[None, ...] - anchors
+        extra = out.extra
+
+        def summed(i: int) -> tuple[Array, Array]:
+            return xp.sum(extra[i] + extra[i + 1] * below, axis=0), xp.sum(extra[i + 1], axis=0)
+
+        self.gap, self.mass = summed(0)
+        self.whole, self.sample = xp.sum(extra[2], axis=0), xp.sum(extra[3], axis=0)
+        self.stray = xp.zeros_like(self.ignored)
+        if self.indices:
+            self._check_range(out)
+        else:
+            self._check_sums(out)
+        if s:
+            gap, mass = summed(4)
+            self.free = stop_gradient(xp.sum(extra[6], axis=0))
+            share = s * self.whole / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+            self.gap = (1.0 - s) * self.gap + share * gap
+            self.mass = (1.0 - s) * self.mass + share * mass
+
+    def _check_range(self, out: Solved) -> None:
+        xp, n = out.shard.xp, out.met.count
+        t = _array.counts(self.t, xp)[..., None]
+        self.stray = ~self.ignored & ((t < 0) | (t >= n))
+        if known_any(self.stray, xp):
+            raise IndexError(
+                f"target: class indices must be from 0 to {n - 1} (or ignore_index={self.options.ignore_index}), "
+                f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
+            )
+        mass: Any = getattr(out.shard.mapping, "mass", 1.0)
+        if not self.options.nll and not _array.is_array(mass) and mass != 1.0:
+            raise ValueError(
+                f"{out.shard.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
+            )
+
+    def _check_sums(self, out: Solved) -> None:
+        xp, mass = out.shard.xp, getattr(out.shard.mapping, "mass", 1.0)
+        if self.options.nll or _array.is_array(mass):
+            return
+        if known_any(xp.abs(self.whole - mass) > 1e-2 * mass, xp):
+            raise ValueError(
+                f"target: expected rows of non-negative numbers that sum to {mass:g} over all processes; the sums go from "
+                f"{float(xp.min(self.whole)):g} to {float(xp.max(self.whole)):g}"
+            )
+
+    # -- Omega(y) ----------------------------------------------------------------------------------------------------------------
+
+    def smoothed(self, out: Solved) -> Array:
+        """The target of this process's classes as a distribution, smoothed."""
+        shard = out.shard
+        xp, s = shard.xp, self.options.smoothing
+        if self.indices:
+            t = _array.counts(self.t, xp)[..., None] - self.call.first(shard)
+            places = _array.positions(shard.rows, t.dtype, xp)
+            y = xp.astype((places == t) & ~self.ignored & (places < shard.n), shard.rows.dtype)
+        else:
+            y = self.y
+        if not s:
+            return y
+        free = xp.astype(shard.rows != -math.inf, y.dtype)
+        learns = not self.indices and differentiates(self.y)
+        whole = shard.group.own(self.whole) if learns else stop_gradient(self.whole)
+        return (1.0 - s) * y + s * whole * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+
+    def constants(self, out: Solved) -> list[Array]:
+        """This process's part of Omega(y), as columns of the second collective."""
+        soft = bool(self.options.smoothing) or not self.indices
+        mapping, xp = out.shard.mapping, out.shard.xp
+        if not soft or not self.options.constant or self.options.nll or isinstance(mapping, PerturbMax):
+            return []
+        if isinstance(mapping, SparseSoftmax) and mapping.k is not None and self.options.smoothing:
+            raise ValueError(
+                f"label_smoothing gives every class some mass, which no {mapping!r} can reach: its Fenchel-Young loss would be infinite"
+            )
+        y = self.smoothed(out)
+        if isinstance(mapping, Separable):
+            return [mapping.constant(y, xp)]
+        if isinstance(mapping, NormMax):
+            return [mapping.omega(y, xp) + 1.0]
+        if isinstance(mapping, SparseSoftmax):
+            return [total(_array.xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
+        raise TypeError(
+            f"fenchel_young: the constant of {mapping.name} for a distribution as target is known for all classes together only; give "
+            "class indices, or the scores as one tensor"
+        )
+
+    def constant(self, out: Solved) -> Any:
+        """Omega(y) from the parts of all."""
+        mapping, xp = out.shard.mapping, out.shard.xp
+        if not out.later:
+            return 0.0
+        if isinstance(mapping, NormMax):
+            return mapping.omega(xp.moveaxis(out.later[0][..., 0], 0, -1), xp)
+        value = xp.sum(out.later[0], axis=0)
+        if isinstance(mapping, SparseSoftmax) and mapping.k is not None:
+            size = xp.sum(out.later[1], axis=0)
+            return xp.where(size <= mapping.k, value, math.inf * xp.ones_like(value))
+        return value
+
+    # -- the end of every loss ---------------------------------------------------------------------------------------------------
+
+    def reduce(self, out: Solved, value: Array) -> Array:
+        xp, shard = out.shard.xp, out.shard
+        value = _array.poison(value, out.poisoned | self.stray, xp)
+        value = xp.where(self.ignored, xp.zeros_like(value), value)
+        weighted = self.options.weight is not None
+        if weighted and not self.options.nll:
+            value = xp.where(self.sample == 0, xp.zeros_like(value), value * self.sample)
+        counted = xp.astype(~self.ignored, value.dtype)
+        norm = counted if not self.indices or not weighted else counted * self.sample
+        dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
+        return reduced(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.options.reduction, dtype, xp)
+
+
+# -- the two losses --------------------------------------------------------------------------------------------------------------------
+
+
+def loss(call: Call, target: Any, options: Options) -> Array:
+    if not options.nll and not call.mapping.facts.has_potential:
+        raise TypeError(call.mapping.no_potential())
+    aim = Aim(call, target, options)
+
+    def later(out: Solved) -> list[Array]:
+        aim.told(out)
+        if options.nll:
+            return [] if out.weights is None else [_log_terms(out, aim, _array.log(out.weights[0], out.shard.xp))]
+        return aim.constants(out)
+
+    def finish(out: Solved) -> Array:
+        value = _log_loss(out, aim) if options.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
+        return aim.reduce(out, value)
+
+    return solve(call, finish, aim.columns, aim.read, later)
+
+
+def _log_loss(out: Solved, aim: Aim) -> Array:
+    """-<w y, log p>, [..., 1]."""
+    if out.way == "sums":
+        assert out.whole is not None
+        return out.whole.log_z * aim.mass + aim.gap
+    xp = out.shard.xp
+    if out.weights is not None:
+        return xp.sum(out.later[0], axis=0) + xp.log(out.weights[1]) * aim.mass
+    return xp.sum(out.met.stack(_log_terms(out, aim, out.log_p())), axis=0)
+
+
+def _log_terms(out: Solved, aim: Aim, log_p: Array) -> Array:
+    """-<w y, log p> of this process's classes."""
+    xp, y = out.shard.xp, aim.smoothed(out)
+    y = y if aim.weight is None else y * aim.weight
+    asked = (y != 0) | (log_p > -math.inf)
+    log_p = xp.where(out.poisoned, xp.zeros_like(log_p), log_p)
+    return -total(xp.where(asked, y * xp.where(asked, log_p, xp.zeros_like(log_p)), xp.zeros_like(y)), xp)
+
+
+def _fenchel_young(out: Solved, aim: Aim) -> Array:
+    """Omega*(x) - <x, y>, [..., 1]."""
+    shard, xp = out.shard, out.shard.xp
+    mapping: Any = shard.mapping
+    if out.way == "sums":
+        assert out.whole is not None
+        return (out.whole.log_z * aim.mass + aim.gap) * size_of(mapping, shard.rows[..., :1], xp)
+    if out.level is not None:
+        p = out.p()
+        x = xp.where(xp.isfinite(shard.rows), shard.rows - out.high, xp.zeros_like(shard.rows))
+        p = xp.where(out.poisoned, xp.zeros_like(p), p)
+        part = mapping.loss(x, p, xp.zeros_like(p), xp)
+        return xp.sum(out.met.stack(part), axis=0) + aim.gap
+    mapping, z = out.inner()
+    mass: Any = getattr(mapping, "mass", 1.0)
+    high = out.high
+    if _array.is_array(mass) or mass != 1.0:  # no class index has this mass: Omega*(x - M) itself
+        shifted = z - high
+        return bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + aim.gap
+    first = xp.argmax(stop_gradient(z), axis=-1)
+    top = xp.take_along_axis(z, first[..., None], axis=-1)
+    dead = ~xp.isfinite(stop_gradient(top))
+    z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN: it gets its value at the end
+    top = xp.where(dead, xp.zeros_like(top), top)
+    value = whole_loss(mapping, z, first, axis=-1, reduction="none")[..., None]
+    value = xp.where(dead, xp.zeros_like(value), value)
+    return value + (top - stop_gradient(top)) + aim.gap
+
+
+def _not_below(out: Solved, value: Array) -> Array:
+    """0 for what rounding has made negative."""
+    xp = out.shard.xp
+    below = value < 0
+    return value + stop_gradient(xp.where(below, -value, xp.zeros_like(value)))

@@ -1,0 +1,148 @@
+"""Processes of torch.distributed: the two operations of a group, each with its adjoint, so that derivatives of any order are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._array import shown
+from ._group import Group
+
+Tensor = torch.Tensor
+
+
+class TorchGroup(Group):
+    """The processes of a `ProcessGroup`."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.name: str = group.group_name
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    @property
+    def strict(self) -> bool:  # type: ignore[override]
+        return not torch.compiler.is_compiling()
+
+    def stack(self, a: Tensor) -> Tensor:
+        return _Stack.apply(a, self)
+
+    def own(self, a: Tensor) -> Tensor:
+        return _Own.apply(a, self)
+
+    def mine(self, stacked: Tensor, block: Any) -> Tensor:
+        return stacked[block]
+
+    # -- what communicates ---------------------------------------------------------------------------------------------------
+
+    def gathered(self, a: Tensor) -> Tensor:
+        if not a.numel():
+            return a.new_empty((self.size, *a.shape))
+        flat = a.detach().contiguous().reshape(1, -1)
+        out = self._run(torch.ops._c10d_functional.all_gather_into_tensor, flat, self.size, self.name)
+        return out.reshape(self.size, *a.shape)
+
+    def summed(self, a: Tensor) -> Tensor:
+        if not a.numel():
+            return a.clone()
+        return self._run(torch.ops._c10d_functional.all_reduce, a.detach().contiguous(), "sum", self.name)
+
+    def _run(self, collective: Any, *args: Any) -> Tensor:
+        wait = torch.ops._c10d_functional.wait_tensor
+        if torch.compiler.is_compiling():
+            return wait(collective(*args))
+        try:
+            return wait(collective(*args))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"anymax.distributed: process {self.rank} of {self.size} waited for the others in vain: one has ended, has failed "
+                f"before it came here, or calls with other shapes ({str(error).splitlines()[0]})"
+            ) from error
+
+
+class _Stack(torch.autograd.Function):
+    """Own to common: every process gets what each has. Its adjoint takes the part of this process."""
+
+    @staticmethod
+    def forward(a: Tensor, group: TorchGroup) -> Tensor:
+        return group.gathered(a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Part.apply(grads[0], ctx.group), None
+
+
+class _Part(torch.autograd.Function):
+    """Common to own: the part of this process."""
+
+    @staticmethod
+    def forward(a: Tensor, group: TorchGroup) -> Tensor:
+        return a[group.rank].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Stack.apply(grads[0], ctx.group), None
+
+
+class _Own(torch.autograd.Function):
+    """Common to own, as it is. Its adjoint is the sum over the processes."""
+
+    @staticmethod
+    def forward(a: Tensor, group: TorchGroup) -> Tensor:
+        return a.view_as(a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Sum.apply(grads[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """Own to common: the sum over the processes."""
+
+    @staticmethod
+    def forward(a: Tensor, group: TorchGroup) -> Tensor:
+        return group.summed(a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Own.apply(grads[0], ctx.group), None
+
+
+def torch_group(who: str, group: Any) -> TorchGroup:
+    """The group that is meant: a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{who}: there are no processes yet; call torch.distributed.init_process_group first")
+    given = group
+    if group is None:
+        group = dist.group.WORLD
+    mesh, dim = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
+    if isinstance(mesh, dist.device_mesh.DeviceMesh):
+        if dim is None and mesh.ndim != 1:
+            raise ValueError(
+                f"{who}: group is a mesh of {mesh.ndim} dimensions; give one of them, as mesh['classes'] or (mesh, 'classes')"
+            )
+        group = mesh.get_group(dim)
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"{who}: group must be a ProcessGroup, a DeviceMesh of one dimension or a pair (mesh, dimension), got {shown(given)}"
+        )
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"{who}: this process is not in the group that is given")
+    return TorchGroup(group)

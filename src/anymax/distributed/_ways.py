@@ -1,0 +1,334 @@
+"""Which way a map goes over the processes, and its probabilities on each way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, differentiates, known_any, like, stop_gradient, total
+from .._mapping import Mapping, RatioMap, Separable
+from .._truncate import topp_keep
+from ..functional import apply, log_apply
+from ..mappings import Entmax, Softmax, SparseSoftmax
+from ._exponential import Part, Whole, exponents
+from ._exponential import columns as of_exponents
+from ._exponential import log_p as exponential_log_p
+from ._exponential import p as exponential_p
+from ._group import Group, jax
+from ._shard import Call, Met, Shard
+from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, gathers, narrowed
+
+MANY = 4096  # candidates of a row, of all processes together, above which thresholds are searched with sums of all processes
+
+
+def way(mapping: Mapping, xp: Namespace, rows: Array) -> str:
+    """ "sums", "ratio", "nucleus", "candidates", "search" or "whole"."""
+    if exponents(mapping, rows[..., :0], xp) is not None:
+        return "sums"
+    if isinstance(mapping, RatioMap):
+        return "ratio"
+    if isinstance(mapping, SparseSoftmax) and mapping.kernel is not None and mapping.p is not None:
+        return "nucleus"
+    if gathers(mapping):
+        return "candidates"
+    return "search" if _searches(mapping, rows, xp) else "whole"
+
+
+def _searches(mapping: Mapping, rows: Array, xp: Namespace) -> bool:
+    """True where the level can be found with sums alone: no ceiling, no steep edge, no search of another kind."""
+    if not isinstance(mapping, Separable) or type(mapping).search not in (Separable.search, Entmax.search):
+        return False
+    if type(mapping).solve not in (Separable.solve, Entmax.solve) or mapping.ceiling(rows[..., :1], xp) is not None:
+        return False
+    if not isinstance(mapping, Entmax):
+        return True
+    alpha: Any = mapping.alpha
+    return not known_any(~(alpha <= 2.0), xp) and _array.known(alpha) if _array.is_array(alpha) else alpha <= 2.0
+
+
+@dataclasses.dataclass
+class Solved:
+    """A row's problem, brought together: exactly one of the ways."""
+
+    call: Call
+    met: Met
+    way: str
+    extra: list[Array]  # further columns of the first collective, [size, ..., 1]
+    poisoned: Array  # [..., 1]
+    part: Part | None = None
+    whole: Whole | None = None
+    small: Small | None = None
+    kept: Array | None = None  # of the small problem: the classes of the nucleus
+    weights: tuple[Array, Array] | None = None  # of a ratio map: v, and the sum of it
+    level: tuple[Array, Array] | None = None  # of a search: anchor and level
+    later: list[Array] = dataclasses.field(default_factory=list)  # further columns of the second collective
+
+    @property
+    def shard(self) -> Shard:
+        return self.met.shard
+
+    @property
+    def high(self) -> Array:
+        """The maximum of each row, 0 where it is not finite; a constant."""
+        return Whole.of(self.met.columns[0], 0.0 * self.met.columns[0], self.shard.xp).high
+
+    def inner(self) -> tuple[Mapping, Array]:
+        """The map and the scores of the small problem, common."""
+        assert self.small is not None
+        z, xp = self.small.z, self.shard.xp
+        if self.kept is None:
+            return self.shard.mapping, z
+        return Softmax(), xp.where(self.kept, z, -math.inf * xp.ones_like(z))
+
+    # -- probabilities ---------------------------------------------------------------------------------------------------
+
+    def p(self) -> Array:
+        """Of this process's classes."""
+        shard, group = self.shard, self.shard.group
+        xp = shard.xp
+        if self.way == "sums":
+            assert self.part is not None
+            assert self.whole is not None
+            return exponential_p(shard, self.part, self.whole)
+        if self.way == "ratio":
+            v, z = self.weights  # type: ignore[misc]
+            out = v / group.own(z)
+        elif self.level is not None:
+            out = self._on_level()
+        else:
+            assert self.small is not None
+            mapping, z = self.inner()
+            out = self.small.spread(apply(owned(mapping, group), group.own(z)), 0.0)
+        return xp.where(self.poisoned, math.nan, out)
+
+    def log_p(self) -> Array:
+        shard, group = self.shard, self.shard.group
+        xp = shard.xp
+        if self.way == "sums":
+            assert self.part is not None
+            assert self.whole is not None
+            return exponential_log_p(shard, self.part, self.whole)
+        if self.small is not None:
+            mapping, z = self.inner()
+            out = self.small.spread(log_apply(owned(mapping, group), group.own(z)), -math.inf)
+            return xp.where(self.poisoned, math.nan, out)
+        if self.way == "ratio":
+            v, z = self.weights  # type: ignore[misc]
+            out = _array.log(v, xp) - xp.log(group.own(z))
+            return xp.where(self.poisoned, math.nan, out)
+        return _array.log(self.p(), xp)
+
+    def _on_level(self) -> Array:
+        shard, xp = self.shard, self.shard.xp
+        mapping: Any = owned(shard.mapping, shard.group)
+        anchor, level = self.level  # type: ignore[misc]
+        y, keep, _ = _array.finite_scores(shard.rows, xp)
+        keep = keep & xp.isfinite(shard.rows)
+        add = summing(self.met)
+        if differentiates(shard.rows) or any(differentiates(v) for v in mapping.params().values()):
+            return mapping.on_level(y, keep, self.poisoned, anchor, level, xp, add)
+        p = xp.where(keep, mapping.at(y, anchor, level, xp), xp.zeros_like(y))
+        return p + mapping.remainder(p, level, xp, add)
+
+
+def owned(mapping: Mapping, group: Group) -> Mapping:
+    """The map with parameters that each process uses for itself: their gradients are added up."""
+    return mapping.replace(**{k: group.own(v) for k, v in mapping.params().items() if differentiates(v)})
+
+
+def summing(met: Met) -> Any:
+    """What adds up along the classes of all processes: one collective for several sums."""
+
+    def totals(parts: list[Array], xp: Namespace) -> list[Array]:
+        both = xp.concat([total(a, xp) for a in parts], axis=-1)
+        sums = met.shard.group.own(xp.sum(met.stack(both), axis=0))
+        return [sums[..., i : i + 1] for i in range(len(parts))]
+
+    return totals
+
+
+# -- bringing together ----------------------------------------------------------------------------------------------------------
+
+
+def solve(
+    call: Call, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None, before: Any = None
+) -> Any:
+    """`finish` of all that is common about a row.
+
+    more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
+    the scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the
+    scores first.
+    """
+    state: dict[str, Any] = {}
+
+    def first(shard: Shard) -> tuple[list[Array], int]:
+        if before is not None:
+            before(shard)
+        xp, rows = shard.xp, shard.rows
+        state["way"] = kind = way(shard.mapping, xp, rows)
+        a, most = rows, 0
+        if kind in ("sums", "nucleus"):
+            a = exponents(shard.mapping, rows, xp) if kind == "sums" else rows
+            state["part"] = part = Part.of(a, xp)
+            columns = of_exponents(part)
+        else:
+            high = stop_gradient(xp.max(rows, axis=-1, keepdims=True))
+            columns = [high, _second(shard, kind, state)]
+            if "some" in state and shard.group.strict:
+                most = int(fullest(state["some"], xp))
+        anchor = xp.where(xp.isfinite(columns[0]), columns[0], xp.zeros_like(columns[0]))
+        columns += more(shard, a, anchor) if more else []
+        if "some" in state and not shard.group.strict:  # a column more, which decides what is computed
+            columns.append(total(xp.astype(state["some"], high.dtype), xp))
+        return columns, most
+
+    met = call.meet(2 + extra, first)
+    shard, xp = met.shard, met.shard.xp
+    fixed = _fixed(shard) if "some" in state and not shard.group.strict else shard.rows.shape[-1]
+    if fixed >= shard.rows.shape[-1]:
+        return finish(_brought(call, met, state, extra, later, fixed))
+    if isinstance(shard.mapping, SparseSoftmax):  # never has more
+        return finish(_brought(call, met, state, extra, later, fixed))
+    fits = xp.max(met.columns[-1]) <= fixed
+    return jax().lax.cond(
+        fits,
+        lambda: finish(_brought(call, met, state, extra, later, fixed)),
+        lambda: finish(_brought(call, met, state, extra, later, None)),
+    )
+
+
+def _fixed(shard: Shard) -> int:
+    """How many candidates each device of JAX sends."""
+    mapping, n = shard.mapping, shard.rows.shape[-1]
+    k = mapping.k if isinstance(mapping, SparseSoftmax) and mapping.k is not None else FIXED
+    return min(k, n)
+
+
+def _brought(call: Call, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
+    """The later collectives. fixed: in JAX the number of candidates of a device, None where there are more of them."""
+    xp, kind = met.shard.xp, state["way"]
+    highs = met.columns[0]
+    poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
+    out = Solved(call, met, kind, met.columns[2 : 2 + extra], poisoned)
+    if kind == "ratio":
+        return _ratio(out, later)
+    columns = later(out) if later else []
+    if kind in ("sums", "nucleus"):
+        out.part, out.whole = state["part"], Whole.of(highs, met.columns[1], xp)
+    if kind == "sums":
+        if columns:
+            stacked = met.stack(xp.concat(columns, axis=-1))
+            out.later = [stacked[..., i : i + 1] for i in range(len(columns))]
+    elif kind == "nucleus":
+        _nucleus(out, columns)
+    else:
+        _gather(out, state.get("some"), columns, fixed)
+    return out
+
+
+def _second(shard: Shard, kind: str, state: dict[str, Any]) -> Array:
+    """The second column: a threshold, or for a ratio map the score that weighs the most."""
+    xp, rows = shard.xp, shard.rows
+    nothing = -math.inf * xp.ones_like(rows[..., :1])
+    if kind == "candidates":
+        tau, state["some"] = candidates(shard)
+        return tau
+    if kind == "search":
+        y, keep, _ = _array.finite_scores(stop_gradient(rows), xp)
+        anchor, level = shard.mapping.frozen().solve(y, keep, xp)  # type: ignore[attr-defined]
+        return xp.where(xp.any(keep, axis=-1, keepdims=True) & xp.isfinite(level), anchor - level, nothing)
+    if kind == "ratio":
+        keep = xp.isfinite(rows)
+        y = stop_gradient(xp.where(keep, rows, xp.zeros_like(rows)))
+        u = shard.mapping.frozen().weights(y, keep, xp)[0]  # type: ignore[attr-defined]
+        u = xp.where(keep, u, -xp.ones_like(u))
+        best = xp.take_along_axis(y, xp.argmax(stop_gradient(u), axis=-1, keepdims=True), axis=-1)
+        return xp.where(xp.any(keep, axis=-1, keepdims=True), best, nothing)
+    return nothing
+
+
+def _ratio(out: Solved, later: Any) -> Solved:
+    """Weights relative to the largest: `weights` may scale a row as it likes, so that row has the best score of each process too."""
+    shard, xp = out.shard, out.shard.xp
+    rows, refs = shard.rows, out.met.columns[1]
+    refs = xp.moveaxis(stop_gradient(refs)[..., 0], 0, -1)  # [..., size]
+    both = xp.concat([rows, xp.broadcast_to(refs, (*rows.shape[:-1], refs.shape[-1]))], axis=-1)
+    keep = xp.isfinite(both)
+    u = shard.mapping.weights(xp.where(keep, both, xp.zeros_like(both)), keep, xp)[0]  # type: ignore[attr-defined]
+    u = xp.where(keep, u, xp.zeros_like(u))
+    n = rows.shape[-1]
+    largest = stop_gradient(xp.max(u[..., n:], axis=-1, keepdims=True))
+    v = u[..., :n] / xp.where(largest > 0, largest, xp.ones_like(largest))
+    out.weights = v, xp.ones_like(largest)
+    columns = later(out) if later else []
+    stacked = out.met.stack(xp.concat([total(v, xp), *columns], axis=-1))
+    z = xp.sum(stacked[..., :1], axis=0)
+    out.weights = v, xp.where(z == 0, xp.ones_like(z), z)
+    out.later = [stacked[..., i + 1 : i + 2] for i in range(len(columns))]
+    return out
+
+
+def _nucleus(out: Solved, columns: list[Array]) -> None:
+    """Classes that can belong to the nucleus are gathered: n of at most a class's mass follow it, and have more than 1 - p of all."""
+    met, shard, xp = out.met, out.shard, out.shard.xp
+    assert out.part is not None
+    assert out.whole is not None
+    mapping: Any = shard.mapping
+    share = stop_gradient(out.part.e) * xp.exp(out.part.anchor - out.whole.high)
+    z, level = stop_gradient(out.whole.z), stop_gradient(like(mapping.p, shard.rows, xp))
+    some = (share * met.count >= 0.99 * (1.0 - level) * z) & (share > 0)
+    some = some | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
+    if shard.group.strict:
+        told = met.stack(xp.reshape(xp.astype(fullest(some, xp), shard.rows.dtype), (1,)))
+        k = max(1, int(xp.max(told)))
+    else:
+        k = shard.rows.shape[-1]
+    out.small, out.later = gathered(met, some, k, columns)
+    out.kept = topp_keep(out.small.z, mapping.p, xp, mass=z)
+
+
+def _gather(out: Solved, some: Array | None, columns: list[Array], fixed: int | None) -> None:
+    met, shard, xp = out.met, out.shard, out.shard.xp
+    n, whole = shard.rows.shape[-1], some is None
+    if some is None:
+        some, k = xp.ones_like(shard.rows) > 0, max(1, *met.sizes)
+        many = out.way == "search" and met.count > MANY
+    else:
+        some = some & above(shard.rows, bound(met, 1, xp), xp)
+        if shard.group.strict:
+            some, k = narrowed(met, some)
+            many = k * shard.group.size > MANY
+        else:
+            k, many = n if fixed is None else fixed, fixed is None
+    if many and _searches(shard.mapping, shard.rows, xp):
+        out.level = _search(out)
+        if columns:
+            stacked = met.stack(xp.concat(columns, axis=-1))
+            out.later = [stacked[..., i : i + 1] for i in range(len(columns))]
+        return
+    out.small, out.later = gathered(met, some, k, columns, whole)
+
+
+def _search(out: Solved) -> tuple[Array, Array]:
+    """The level by Newton's method, each step of which adds up over the processes."""
+    shard, xp = out.shard, out.shard.xp
+    mapping: Any = shard.mapping.frozen()
+    anchor = out.high
+    rows = stop_gradient(shard.rows)
+    keep = xp.isfinite(rows)
+    y = xp.where(keep, rows - anchor, xp.zeros_like(rows))
+    return anchor, mapping.search(y, keep, xp, _start(out, mapping, anchor), summing(out.met))
+
+
+def _start(out: Solved, mapping: Any, anchor: Array) -> Array | None:
+    """What the processes' own thresholds say of the level: the largest of them is below the one that is sought."""
+    xp = out.shard.xp
+    tau = bound(out.met, 1, xp)
+    if isinstance(mapping, Entmax) and out.way != "search":
+        if _array.is_array(mapping.alpha):
+            return None
+        tau = tau + 1.0 / (mapping.alpha - 1.0)
+    return xp.where(tau > -math.inf, anchor - tau, xp.zeros_like(anchor))

@@ -1,0 +1,389 @@
+"""Classes on several processes: the same numbers as on one, in fp64, whatever the shards; and how much is communicated."""
+# ruff: noqa: B023 (functions of a loop's variables are called before it goes on)
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch
+from processes import ended, started, together
+
+import anymax as A
+from anymax import distributed as D
+
+MAPS = [
+    A.Softmax(), A.Sparsemax(), A.Entmax(1.5), A.Entmax(1.3), A.Entmax(3.0), A.Entmax(1.0), A.Entmax(0.7), A.Budget(k=2),
+    A.NormMax(2.0), A.Taylor(2), A.Sigsoftmax(), A.Ratio.square(), A.Ratio.relu(), A.SparseSoftmax(k=4), A.SparseSoftmax(p=0.8),
+    A.PerturbMax("gumbel", scale=0.7), A.PerturbMax("normal"),
+]  # fmt: skip
+NAMES = [f"{m.name}{getattr(m, 'alpha', '')}{getattr(m, 'noise', '')}{i}" for i, m in enumerate(MAPS)]
+SHARDS = [(20, 17), (0, 30, 7), (5,) * 7 + (0, 2)]
+N = 37
+
+
+def numbers(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rows(sigma=1.0):
+    """Rows with a masked class, with ties, and one without classes."""
+    x = sigma * numbers(0, 6, N)
+    x[0, 3], x[1], x[5] = -torch.inf, 2.0, -torch.inf
+    return x
+
+
+def cut(a, sizes, rank):
+    start = sum(sizes[:rank])
+    return a[..., start : start + sizes[rank]]
+
+
+def finite(v):
+    return torch.where(torch.isfinite(v), v, torch.zeros_like(v))
+
+
+def same(got, want, rtol=1e-10, atol=1e-12):
+    torch.testing.assert_close(got.double(), want.double(), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def apart(sizes, x, f, seed=None):
+    """f(shard, group, class_start) on every process: what it gives, the gradient of the scores, collectives forward and backward."""
+
+    def one(group):
+        a = cut(x, sizes, group.rank).clone().requires_grad_()
+        out = f(a, group, sum(sizes[: group.rank]))
+        forward = group.calls
+        parts = [v for v in (out if isinstance(out, tuple) else (out,)) if v.requires_grad]
+        weight = lambda v: 1.0 if seed is None else cut(numbers(seed, *v.shape[:-1], N), sizes, group.rank)  # noqa: E731
+        if parts:
+            sum((finite(v) * weight(v)).sum() for v in parts).backward()
+        return out, a.grad, forward, group.calls - forward
+
+    return together(len(sizes), one)
+
+
+def on_one(x, f, seed=None):
+    a = x.clone().requires_grad_()
+    out = f(a)
+    parts = [v for v in (out if isinstance(out, tuple) else (out,)) if v.requires_grad]
+    weight = lambda v: 1.0 if seed is None else numbers(seed, *v.shape[:-1], N)  # noqa: E731
+    if parts:
+        sum((finite(v) * weight(v)).sum() for v in parts).backward()
+    return out, a.grad
+
+
+@pytest.mark.thin(13)
+@pytest.mark.parametrize("sizes", SHARDS, ids=str)
+@pytest.mark.parametrize("mapping", MAPS, ids=NAMES)
+def test_probabilities_and_their_gradient(mapping, sizes):
+    for sigma in (1.0, 0.02):
+        x = rows(sigma)
+        for verb in ("apply", "log_apply"):
+            want, gradient = on_one(x, lambda a: getattr(A, verb)(mapping, a), seed=1)
+            found = apart(sizes, x, lambda a, g, start: getattr(D, verb)(mapping, a, group=g), seed=1)
+            same(torch.cat([f[0] for f in found], -1), want)
+            same(torch.cat([f[1] for f in found], -1), gradient, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.thin(13)
+@pytest.mark.parametrize("sizes", SHARDS, ids=str)
+@pytest.mark.parametrize("mapping", MAPS, ids=NAMES)
+def test_losses_and_their_gradient(mapping, sizes):
+    x = rows()
+    index = torch.randint(N, (6,), generator=torch.Generator().manual_seed(2))
+    index[0], index[4] = 5, -100
+    shares = numbers(3, 6, N).abs() * (numbers(4, 6, N) > 0)
+    shares[0, 3] = 0.0
+    shares /= shares.sum(-1, keepdim=True)
+    factors, keep = numbers(5, N).abs(), numbers(6, 6, N) > -1.0
+    keep[range(6), index.clamp(0)] = True
+    options = [
+        {},
+        {"label_smoothing": 0.1, "weight": factors, "reduction": "sum"},
+        {"mask": keep, "reduction": "none"},
+    ]
+    for verb in ("fenchel_young", "nll"):
+        for target in (index, shares * (2.0 if isinstance(mapping, A.Budget) else 1.0)):
+            if isinstance(mapping, A.Budget) and target is index:
+                continue
+            for given in options:
+                try:
+                    want, gradient = on_one(x, lambda a: getattr(A, verb)(mapping, a, target, axis=-1, **given))
+                except (TypeError, ValueError):  # no such loss
+                    continue
+
+                def part(a, g, start):
+                    mine = {k: cut(v, sizes, g.rank) if torch.is_tensor(v) else v for k, v in given.items()}
+                    t = target if target is index else cut(target, sizes, g.rank)
+                    return getattr(D, verb)(mapping, a, t, axis=-1, group=g, class_start=start, class_count=N, **mine)
+
+                found = apart(sizes, x, part)
+                for value, *_ in found:
+                    same(value, want)
+                same(torch.cat([f[1] for f in found], -1), gradient, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.thin(13)
+@pytest.mark.parametrize("sizes", SHARDS, ids=str)
+@pytest.mark.parametrize("mapping", MAPS, ids=NAMES)
+def test_thresholds_log_p_and_samples(mapping, sizes):
+    x = rows()
+    y = torch.randint(N, (2, 6), generator=torch.Generator().manual_seed(7))
+    y[0, 2], y[1, 0] = -1, 3
+    calls = [lambda x, **o: (A if not o else D).log_prob_entropy(mapping, x, y, **o)]
+    calls.append(lambda x, **o: (A if not o else D).sample(mapping, x, generator=3, num_samples=50, **o))
+    if mapping.has_threshold:
+        calls.append(lambda x, **o: tuple((A if not o else D).threshold(mapping, x, **o)))
+    if isinstance(mapping, A.Softmax):
+        calls.append(lambda x, **o: (A if not o else D).logsumexp(x, temperature=0.3, **o))
+    for f in calls:
+        want, gradient = on_one(x, f)
+        found = apart(sizes, x, lambda a, g, start: f(a, group=g, class_start=start))
+        for out, *_ in found:
+            for got, one in zip(
+                out if isinstance(out, tuple) else (out,), want if isinstance(want, tuple) else (want,)
+            ):
+                same(got, one)
+        if gradient is not None:
+            same(torch.cat([f[1] for f in found], -1), gradient, rtol=1e-8, atol=1e-9)
+
+
+def test_what_has_no_probability_has_the_gradient_of_the_loss():
+    x, y = torch.tensor([[3.0, 0.0, -1.0, 0.5]], dtype=torch.float64), torch.tensor([2])
+    a = x.clone().requires_grad_()
+    A.log_prob(A.Sparsemax(), a, y).sum().backward()
+
+    def one(group):
+        b = cut(x, (2, 2), group.rank).clone().requires_grad_()
+        D.log_prob_entropy(A.Sparsemax(), b, y, group=group)[0].sum().backward()
+        return b.grad
+
+    same(torch.cat(together(2, one), -1), a.grad)
+
+
+# forward and backward collectives: p; the loss of class indices (nll where there is no other); log p of classes with the entropy
+COLLECTIVES = {
+    "softmax": ((1, 1), (1, 0), (1, 0)), "sigsoftmax": ((1, 1), (1, 0), (1, 0)), "sparsemax": ((2, 1), (2, 0), (3, 1)),
+    "entmax": ((2, 1), (2, 0), (3, 1)), "budget": ((2, 1), None, (3, 1)), "normmax": ((2, 1), (2, 0), (3, 1)),
+    "taylor": ((2, 1), (2, 0), (3, 1)), "ratio": ((2, 1), (2, 0), (3, 1)), "sparse_softmax": ((2, 1), (2, 0), (3, 1)),
+    "perturb_max": ((2, 1), (2, 0), (3, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(20, 17), (9, 9, 9, 0, 10)], ids=str)
+def test_the_number_of_collectives_does_not_depend_on_the_shards(sizes):
+    x, t = rows()[:5], torch.tensor([0, 36, 5, 20, 11])
+    for mapping in (
+        m for m in MAPS if not (m.name == "perturb_max" and m.noise == "gumbel") and m != A.SparseSoftmax(p=0.8)
+    ):
+        if mapping.name == "entmax" and mapping.alpha == 1.0:
+            continue
+        verb = D.fenchel_young if mapping.facts.has_potential else D.nll
+        calls = [
+            lambda a, g, s: D.apply(mapping, a, group=g),
+            lambda a, g, s: verb(mapping, a, t, axis=-1, group=g, class_start=s),
+            lambda a, g, s: D.log_prob_entropy(mapping, a, t, group=g, class_start=s),
+        ]
+        for f, want in zip(calls, COLLECTIVES[mapping.name]):
+            if want is not None:
+                assert apart(sizes, x, f)[0][2:] == want, mapping
+
+
+def test_many_candidates_are_searched_for_with_sums():
+    """Flat scores: all classes are in the support, and no process gets more than sums of them."""
+    x = 1e-4 * numbers(8, 2, 9000)
+    for mapping in (A.Sparsemax(), A.Entmax(1.5), A.Entmax(0.5)):
+        want, gradient = on_one(x, lambda a: (A.apply(mapping, a) ** 2).sum())
+        found = apart((4000, 5000), x, lambda a, g, s: D.apply(mapping, a, group=g).square().sum())
+        same(sum(f[0] for f in found), want)
+        same(torch.cat([f[1] for f in found], -1), gradient, atol=1e-14)
+        assert found[0][2] < 16
+        loss, pull = on_one(x, lambda a: A.fenchel_young(mapping, a, torch.tensor([3, 8000])))
+        found = apart((4000, 5000), x, lambda a, g, s: D.fenchel_young(mapping, a, torch.tensor([3, 8000]), group=g))
+        same(found[1][0], loss)
+        same(torch.cat([f[1] for f in found], -1), pull, atol=1e-14)
+
+
+def test_parameters_that_learn_and_second_derivatives():
+    x, t = rows()[2:5], torch.tensor([0, 36, 20])
+    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
+    w = numbers(9, 3, N)
+    for f, make in (
+        (lambda m, a, g: D.fenchel_young(m, a, t, axis=-1, group=g), lambda m, a: A.fenchel_young(m, a, t, axis=-1)),
+        (
+            lambda m, a, g: (D.apply(m, a, group=g) * cut(w, (20, 17), g.rank)).sum(),
+            lambda m, a: (A.apply(m, a) * w).sum(),
+        ),
+    ):
+        a = x.clone().requires_grad_()
+        first = torch.autograd.grad(make(A.Entmax(alpha), a), [a, alpha], create_graph=True)
+        second = torch.autograd.grad((first[0] * w).sum(), a)[0]
+
+        def one(group):
+            b, own = cut(x, (20, 17), group.rank).clone().requires_grad_(), alpha.detach().clone().requires_grad_()
+            got = torch.autograd.grad(f(A.Entmax(own), b, group), [b, own], create_graph=True)
+            return *got, torch.autograd.grad((got[0] * cut(w, (20, 17), group.rank)).sum(), b)[0]
+
+        found = together(2, one)
+        for i, want in ((0, first[0]), (2, second)):
+            same(torch.cat([v[i] for v in found], -1).detach(), want.detach(), rtol=1e-8, atol=1e-10)
+        for v in found:
+            same(v[1].detach(), first[1].detach(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_other_dtypes_and_axes(dtype):
+    x = rows()[:5].to(dtype)
+    for mapping in (A.Softmax(), A.Entmax(1.5)):
+        want = A.apply(mapping, x.T, axis=0)
+        found = together(2, lambda g: D.apply(mapping, cut(x, (20, 17), g.rank).T, axis=0, group=g))
+        assert found[0].dtype is dtype
+        same(torch.cat(found, 0), want, rtol=1e-2 if dtype is not torch.float32 else 1e-5, atol=1e-6)
+
+
+def test_poison_on_one_process_is_seen_on_all():
+    x = rows()[:4]
+    x[2, 36], x[3, 0] = torch.nan, torch.inf
+    for mapping in MAPS:
+        for p in together(2, lambda g: D.apply(mapping, cut(x, (20, 17), g.rank), group=g)):
+            assert p[2:].isnan().all()
+            assert not p[:2].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g, x: D.apply("sparsemax" if g.rank else "entmax15", x, group=g), "ask for different things"),
+        (
+            lambda g, x: D.apply("softmax", x if g.rank else x.bool(), group=g),
+            "real floating-point|process 0 of the group has failed",
+        ),
+        (lambda g, x: D.nll("softmax", x, torch.tensor([0, 99]), group=g), "class indices must be from 0 to 3"),
+        (lambda g, x: D.apply("softmax", x, group=g, class_count=7), "the shards have 4 classes together"),
+        (lambda g, x: D.apply("softmax", x, group=g, class_start=3 * g.rank), "must follow each other"),
+        (lambda g, x: D.apply("softmax", x, group=g, class_start=None if g.rank else 0), "on some processes only"),
+        (lambda g, x: D.apply("softmax", x[:, :0], group=g), "no classes on any process"),
+        (lambda g, x: D.apply(A.Budget(k=5), x, group=g), "can't be chosen of 4"),
+        (lambda g, x: D.fenchel_young("taylor", x, torch.tensor([0, 1]), group=g), "no Fenchel-Young loss"),
+        (
+            lambda g, x: D.fenchel_young("softmax", x, torch.full((2, 2), 0.4), axis=-1, group=g),
+            "that sum to 1 over all processes",
+        ),
+        (lambda g, x: D.fenchel_young("softmax", x, torch.tensor([[0, 1]]), group=g), "for a shard of scores of shape"),
+        (lambda g, x: D.threshold("taylor", x, group=g), "has no threshold"),
+        (lambda g, x: D.apply("softmax", x, group=g, class_start=-1), "a number from 0 on"),
+        (lambda g, x: D.apply("softmax", x, group=g, axis_name="c"), None),
+        (lambda g, x: D.logsumexp(x, temperature=0.0, group=g), "above 0"),
+    ],
+)
+def test_all_processes_end_with_a_sentence(change, words):
+    """Also where one of them alone has failed, and none waits for ever."""
+    said = []
+
+    def one(group):
+        try:
+            change(group, torch.zeros(2, 2))
+        except Exception as error:
+            said.append(str(error))
+
+    together(2, one)
+    if words is None:
+        assert not said
+    else:
+        import re
+
+        assert len(said) == 2
+        assert all(re.search(words, s) for s in said), said
+
+
+def test_what_is_no_part_of_scores_is_refused():
+    import numpy as np
+
+    with pytest.raises(TypeError, match="torch tensor with group= or a JAX array with axis_name="):
+        D.apply("softmax", np.zeros(3))
+    if not torch.distributed.is_initialized():
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            D.apply("softmax", torch.zeros(3))
+
+
+# -- real processes ------------------------------------------------------------------------------------------------------------
+
+gloo = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo"
+)
+
+REAL = """
+import test_distributed as T
+import anymax as A
+from anymax import distributed as D
+from torch.distributed.tensor.debug import CommDebugMode
+x = T.rows()
+for many in (2, 3, 4):
+    group = dist.new_group(list(range(many)))
+    if rank >= many:
+        continue
+    sizes = {2: (20, 17), 3: (0, 30, 7), 4: (9, 9, 9, 10)}[many]
+    start = sum(sizes[:rank])
+    for mapping in T.MAPS:
+        want, gradient = T.on_one(x, lambda a: A.apply(mapping, a), seed=1)
+        a = T.cut(x, sizes, rank).clone().requires_grad_()
+        with CommDebugMode() as forward:
+            p = D.apply(mapping, a, group=group)
+        T.same(p, T.cut(want, sizes, rank))
+        with CommDebugMode() as backward:
+            (T.finite(p) * T.cut(T.numbers(1, 6, T.N), sizes, rank)).sum().backward()
+        T.same(a.grad, T.cut(gradient, sizes, rank), rtol=1e-8, atol=1e-9)
+        most = 3 if mapping == A.SparseSoftmax(p=0.8) else 2
+        assert forward.get_total_counts() <= most and backward.get_total_counts() == 1, mapping
+        t = torch.tensor([5, 0, 36, 20, -100, 1])
+        verb = "fenchel_young" if mapping.facts.has_potential and mapping.name != "budget" else "nll"
+        want, gradient = T.on_one(x, lambda a: getattr(A, verb)(mapping, a, t, axis=-1, reduction="none"))
+        a = T.cut(x, sizes, rank).clone().requires_grad_()
+        value = getattr(D, verb)(mapping, a, t, axis=-1, group=group, class_start=start, reduction="none")
+        T.same(value, want)
+        T.finite(value).sum().backward()
+        T.same(a.grad, T.cut(gradient, sizes, rank), rtol=1e-8, atol=1e-9)
+if size == 4:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "classes"))
+    for group in (mesh["classes"], (mesh, "classes"), mesh.get_group(1)):
+        sizes, at = (20, 17), mesh.get_local_rank("classes")
+        p = D.apply("entmax15", T.cut(x, sizes, at), group=group)
+        T.same(p, T.cut(A.entmax15(x), sizes, at))
+    try:
+        D.apply("softmax", x, group=mesh)
+    except ValueError as error:
+        assert "give one of them" in str(error)
+print("right")
+dist.destroy_process_group()
+"""
+
+
+@gloo
+@pytest.mark.whole
+def test_two_three_and_four_processes():
+    for status, out, err in ended(started(4, REAL)):
+        assert status == 0, err[-3000:]
+        assert out == "right\n"
+
+
+LOST = """
+import time, anymax
+if rank == 1:
+    sys.exit(3)
+try:
+    for _ in range(5):
+        anymax.distributed.apply("softmax", torch.zeros(2, 3))
+except RuntimeError as error:
+    assert "waited for the others in vain" in str(error), error
+    print("told")
+"""
+
+
+@gloo
+@pytest.mark.whole
+def test_a_process_that_has_ended_ends_the_others():
+    first, second = ended(started(2, LOST), seconds=100)
+    assert second[0] == 3
+    assert first[1] == "told\n", first[2][-2000:]

@@ -1,0 +1,148 @@
+"""DTensors of any placement: the same numbers and gradients as of one tensor, and no communication that is not needed."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch
+from processes import ended, started
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no gloo"
+)
+
+PLACED = """
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+import anymax as A
+mesh = init_device_mesh("cpu", (2, 2) if size == 4 else (2,))
+g = torch.Generator().manual_seed(0)
+x = torch.randn(7, 23, generator=g, dtype=torch.float64)
+t = torch.randint(0, 23, (7,), generator=g)
+known, t[2] = t.clone(), -100
+shares = torch.rand(7, 23, generator=g, dtype=torch.float64)
+shares /= shares.sum(-1, keepdim=True)
+w, keep = torch.rand(23, generator=g, dtype=torch.float64), torch.arange(23) % 3 > 0
+alphas = torch.linspace(1.1, 1.9, 7, dtype=torch.float64)[:, None]
+def whole(v):
+    return v.full_tensor() if isinstance(v, DTensor) else v
+def parts(v):
+    return v if isinstance(v, tuple) else (v,)
+# what is called; collectives forward where the rows lie apart, and where the classes do
+calls = [
+    (A.sparsemax, 0, 2), (A.softmax, 0, 1), (A.log_softmax, 0, 1), (A.perturb_max, 0, 2), (A.taylor_softmax, 0, 2),
+    (lambda x: A.entmax15(x, axis=0), 2, 0), (lambda x: A.sparsemax(x, mask=keep), 0, 2),
+    (lambda x: A.sparsemax(x, mask=keep.numpy()), 0, 2),
+    (lambda x: A.sparsemax(x, axis=(0, 1)), 1, 1), (lambda x: A.entmax(x, alphas), 0, 2), (lambda x: A.sparse_softmax(x, p=0.7), 0, 3),
+    (lambda x: A.apply("sparsemax", x, dtype=torch.float32), 0, 2),
+    (lambda x: A.cross_entropy(x, t), 1, 1), (lambda x: A.sparsemax_loss(x, t, w), 1, 2), (lambda x: A.entmax15_loss(x, shares), 0, 2),
+    (lambda x: A.entmax15_loss(x, t, label_smoothing=0.1, reduction="sum"), 0, 2), (lambda x: A.sparse_softmax_loss(x, t, k=5), 1, 2),
+    (lambda x: A.entmax15_loss(x, shares, reduction="none", mask=keep | True), 0, 2), (lambda x: A.taylor_softmax_loss(x, t), 1, 2),
+    (lambda x: A.accuracy_loss(A.Sparsemax(), x, t), 1, 1), (lambda x: A.smoothed_nll(A.Sparsemax(), x, t, epsilon=0.1), 1, 1),
+    (lambda x: A.margin_loss("softmax", torch.tanh(x), t), 1, 1), (lambda x: A.entmax15_loss(x, torch.arange(23) % 7, axis=0), 2, 1),
+    (A.logsumexp, 0, 1), (lambda x: A.logsumexp(x, temperature=alphas), 0, 1), (lambda x: A.logsumexp(x, keepdims=True), 0, 1),
+    (lambda x: A.log_prob(A.Softmax(), x, known), 0, 1), (lambda x: A.log_prob_entropy(A.Taylor(2), x, torch.stack([known, known])), 0, 3),
+    (lambda x: A.entropy(A.softmax(x)), 0, None), (lambda x: tuple(A.threshold(A.Sparsemax(), x)), 0, 2),
+]
+places = [(Shard(0),), (Shard(1),), (Replicate(),)]
+if size == 4:
+    places = [(Shard(0), Shard(1)), (Shard(1), Shard(0)), (Shard(1), Shard(1)), (Replicate(), Shard(1)), (Shard(0), Replicate())]
+for place in places:
+    for i, (f, by_rows, by_classes) in enumerate(calls):
+        a, d = x.clone().requires_grad_(), distribute_tensor(x.clone(), mesh, place).requires_grad_()
+        want = f(a)
+        with CommDebugMode() as counted:
+            got = f(d)
+        expected = {Shard(0): by_rows, Shard(1): by_classes, Replicate(): 0}[place[0]]
+        assert size == 4 or expected in (None, counted.get_total_counts()), (i, place, counted.get_total_counts())
+        for one, other in zip(parts(got), parts(want)):
+            assert isinstance(one, DTensor), (i, place)
+            one = whole(one.detach())
+            near = torch.allclose(one, other, rtol=1e-5 if i == 11 else 1e-9, atol=1e-6 if i == 11 else 1e-11)
+            assert one.shape == other.shape and near, (i, place, one, other)
+        if not parts(want)[-1].requires_grad:
+            continue
+        parts(want)[-1].square().sum().backward()
+        whole(parts(got)[-1]).square().sum().backward()
+        assert torch.allclose(whole(d.grad), a.grad, atol=1e-6 if i == 11 else 1e-9), (i, place, (whole(d.grad) - a.grad).abs().max())
+    for make in (lambda v: v, lambda v: DTensor.from_local(v, mesh, [Replicate()] * mesh.ndim)):  # a parameter that learns
+        alpha, scores = torch.tensor(1.4, dtype=torch.float64, requires_grad=True), distribute_tensor(x.clone(), mesh, place)
+        for f in (lambda x, a: A.entmax(x, a).square().sum(), lambda x, a: A.entmax_loss(x, known, alpha=a)):
+            want = torch.autograd.grad(f(x, alpha), alpha)[0]
+            got = torch.autograd.grad(whole(f(scores, make(alpha))), alpha)[0]
+            assert torch.allclose(whole(got), want, rtol=1e-9), (place, got, want)
+half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
+apart = distribute_tensor(x, mesh, places[1])
+for call, words in (
+    (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "the scores are Partial"),
+    (lambda: A.logsumexp(half), "the scores are Partial"), (lambda: A.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
+    (lambda: A.sample("softmax", apart, generator=0), "takes no DTensor"), (lambda: A.jacobian("softmax", apart), "takes no DTensor"),
+    (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
+):
+    try:
+        call()
+    except TypeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+assert torch.allclose(whole(A.topp(0.7)(apart)).exp(), A.topp(0.7)(x).exp())
+print("right")
+dist.destroy_process_group()
+"""
+
+
+def right(size, program):
+    for status, out, err in ended(started(size, program)):
+        assert status == 0, err[-3000:]
+        assert out == "right\n"
+
+
+def test_every_placement_on_two_devices():
+    right(2, PLACED)
+
+
+@pytest.mark.whole
+def test_every_placement_on_a_mesh_of_four():
+    right(4, PLACED)
+
+
+MODELS = """
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+import anymax as A
+torch.manual_seed(0)
+x, t = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 11, (8,))
+def model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 11)).double()
+plain = model()
+want = A.entmax15_loss(plain(x), t)
+want.backward()
+mesh = init_device_mesh("cpu", (2,))
+split = model()  # the classes on both processes, as loss_parallel has them
+split[2] = parallelize_module(split[2], mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+scores = split(x)
+assert isinstance(scores, DTensor) and scores.placements == (Shard(1),)
+loss = A.entmax15_loss(scores, t)
+loss.backward()
+assert torch.allclose(loss.full_tensor(), want)
+assert torch.allclose(split[2].weight.grad.full_tensor(), plain[2].weight.grad)
+assert torch.allclose(split[0].weight.grad, plain[0].weight.grad)
+sharded = model()  # the rows on both
+fully_shard(sharded, mesh=mesh)
+rows = slice(4 * rank, 4 * rank + 4)
+A.entmax15_loss(sharded(x[rows]), t[rows]).backward()
+assert torch.allclose(sharded[2].weight.grad.full_tensor(), plain[2].weight.grad)
+print("right")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.whole
+def test_models_that_are_split_by_tensor_parallelism_and_by_fsdp():
+    right(2, MODELS)
