@@ -440,14 +440,14 @@ def test_frameworks_only_in_leaves():
             )
         },
     }  # fmt: skip
-    optional = {"click", "rich", "sklearn"}
+    optional = {"click", "rich", "sklearn", "dask"}
     for name, path in modules().items():
         for target, ours, _late in imports(name, path):
             if ours:
                 continue
             if target in allowed and not name.startswith("cli"):
                 assert name in allowed[target], f"{name} imports {target}"
-            if target in optional and not (name.startswith("sklearn.") and target == "sklearn"):
+            if target in optional and not (name.startswith("sklearn.") and target in ("sklearn", "dask")):
                 assert name.startswith("cli"), f"{name} imports {target}"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Mapping as Mapped
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +13,8 @@ import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import column_or_1d
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -20,6 +23,7 @@ from .._array import quiet
 from .._mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
+from .blocks import Blocks, here, is_dask, lazily, names_of
 from .objective import Linear
 from .parameters import mapping_of, number_of
 from .solvers import descend
@@ -161,9 +165,15 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"solver={self.solver!r}: expected 'lbfgs' or 'lbfgs-scipy'")
 
     def _rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+        if is_dask(X):
+            y = validate_data(self, "no_validation", here(y), multi_output=True)
+            validate_data(self, names_of(X), skip_check_array=True)
+            blocks = Blocks.of(X)
+            check_consistent_length(blocks, y)
+            return blocks, y
         X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True, multi_output=True,
-            y_numeric=False,
+            self, X, here(y), accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True,
+            multi_output=True, y_numeric=False,
         )  # fmt: skip
         if not sparse.issparse(X) and not (X.flags.c_contiguous or X.flags.f_contiguous):
             X = np.ascontiguousarray(X)
@@ -176,7 +186,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         k = len(self.classes_)
         if k < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2 classes")
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
         weights = weights * _class_weights(self.class_weight, self.classes_, y, index, weights)[index]
         share, l2 = self._shares(weights, X.dtype)
         mapping, index = self.mapping_, index.astype(np.int64)
@@ -218,40 +228,56 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 
-    def _scores(self, X: Any) -> np.ndarray:
-        """[rows, columns of coef_]."""
+    def _answer(self, X: Any, of_scores: Callable[[np.ndarray], Any]) -> Any:
+        """`of_scores` of the scores of X, [rows, columns of coef_]; of Dask's rows block by block, once it is computed."""
         check_is_fitted(self)
+        if is_dask(X):
+            validate_data(self, names_of(X), skip_check_array=True, reset=False)
+            return lazily(X, partial(self._of_block, of_scores), self.coef_.dtype)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return np.asarray(X @ self.coef_.T) + self.intercept_
+        return self._of_block(of_scores, X)
 
-    def _class_scores(self, X: Any) -> np.ndarray:
-        z = self._scores(X)
-        return losses.pair(z) if z.shape[1] == 1 else z
+    def _of_block(self, of_scores: Callable[[np.ndarray], Any], X: Any) -> Any:
+        return of_scores(np.asarray(X @ self.coef_.T) + self.intercept_)
 
     def decision_function(self, X: Rows) -> np.ndarray:
         """The scores of the rows of X before the map, [rows, classes]; for two classes that of the second over the first, [rows]."""
-        z = self._scores(X)
-        if z.shape[1] == 1:
-            return z[:, 0]
-        return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+        return self._answer(X, self._decided)
 
     def predict_proba(self, X: Rows) -> np.ndarray:
         """The probabilities of the classes for the rows of X, [rows, classes], in the order of `classes_`.
 
         Some of them are exactly 0 where the map is sparse.
         """
-        z = self._class_scores(X)
-        return apply(self.mapping_, z)
+        return self._answer(X, self._probable)
 
     def predict_log_proba(self, X: Rows) -> np.ndarray:
         """The logarithms of the probabilities for the rows of X, [rows, classes]; -inf where one is exactly 0."""
-        z = self._class_scores(X)
-        with quiet(z):
-            return log_apply(self.mapping_, z)
+        return self._answer(X, self._log_probable)
 
     def predict(self, X: Rows) -> np.ndarray:
         """The most probable class of each row of X, [rows]; of ties the first in `classes_`."""
-        z = self._class_scores(X)
+        return self._answer(X, self._predicted)
+
+    def score(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The accuracy of `predict`: the share of the rows of X whose class, or set of labels, is that of y."""
+        return accuracy_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight))
+
+    def _decided(self, z: np.ndarray) -> np.ndarray:
+        if z.shape[1] == 1:
+            return z[:, 0]
+        return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+
+    def _probable(self, z: np.ndarray) -> np.ndarray:
+        return apply(self.mapping_, _all_classes(z))
+
+    def _log_probable(self, z: np.ndarray) -> np.ndarray:
+        z = _all_classes(z)
+        with quiet(z):
+            return log_apply(self.mapping_, z)
+
+    def _predicted(self, z: np.ndarray) -> Any:
+        z = _all_classes(z)
         best = z if self.mapping_.facts.monotone else apply(self.mapping_, z)
         return self.classes_[np.argmax(best, axis=1)]
 
@@ -259,6 +285,10 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _all_classes(z: np.ndarray) -> np.ndarray:
+    return losses.pair(z) if z.shape[1] == 1 else z
 
 
 def _class_weights(

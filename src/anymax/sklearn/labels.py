@@ -14,12 +14,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import f1_score, precision_score, recall_score
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight
 
 from .._array import quiet
 from .._mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
+from .blocks import here, only
 from .classes import MappingClassifier
 from .parameters import NO_MAP, mapping_of, number_of
 
@@ -150,7 +151,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         labels = _indicator(target)
         self.indicator_ = "sparse" if sparse.issparse(target) else "dense"
         self.classes_ = np.arange(labels.shape[1])
-        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:
             weights = weights * _label_weights(self.class_weight, labels, weights)
         if self.mapping_ not in NO_MAP:
@@ -158,7 +159,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             if not some.any():
                 raise ValueError("y has no label in any row; at least one row must have one")
             if not some.all():
-                rows, labels, weights = rows[some], labels[some], weights[some]
+                rows, labels, weights = only(rows, some), labels[some], weights[some]
         self.decision_ = self._decision()
         self._tune(rows, labels, weights)
         self._fit_labels(rows, labels, weights)
@@ -223,13 +224,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
         else:
             splits = check_cv(self.cv).split(X)  # type: ignore[union-attr,call-arg]
         parts = []
-        for train, test in splits:
+        for train, test in ((np.sort(train), np.sort(test)) for train, test in splits):
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
             part.mapping_ = self.mapping_
             with warnings.catch_warnings():  # the last fit, on all rows, warns
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                part._fit_labels(X[train], labels[train], weights[train])
-            parts.append((test, np.asarray(X[test] @ part.coef_.T) + part.intercept_))
+                part._fit_labels(only(X, train), labels[train], weights[train])
+            parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
         rows = np.concatenate([test for test, _ in parts])
         z, truth = np.concatenate([z for _, z in parts]), labels[rows]
         score: Any = self.scoring if callable(self.scoring) else _SCORES[self.scoring]
@@ -262,36 +263,42 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def predict(self, X: Rows) -> Any:
         """The labels of each row of X as an indicator matrix, dense or sparse (CSR) as the y of `fit` was."""
-        check_is_fitted(self)
-        if self.indicator_ is None:
-            return super().predict(X)
-        z = self._scores(X)
-        chosen = self._chosen(z, self.scale_ if self.decision_ == "support" else self.threshold_).astype(np.int64)
-        return sparse.csr_matrix(chosen) if self.indicator_ == "sparse" else chosen
+        return super().predict(X)
 
     def decision_function(self, X: Rows) -> np.ndarray:
         """The scores of the rows of X before the map, [rows, labels]."""
-        check_is_fitted(self)
-        return super().decision_function(X) if self.indicator_ is None else self._scores(X)
+        return super().decision_function(X)
 
     def predict_proba(self, X: Rows) -> np.ndarray:
         """map(scores) of the rows of X, [rows, labels]: the share of each label in its row; of "sigmoid" the probability of each label.
 
         For "zlpr" it is the sigmoid of the score, above 1/2 where the loss wants the label, and not a calibrated probability.
         """
-        check_is_fitted(self)
-        return super().predict_proba(X) if self.indicator_ is None else self._probabilities(self._scores(X))
+        return super().predict_proba(X)
 
     def predict_log_proba(self, X: Rows) -> np.ndarray:
         """The logarithm of `predict_proba`, -inf where it is exactly 0."""
-        check_is_fitted(self)
-        if self.indicator_ is None:
-            return super().predict_log_proba(X)
-        z = self._scores(X)
-        if self.mapping_ in NO_MAP:
+        return super().predict_log_proba(X)
+
+    def _decided(self, z: np.ndarray) -> np.ndarray:
+        return super()._decided(z) if self.indicator_ is None else z
+
+    def _probable(self, z: np.ndarray) -> np.ndarray:
+        return super()._probable(z) if self.indicator_ is None else self._probabilities(z)
+
+    def _log_probable(self, z: np.ndarray) -> np.ndarray:
+        if self.indicator_ is not None and self.mapping_ in NO_MAP:
             return -np.logaddexp(0, -z)
+        if self.indicator_ is None:
+            return super()._log_probable(z)
         with quiet(z):
             return log_apply(self.mapping_, z)
+
+    def _predicted(self, z: np.ndarray) -> Any:
+        if self.indicator_ is None:
+            return super()._predicted(z)
+        chosen = self._chosen(z, self.scale_ if self.decision_ == "support" else self.threshold_).astype(np.int64)
+        return sparse.csr_matrix(chosen) if self.indicator_ == "sparse" else chosen
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
