@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, namespace, upcast
+from .._array import Array, from_last, is_torch, namespace, upcast
 from .._mapping import Mapping
 from . import asked, native
 from .link import NEED_SCORES, OPS, Link, link_of
@@ -100,12 +100,26 @@ def _run(op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any,
     engine = native.engine_for(like)
     made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result)
     if made is None:
-        *read, out = operands
-        read = [None if a is None else native.world_of(a).contiguous(a) for a in read]  # heads without a stride in common
-        made = engine.segments(link, OPS[op], ptr, order, axis, *read, out, index, scale, result)
-    if made is None:
         words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine does not serve {op} of segments on {words}")
+
+
+def _one_stride(a: Array, axis: int) -> bool:
+    """True where the heads of an entry lie in steps of one stride."""
+    axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
+    steps = a.stride() if is_torch(a) else a.strides
+    return all(steps[i] == steps[j] * a.shape[j] for i, j in zip(axes, axes[1:], strict=False))
+
+
+def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
+    """Operands whose heads have one stride, and the axis of their entries: in C order, or with the entries first."""
+    lead = next(a for a in operands if a is not None)
+    if 0 < axis < lead.ndim - 1:
+        xp = namespace(lead)
+        axes = (axis, *(i for i in range(lead.ndim) if i != axis))
+        operands, axis = [None if a is None else xp.permute_dims(a, axes) for a in operands], 0
+        return [None if a is None else native.world_of(a).contiguous(a) for a in operands], 0
+    return [a if a is None or _one_stride(a, axis) else native.world_of(a).contiguous(a) for a in operands], axis
 
 
 def _entries(
@@ -117,20 +131,24 @@ def _entries(
     if g is not None and native.dtype_of(g) != dtype:
         g = world.cast(g, dtype, lead)
     kind = getattr(link_of(mapping), "kind", "")
-    out = native.room_in(world, tuple(lead.shape), dtype)
     if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
         x = None
+    ptr, order, axis = layout
+    (x, p, g), at = _laid_out([x, p, g], axis)
+    lead = x if p is None else p
+    out = native.room_in(world, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
-        _run(op, mapping, layout, [x, p, g, out], index, scale, None)
-    return out
+        _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None)
+    return out if at == axis else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
 
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     """A result with a number for each segment and head: [segments, heads ...]."""
-    ptr, _, axis = layout
+    ptr, order, axis = layout
     shape = (len(ptr) - 1, *(n for i, n in enumerate(x.shape) if i != axis))
     result = native.room_in(native.world_of(x), shape, "float64" if native.dtype_of(x) == "float64" else "float32")
     if math.prod(shape):
-        _run(op, mapping, layout, [x, None, None, None], index, None, result)
+        (x,), axis = _laid_out([x], axis)
+        _run(op, mapping, (ptr, order, axis), [x, None, None, None], index, None, result)
     return result
 
