@@ -85,6 +85,8 @@ typedef struct {
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
     int32_t fresh;        /* 1: out is newly allocated: the system clears its pages as they are first written, which leaves them in the caches, so
                              the stores do not bypass these; 2: and it holds zeros, which are not written again */
+    const int64_t *starts; /* [outer]: how many numbers from `data` row (o, i) of x, p, g and out begins, less i * inner; NULL: o * outer. Without mask
+                              and support */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are

@@ -1,5 +1,5 @@
-// Ragged rows. Short segments of one length are staged side by side and served as the rows of one call, long ones where they lie; threads share the
-// entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
+// Ragged rows. Short segments of one length are served as the rows of one call, where they lie or staged side by side (heads, an order); long ones one
+// by one. Threads share the entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 131072;     // numbers of segments that are sorted by length together
+constexpr int64_t CHUNK = 65536;      // numbers of segments that are sorted by length together: those of all operands fit into the second cache
 constexpr int64_t SHORT_MOST = 2048;  // entries of a segment up to which others of its length are looked for (plan.hpp: no way serves longer rows together)
 constexpr int64_t TOGETHER = 8192;    // numbers that are staged at once
 constexpr int64_t LANES = 16;         // rows that the widest vector serves at once
@@ -57,13 +57,6 @@ struct Group {
     bool wrong;  // an entry was out of range
 
     int64_t from(int64_t j) const { return segments->ptr[base + which[j]]; }
-    int64_t entry(int64_t i) {
-        if (!segments->order) return i;
-        const int64_t e = segments->order[i];
-        if ((uint64_t)e < (uint64_t)entries) return e;
-        wrong = true;
-        return 0;
-    }
 };
 
 template <bool IN>
@@ -71,32 +64,58 @@ inline void move(char *staged, char *own, size_t bytes) {
     memcpy(IN ? staged : own, IN ? own : staged, bytes);
 }
 
+// f(k, e) for each entry of the segment that begins at `first`: its place and where it lies.
+template <class F>
+inline void each_entry(Group &g, int64_t first, F f) {
+    const int64_t n = g.n, *const order = g.segments->order;
+    if (!order) {
+        for (int64_t k = 0; k < n; k++) f(k, first + k);
+        return;
+    }
+    const uint64_t entries = (uint64_t)g.entries;
+    bool wrong = false;
+    for (int64_t k = 0; k < n; k++) {
+        const uint64_t e = (uint64_t)order[first + k];
+        wrong |= e >= entries;
+        f(k, (int64_t)(e < entries ? e : 0));
+    }
+    g.wrong |= wrong;
+}
+
 // The heads of an entry at once, `BYTES` of them; 0: as many as there are.
 template <bool IN, int BYTES>
 void move_beside(Group &g, const anymax_view &v, char *staged, int64_t size) {
-    const size_t bytes = BYTES ? (size_t)BYTES : (size_t)(g.heads * size);
-    for (int64_t j = 0; j < g.count; j++) {
-        const int64_t first = g.from(j);
-        for (int64_t k = 0; k < g.n; k++)
-            move<IN>(staged + (k * g.count + j) * (int64_t)bytes, (char *)v.data + g.entry(first + k) * v.cls * size, bytes);
+    const int64_t bytes = BYTES ? BYTES : g.heads * size, step = v.cls * size, row = g.count * bytes, count = g.count;
+    char *const own = (char *)v.data;
+    for (int64_t j = 0; j < count; j++) {
+        char *const to = staged + j * bytes;
+        each_entry(g, g.from(j), [=](int64_t k, int64_t e) { move<IN>(to + k * row, own + e * step, (size_t)(BYTES ? BYTES : bytes)); });
+    }
+}
+
+template <bool IN, int HEADS, class T>
+void move_heads(Group &g, const anymax_view &v, T *staged) {
+    const int64_t heads = HEADS ? HEADS : g.heads, n = g.n, cls = v.cls, inner = HEADS ? 1 : v.inner, count = g.count;
+    T *const own = (T *)v.data;
+    for (int64_t j = 0; j < count; j++) {
+        T *const row = staged + j * heads * n;
+        each_entry(g, g.from(j), [=](int64_t k, int64_t e) {
+            T *const at = own + e * cls;
+            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h * n + k] = at[h * inner]) : (void)(at[h * inner] = row[h * n + k]);
+        });
     }
 }
 
 template <bool IN, class T>
 void move_rows(Group &g, const anymax_view &v, T *staged) {
-    for (int64_t j = 0; j < g.count; j++) {
-        const int64_t first = g.from(j);
-        T *row = staged + j * g.heads * g.n;
-        T *const own = (T *)v.data;
-        if (g.heads == 1 && v.cls == 1 && !g.segments->order) {
-            move<IN>((char *)row, (char *)(own + first), (size_t)g.n * sizeof(T));
-            continue;
-        }
-        for (int64_t k = 0; k < g.n; k++) {
-            T *const at = own + g.entry(first + k) * v.cls;
-            for (int64_t h = 0; h < g.heads; h++) IN ? (void)(row[h * g.n + k] = at[h * v.inner]) : (void)(at[h * v.inner] = row[h * g.n + k]);
-        }
+    if (g.heads == 1 && v.cls == 1 && !g.segments->order) {
+        for (int64_t j = 0; j < g.count; j++) move<IN>((char *)(staged + j * g.n), (char *)((T *)v.data + g.from(j)), (size_t)g.n * sizeof(T));
+        return;
     }
+    if (v.inner == 1 && g.heads == 4) return move_heads<IN, 4>(g, v, staged);
+    if (v.inner == 1 && g.heads == 8) return move_heads<IN, 8>(g, v, staged);
+    if (g.heads == 1) return move_heads<IN, 1>(g, v, staged);
+    move_heads<IN, 0>(g, v, staged);
 }
 
 template <bool IN>
@@ -125,14 +144,21 @@ void move_each(const Group &g, void *own, char *staged, int64_t size) {
 // -- rows of one length ----------------------------------------------------------------------------------------------------------------------
 
 struct Stage {
-    Memory x, p, g, out, params, index, scale, result, sorted;
+    Memory x, p, g, out, starts, params, index, scale, result, sorted;
 };
+
+bool rows_lie_dense(const anymax_call &call) {
+    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
+    for (const anymax_view *v : views)
+        if (v->data && v->cls != 1) return false;
+    return call.inner == 1;
+}
 
 int serve_group(const Work &w, Group &g, Stage &stage) {
     const anymax_call &call = *w.call;
     const int64_t rows = g.count * g.heads, numbers = rows * g.n;
     anymax_call c = call;
-    c.n = g.n, c.fresh = 0;
+    c.n = g.n, c.fresh = 0, c.starts = nullptr;
     g.beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && g.heads > 1 && call.x.inner == 1 && call.out.inner == 1;
     c.outer = g.beside ? 1 : rows, c.inner = g.beside ? rows : 1;
     const anymax_view like = g.beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
@@ -141,8 +167,14 @@ int serve_group(const Work &w, Group &g, Stage &stage) {
         Memory *memory;
         bool read;
     } const operands[] = {{&c.x, &stage.x, true}, {&c.p, &stage.p, true}, {&c.g, &stage.g, true}, {&c.out, &stage.out, false}};
+    if (g.heads == 1 && !g.segments->order && rows_lie_dense(call)) {  // as they lie
+        int64_t *starts = stage.starts.take<int64_t>(rows);
+        if (!starts) return ANYMAX_NO_MEMORY;
+        for (int64_t j = 0; j < rows; j++) starts[j] = g.from(j);
+        c.starts = starts;
+    }
     for (const auto &o : operands) {
-        if (!o.view->data) continue;
+        if (!o.view->data || c.starts) continue;
         char *staged = o.memory->take<char>(numbers * w.size);
         if (!staged) return ANYMAX_NO_MEMORY;
         if (o.read) move_group<true>(g, *o.view, staged, w.size);
@@ -170,7 +202,7 @@ int serve_group(const Work &w, Group &g, Stage &stage) {
     if (g.wrong) return ANYMAX_BAD_SEGMENTS;
     const int code = w.unit->rows(&c, 0, rows, 0, nullptr);
     if (code) return code;
-    if (call.out.data) move_group<false>(g, call.out, (char *)c.out.data, w.size);
+    if (call.out.data && !c.starts) move_group<false>(g, call.out, (char *)c.out.data, w.size);
     if (result) move_each<false>(g, result, made, w.wide);
     return ANYMAX_OK;
 }
@@ -180,7 +212,7 @@ int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
     const anymax_call &call = *w.call;
     anymax_call c = call;
     const int64_t first = w.segments->ptr[s], row = s * call.inner;
-    c.outer = 1, c.n = w.segments->ptr[s + 1] - first, c.fresh = 0;
+    c.starts = nullptr, c.outer = 1, c.n = w.segments->ptr[s + 1] - first, c.fresh = 0;
     anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
     for (anymax_view *v : views)
         if (v->data) v->data = (char *)v->data + first * v->cls * w.size, v->outer = 0;
@@ -246,17 +278,25 @@ int64_t first_from(const Work &w, int64_t entry) {
     return low;
 }
 
-bool rows_lie_dense(const anymax_call &call) {
+// Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are dropped where a page is
+// not known yet. Not where one is long: it is read in order anyway.
+void bring(const Work &w, int64_t begin, int64_t end) {
+    const anymax_call &call = *w.call;
+    const int64_t first = w.segments->ptr[begin], count = w.segments->ptr[end] - first, heads = call.inner;
+    if (w.segments->order || count > 2 * w.chunk) return;
     const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
-    for (const anymax_view *v : views)
-        if (v->data && v->cls != 1) return false;
-    return call.inner == 1;
+    for (const anymax_view *v : views) {
+        if (!v->data || v->cls != heads || (heads > 1 && v->inner != 1)) continue;
+        const char *const from = (const char *)v->data + first * heads * w.size;
+        for (int64_t i = 0; i < count * heads * w.size; i += 64) (void)*(const volatile char *)(from + i);
+    }
 }
 
 int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     const anymax_call &call = *w.call;
     const int64_t *ptr = w.segments->ptr, heads = call.inner;
     const bool lies = !w.segments->order;
+    bring(w, begin, end);
     int32_t start[SHORT_MOST + 2] = {};
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = ptr[s + 1] - ptr[s];
@@ -280,13 +320,8 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
         if (heads == 1) few = few / LANES * LANES;
         for (int64_t j = start[n - 1]; j < start[n];) {
             const int64_t count = start[n] - j < few ? start[n] - j : few;
-            int code;
-            if (count == 1 && lies && rows_lie_dense(call)) {
-                code = serve_in_place(w, begin + which[j], nullptr);
-            } else {
-                Group g{w.segments, which + j, begin, count, n, heads, call.n, false, false};
-                code = serve_group(w, g, stage);
-            }
+            Group g{w.segments, which + j, begin, count, n, heads, call.n, false, false};
+            const int code = serve_group(w, g, stage);
             if (code) return code;
             j += count;
         }
