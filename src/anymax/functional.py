@@ -67,7 +67,9 @@ def apply(
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
-        return sys.modules["anymax.segments"].apply_tensor(mapping, x, axis)  # a floor above; `import anymax` has loaded it
+        return sys.modules["anymax.segments"].apply_tensor(
+            mapping, x, axis
+        )  # a floor above; `import anymax` has loaded it
     if sharded(x):
         p = by_rows(lambda m, x, mask: apply(m, x, axis, mask=mask, dtype=dtype), mapping, x, axis, mask)
         return _store(p, out)

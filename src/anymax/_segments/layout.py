@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,13 +141,12 @@ def _placed(made: Any, x: Array) -> Any:
         if is_torch(x):
             xp = namespace(x)
             return xp.asarray(np.ascontiguousarray(made), device=x.device)
-        import jax  # late: x is one of its arrays
-
+        jax: Any = sys.modules["jax"]
         with jax.ensure_compile_time_eval():
             return jax.numpy.asarray(made)
     if isinstance(made, tuple):
         parts = [_placed(part, x) for part in made]
-        return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+        return tuple(parts) if type(made) is tuple else type(made)(*parts)
     return made
 
 
@@ -229,7 +229,9 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
             raise ValueError(f"{who}: ptr[0] is {int(a[0])}; the first segment begins at entry 0")
         if (a[1:] < a[:-1]).any():
             at = int((a[1:] < a[:-1]).argmax())
-            raise ValueError(f"{who}: ptr[{at + 1}] is {int(a[at + 1])}, below ptr[{at}], {int(a[at])}; ptr must ascend")
+            raise ValueError(
+                f"{who}: ptr[{at + 1}] is {int(a[at + 1])}, below ptr[{at}], {int(a[at])}; ptr must ascend"
+            )
         a = a.copy() if a.flags.owndata is False or a is value else a  # what the caller changes later is another's
     if num_segments not in (None, a.size - 1):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {a.size - 1} segments")
@@ -237,7 +239,7 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
 
 
 def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
-    """The same in operations of the framework, where no value may be asked for. An entry whose index is out of range belongs to no segment."""
+    """The same in operations of the framework, where no value may be asked for. An entry whose index is out of range has no segment."""
     xp = namespace(value)
     if name == "index":
         if num_segments is None:
@@ -251,7 +253,9 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
     if num_segments not in (None, count):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {count} segments")
     if name == "lengths":
-        value = xp.concat([xp.zeros_like(value[:1]), xp.cumsum(value, 0) if is_torch(value) else xp.cumulative_sum(value)])
+        value = xp.concat(
+            [xp.zeros_like(value[:1]), xp.cumsum(value, 0) if is_torch(value) else xp.cumulative_sum(value)]
+        )
     return Segments(value, None, -1)
 
 

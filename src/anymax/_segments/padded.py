@@ -107,7 +107,8 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry of no segment."""
     xp = namespace(x)
     flat = [
-        xp.reshape(part[..., : bucket.width], (*x.shape[:-1], -1)) for part, bucket in zip(parts, rows.buckets, strict=True)
+        xp.reshape(part[..., : bucket.width], (*x.shape[:-1], -1))
+        for part, bucket in zip(parts, rows.buckets, strict=True)
     ]
     if not flat:
         return xp.zeros_like(x)
@@ -178,9 +179,8 @@ def each_row(
     return segments_of(rows, parts, empty, x, x.dtype if dtype is None else dtype)
 
 
-
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
-    """function(mapping, *rows) on arrays with the entries along an axis; the first is of scores, the others are 0 where a row has no entry."""
+    """function(mapping, *rows) on arrays with the entries along an axis: scores, and others that are 0 where a row has no entry."""
     xp = namespace(arrays[0])
     x, *others = (to_last(a, axis, xp) for a in arrays)
     rows, least, parts = rows_of(segments, x), least_width(mapping), []
@@ -188,4 +188,3 @@ def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arr
         beside = [of_bucket(a, bucket, 0.0, least) for a in others]
         parts.append(function(mapping_of(mapping, bucket), of_bucket(x, bucket, -math.inf, least), *beside))
     return from_last(entries_of(rows, parts, x, not segments.known), axis, xp)
-

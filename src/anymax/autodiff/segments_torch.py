@@ -166,7 +166,9 @@ _LIBRARY.define(
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, ptr: Tensor, order: Tensor | None, spec: str, axis: int, scores: bool, *params: Tensor) -> Tensor:
+    def forward(
+        x: Tensor, ptr: Tensor, order: Tensor | None, spec: str, axis: int, scores: bool, *params: Tensor
+    ) -> Tensor:
         return torch.ops.anymax.segments(x, ptr, order, params, spec, axis)
 
     @staticmethod

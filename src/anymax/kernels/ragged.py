@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -108,7 +109,7 @@ def _one_stride(a: Array, axis: int) -> bool:
     """True where the heads of an entry lie in steps of one stride."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
     steps = a.stride() if is_torch(a) else a.strides
-    return all(steps[i] == steps[j] * a.shape[j] for i, j in zip(axes, axes[1:], strict=False))
+    return all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
 def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
@@ -139,7 +140,11 @@ def _entries(
     out = native.room_in(world, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
         _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None)
-    return out if at == axis else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
+    return (
+        out
+        if at == axis
+        else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
+    )
 
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
@@ -151,4 +156,3 @@ def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
         (x,), axis = _laid_out([x], axis)
         _run(op, mapping, (ptr, order, axis), [x, None, None, None], index, None, result)
     return result
-

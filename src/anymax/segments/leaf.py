@@ -10,7 +10,7 @@ from ..kernels import ragged
 
 
 def leaf_of(call: Call) -> Any:
-    """`apply`, `log`, `threshold` and `index_loss` for arrays like x, which answer None where no engine serves; None: the padded rows do."""
+    """`apply`, `log`, `threshold`, `index_loss` for arrays like x, which answer None where no engine serves; None: padded rows do."""
     if is_jax(call.x):
         return None
     if is_torch(call.x):

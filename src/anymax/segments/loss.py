@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, asarray, counts, is_integer, known_any, upcast
+from .._array import Array, counts, is_integer, known_any, upcast
 from .._mapping import Mapping
 from .._options import answering, spelled
 from .._segments.call import Call
@@ -66,7 +66,7 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     xp, segments, axis = call.xp, call.segments, call.axis
     if tuple(target.shape) != call.shape:
         raise ValueError(
-            f"segment_loss: target of shape {tuple(target.shape)}: expected the number of an entry for each segment, of shape {call.shape}, "
+            f"segment_loss: target of shape {tuple(target.shape)}: expected an entry for each segment, of shape {call.shape}, "
             f"or a distribution (floating point) of shape {tuple(call.x.shape)}"
         )
     ignored = target == ignore_index
@@ -75,7 +75,9 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     _say(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     safe = xp.where(ignored | stray, xp.zeros_like(target), target)
     index, rank = (segments.beside(name, target) for name in ("index", "rank"))
-    own = xp.reshape(xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim)))
+    own = xp.reshape(
+        xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim))
+    )
     if n:
         flat = xp.reshape(safe, (-1,))
         owner, place = (xp.reshape(xp.take(a, flat, axis=0), target.shape) for a in (index, rank))
@@ -119,9 +121,7 @@ def _by_rows(call: Call, place: Array) -> Array:
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
-        return fenchel_young(
-            mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=-1
-        )
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=-1)
 
     value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=least_width(call.mapping))
     return _array.from_last(value, call.axis, xp)
@@ -140,9 +140,7 @@ def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
     for bucket in rows.buckets:
         one_hot = of_bucket(y, bucket, 0.0, least)
         scores = of_bucket(x, bucket, -float("inf"), least)
-        parts.append(
-            fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none")
-        )
+        parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
     value = _array.from_last(segments_of(rows, parts, 0.0, x, x.dtype), call.axis, xp)
     full = call.segments.beside("lengths", value) > 0
     full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))

@@ -12,18 +12,26 @@ from .._array import Array, is_ragged
 def refuse(who: str, x: Any) -> None:
     """An error for a nested or sparse tensor, where a verb gives no tensor like it."""
     if is_ragged(x):
-        said = "x.values() and ptr=x.offsets()" if x.is_nested else "x.values() and ptr=x.crow_indices() of a CSR tensor"
-        raise TypeError(f"{who} takes a dense tensor and its segments; of a {'nested' if x.is_nested else 'sparse'} one give {said}")
+        said = (
+            "x.values() and ptr=x.offsets()" if x.is_nested else "x.values() and ptr=x.crow_indices() of a CSR tensor"
+        )
+        raise TypeError(
+            f"{who} takes a dense tensor and its segments; of a {'nested' if x.is_nested else 'sparse'} one give {said}"
+        )
 
 
 def apply(who: str, verb: Callable[..., Any], mapping: Any, x: Any, given: Any, axis: Any, dim: Any) -> Array:
     """verb(mapping, values, its own segments), as a tensor like x."""
     if any(a is not None for a in given):
-        raise TypeError(f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths")
+        raise TypeError(
+            f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths"
+        )
     return rows(who, verb, None, mapping, x, axis if dim is None else dim)
 
 
-def rows(who: str, verb: Callable[..., Any], dense: Callable[..., Any] | None, mapping: Any, x: Any, axis: Any) -> Array:
+def rows(
+    who: str, verb: Callable[..., Any], dense: Callable[..., Any] | None, mapping: Any, x: Any, axis: Any
+) -> Array:
     """The same along an axis; `dense` serves rows of a nested tensor that are not ragged."""
     torch = sys.modules["torch"]
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not -x.ndim <= axis < x.ndim):
@@ -55,13 +63,17 @@ def _nested(torch: Any, who: str, verb: Any, dense: Any, mapping: Any, x: Any, a
     ragged = x._ragged_idx
     axis = (ragged if dense is None else x.ndim - 1) if axis is None else axis % x.ndim
     if axis == 0:
-        raise ValueError(f"{who}: axis 0 of a nested tensor is its batch; rows lie along its ragged axis, {ragged}, or a later one")
+        raise ValueError(
+            f"{who}: axis 0 of a nested tensor is its batch; rows lie along its ragged axis, {ragged}, or a later one"
+        )
     if x.lengths() is not None:
         raise TypeError(f"{who} takes nested tensors without holes; call contiguous()")
     if axis == ragged:
         p = verb(mapping, x.values(), ptr=x.offsets(), axis=ragged - 1)
     elif dense is None:
-        raise ValueError(f"{who}: the segments of this nested tensor lie along its ragged axis, {ragged}; got axis={axis}")
+        raise ValueError(
+            f"{who}: the segments of this nested tensor lie along its ragged axis, {ragged}; got axis={axis}"
+        )
     else:
         p = dense(mapping, x.values(), axis - 1)
     return torch.nested.nested_tensor_from_jagged(

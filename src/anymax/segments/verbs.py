@@ -204,7 +204,9 @@ def segment_threshold(
     tensors.refuse("segment_threshold", x)
     call = Call.of("segment_threshold", mapping, x, opened("segment_threshold", options))
     if not call.mapping.has_threshold:
-        raise TypeError(f"{call.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+        raise TypeError(
+            f"{call.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
+        )
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
     leaf = leaf_of(call)
     out = None if leaf is None else leaf.threshold(call)
@@ -308,7 +310,9 @@ def segment_sample(
     array([ 0, -1,  3])
     """
     tensors.refuse("segment_sample", x)
-    if num_samples is not None and (isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0):
+    if num_samples is not None and (
+        isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
+    ):
         raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
     call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
     xp, size = call.xp, 1 if num_samples is None else num_samples
@@ -326,7 +330,13 @@ def segment_sample(
         parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
     each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
     shape = (*p.shape[:-1], size, 0)
-    out = segments_of(rows, each, -1, xp.zeros(shape) if not is_torch(p) else p.new_zeros(shape), _array.counts(p[..., :0] > 0, xp).dtype)
+    out = segments_of(
+        rows,
+        each,
+        -1,
+        xp.zeros(shape) if not is_torch(p) else p.new_zeros(shape),
+        _array.counts(p[..., :0] > 0, xp).dtype,
+    )
     out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
     last = out.ndim - 1
     if num_samples is None:
