@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 7
+#define ANYMAX_ABI 8
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -85,6 +85,8 @@ typedef struct {
     int32_t pool;         /* 0: the pool of this library; 1: the one given to anymax_set_parallel; -1: no threads */
     int32_t fresh;        /* 1: out is newly allocated: the system clears its pages as they are first written, which leaves them in the caches, so
                              the stores do not bypass these; 2: and it holds zeros, which are not written again */
+    const int64_t *starts; /* [outer]: how many numbers from `data` row (o, i) of x, p, g and out begins, less i * inner; NULL: o * outer. Without mask
+                              and support */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are
@@ -93,6 +95,22 @@ ANYMAX_API int anymax_run(const anymax_call *call);
 
 /* The short way for x and p contiguous, classes last, without mask or support: code = op | map << 8 | dtype << 16 | pool << 24 (pool 0 or 1). */
 ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows, int64_t n, double param);
+
+/* Ragged rows: the entries ptr[s] ... ptr[s + 1] - 1 are one row of each head. In a call on segments `outer` is their number, `inner` that of heads and
+   `n` that of all entries; entry e of head h of an operand lies at data + order[e] * cls + h * inner, the strides of `outer` are not read, and what has
+   one number a row (params, index, scale, value, tau) is [segments, heads]. A target (index) counts from the first entry of its segment. Each row
+   becomes what anymax_run makes of it where its entries lie side by side, to the last bit. An empty segment has no entries to write; its loss is
+   0, its threshold -inf. Neither mask nor support nor ANYMAX_LARGEST. */
+typedef struct {
+    const int64_t *ptr;   /* [segments + 1], ascending from 0 to the number of entries */
+    const int64_t *order; /* [entries]: a permutation, or NULL: they lie in order */
+} anymax_segments;
+ANYMAX_API int anymax_run_segments(const anymax_call *call, const anymax_segments *segments);
+
+/* Sorts entries by segment, and by place within one: index[e] from 0 to segments - 1 gives ptr [segments + 1] and order [entries], for
+   anymax_segments. The number of entries that are in order already, from the first on: where it is `count`, `order` was not written. Below 0: entry
+   -1 - result is out of range. */
+ANYMAX_API int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order);
 
 /* Attention with Taylor softmax of order 2, at a cost that grows with the length and not its square: sum_l w_l v_l / sum_l w_l over the keys of a
    head, w_l = 1 + s + s^2 / 2, s = scale <q, k_l>; zeros where there is no key. In C order, F32 or F64: q [heads, groups, queries, d] and out

@@ -292,6 +292,7 @@ FLOORS = (
     ("_axes", "_options", "_solve", "_random", "_noises", "_truncate", "_draws"),
     ("_mapping", "_names", "_rows", "_targets", "_shards", "_layer"),
     ("mappings", "kernels"),
+    ("_segments",),
     ("autodiff",),
     (
         "_transform",
@@ -304,6 +305,7 @@ FLOORS = (
         "multilabel",
         "attention",
         "samplers",
+        "segments",
         "decoding",
         "inspection",
         "_config",

@@ -124,51 +124,71 @@ ANYMAX_INLINE vf unpack(vi m, uint32_t b, const float *from) {
 // -- transposition
 
 // Rows one a lane, and back. Eight by eight floats are transposed in registers where the compiler has the means; elsewhere one by one.
-template <class C, class T>
-ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
+// row(r) is where row r lies.
+template <class C, class R>
+ANYMAX_INLINE void lanes_of_rows(C *to, int64_t rows, int64_t n, R row) {
     constexpr int64_t W = width<C>;
     for (int64_t i = 0; rows < W && i < n; i++) store(to + i * W, vec<C>{});
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[r * stride + i];
+    for (int64_t r = 0; r < rows; r++) {
+        const auto *x = row(r);
+        for (int64_t i = 0; i < n; i++) to[i * W + r] = (C)x[i];
+    }
 }
-template <class C, class T>
-ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n, int64_t stride) {
+template <class C, class R>
+ANYMAX_INLINE void rows_of_lanes(const C *from, int64_t rows, int64_t n, R row) {
     constexpr int64_t W = width<C>;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) out[r * stride + i] = (T)from[i * W + r];
+    for (int64_t r = 0; r < rows; r++) {
+        auto *out = row(r);
+        for (int64_t i = 0; i < n; i++) out[i] = from[i * W + r];
+    }
 }
 
 #if defined(__AVX2__)
-ANYMAX_INLINE void transpose8(float *to, int64_t to_step, const float *from, int64_t from_step) {
+template <class T, class F>
+ANYMAX_INLINE void transpose8(T to, F from) {
     __m256 r[8];
-    for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from + j * from_step);
+    for (int64_t j = 0; j < 8; j++) r[j] = _mm256_loadu_ps(from(j));
     __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]), a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
     __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]), a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
     __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee), b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
     __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee), b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
     r[0] = _mm256_permute2f128_ps(b0, b4, 0x20), r[1] = _mm256_permute2f128_ps(b1, b5, 0x20), r[2] = _mm256_permute2f128_ps(b2, b6, 0x20), r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
     r[4] = _mm256_permute2f128_ps(b0, b4, 0x31), r[5] = _mm256_permute2f128_ps(b1, b5, 0x31), r[6] = _mm256_permute2f128_ps(b2, b6, 0x31), r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
-    for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to + j * to_step, r[j]);
+    for (int64_t j = 0; j < 8; j++) _mm256_storeu_ps(to(j), r[j]);
 }
-ANYMAX_INLINE void gather_lanes(float *to, const float *x, int64_t rows, int64_t n, int64_t stride) {
+template <class R>
+ANYMAX_INLINE void lanes_of_rows(float *to, int64_t rows, int64_t n, R row) {
     constexpr int64_t W = width<float>;
-    if (rows < W) return gather_lanes<float, float>(to, x, rows, n, stride);
+    if (rows < W) return lanes_of_rows<float, R>(to, rows, n, row);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) transpose8(to + i * W + half, W, x + half * stride + i, stride);
+        for (int64_t half = 0; half < W; half += 8)
+            transpose8([&](int64_t j) ANYMAX_EACH { return to + (i + j) * W + half; }, [&](int64_t j) ANYMAX_EACH { return row(half + j) + i; });
     for (; i < n; i++)
-        for (int64_t r = 0; r < W; r++) to[i * W + r] = x[r * stride + i];
+        for (int64_t r = 0; r < W; r++) to[i * W + r] = row(r)[i];
 }
-ANYMAX_INLINE void scatter_lanes(const float *from, float *out, int64_t rows, int64_t n, int64_t stride) {
+template <class R>
+ANYMAX_INLINE void rows_of_lanes(const float *from, int64_t rows, int64_t n, R row) {
     constexpr int64_t W = width<float>;
-    if (rows < W) return scatter_lanes<float, float>(from, out, rows, n, stride);
+    if (rows < W) return rows_of_lanes<float, R>(from, rows, n, row);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int64_t half = 0; half < W; half += 8) transpose8(out + half * stride + i, stride, from + i * W + half, W);
+        for (int64_t half = 0; half < W; half += 8)
+            transpose8([&](int64_t j) ANYMAX_EACH { return row(half + j) + i; }, [&](int64_t j) ANYMAX_EACH { return from + (i + j) * W + half; });
     for (; i < n; i++)
-        for (int64_t r = 0; r < W; r++) out[r * stride + i] = from[i * W + r];
+        for (int64_t r = 0; r < W; r++) row(r)[i] = from[i * W + r];
 }
 #endif
+
+// The same of rows that lie `stride` apart.
+template <class C, class T>
+ANYMAX_INLINE void gather_lanes(C *to, const T *x, int64_t rows, int64_t n, int64_t stride) {
+    lanes_of_rows(to, rows, n, [=](int64_t r) ANYMAX_EACH { return x + r * stride; });
+}
+template <class C, class T>
+ANYMAX_INLINE void scatter_lanes(const C *from, T *out, int64_t rows, int64_t n, int64_t stride) {
+    rows_of_lanes(from, rows, n, [=](int64_t r) ANYMAX_EACH { return out + r * stride; });
+}
 
 // Of as many vectors as one has lanes, what `join` makes of the lanes of each, one a lane.
 template <class F>

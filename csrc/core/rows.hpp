@@ -195,8 +195,8 @@ inline void spread(const Sink<C> &out, const int32_t *index, const double *value
 
 // -- the rows of a call
 
-inline const char *at(const anymax_view &v, int64_t size, int64_t o, int64_t i) {
-    return (const char *)v.data + (o * v.outer + i * v.inner) * size;
+inline const char *at(const anymax_call &call, const anymax_view &v, int64_t size, int64_t o, int64_t i) {
+    return (const char *)v.data + ((call.starts ? call.starts[o] : o * v.outer) + i * v.inner) * size;
 }
 
 // Rows that lie side by side, their classes far apart: as many as a cache line holds are transposed at once.
@@ -291,7 +291,7 @@ inline anymax_call inner_rows(anymax_call call, int64_t o) {
     const int64_t first = o * call.inner, size = call.dtype == ANYMAX_F64 ? 8 : 4;
     anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out, &call.mask};
     for (anymax_view *v : views)
-        if (v->data) *v = anymax_view{(void *)at(*v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
+        if (v->data) *v = anymax_view{(void *)at(call, *v, v == &call.mask ? 1 : item(call.dtype), o, 0), v->inner, 0, v->cls};
     anymax_support &s = call.support;
     if (s.count) s.index += first * s.capacity, s.value = (char *)s.value + first * s.capacity * size, s.count += first;
     if (call.index) call.index += first;

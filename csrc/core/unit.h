@@ -4,7 +4,7 @@
 
 #include "anymax.h"
 
-enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP = 3, ANYMAX_BAD_SHAPE = 4, ANYMAX_BAD_POINTER = 5, ANYMAX_NO_MEMORY = 6, ANYMAX_BAD_PARAM = 7, ANYMAX_BAD_SUPPORT = 8 };
+enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP = 3, ANYMAX_BAD_SHAPE = 4, ANYMAX_BAD_POINTER = 5, ANYMAX_NO_MEMORY = 6, ANYMAX_BAD_PARAM = 7, ANYMAX_BAD_SUPPORT = 8, ANYMAX_BAD_SEGMENTS = 9 };
 
 typedef struct {
     /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */

@@ -4,8 +4,8 @@
 
 #include <atomic>
 
+#include "doors/dispatch.hpp"
 #include "doors/pool.h"
-#include "core/unit.h"
 #include "maps.hpp"
 
 #if defined(ANYMAX_HAVE_AVX2) || defined(ANYMAX_HAVE_AVX512)
@@ -133,9 +133,6 @@ void some_rows(int64_t begin, int64_t end, void *context) {
     if (code) w->code.store(code);
 }
 
-constexpr int64_t ALONE_MOST = 32768;        // elements that are not worth a second thread
-constexpr int64_t SHARED_ROW = 4 * 65536;  // a row that is worth more than one thread
-
 bool writes_rows(int32_t op) { return op == ANYMAX_FORWARD || op == ANYMAX_LOG || op == ANYMAX_VJP || op == ANYMAX_LOG_VJP || op == ANYMAX_LOSS_GRAD; }
 
 int execute(const anymax_call *call, anymax_parallel run) {
@@ -155,6 +152,8 @@ int execute(const anymax_call *call, anymax_parallel run) {
     run(0, rows, grain, some_rows, &w);
     return w.code.load();
 }
+
+}  // namespace
 
 // Of all but the operands.
 int check_map(const anymax_call *c) {
@@ -179,11 +178,10 @@ int check_map(const anymax_call *c) {
     }
 }
 
-int check(const anymax_call *c) {
-    const int code = check_map(c);
-    if (code || c->outer == 0 || c->inner == 0) return code;
+int check_operands(const anymax_call *c) {
     if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
     if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
+    if (c->starts && (c->mask.data || c->support.count)) return ANYMAX_BAD_CALL;
     const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !MAPS[c->map].scores);
     bool there = x && out;
     switch (c->op) {
@@ -197,7 +195,12 @@ int check(const anymax_call *c) {
     return there ? ANYMAX_OK : ANYMAX_BAD_POINTER;
 }
 
-}  // namespace
+const anymax_unit *unit_in_use() { return entry()->unit; }
+
+static int check(const anymax_call *c) {
+    const int code = check_map(c);
+    return code || c->outer == 0 || c->inner == 0 ? code : check_operands(c);
+}
 
 extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     if (!call) return ANYMAX_BAD_CALL;
@@ -206,7 +209,7 @@ extern "C" int anymax_run_by(const anymax_call *call, anymax_parallel run) {
     return execute(call, run);
 }
 
-static anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
+anymax_parallel parallel_of(int pool) { return pool < 0 ? nullptr : pool == 1 ? lent.load() : anymax_pool_run; }
 
 extern "C" int anymax_run(const anymax_call *call) {
     if (!call) return ANYMAX_BAD_CALL;
@@ -324,6 +327,7 @@ extern "C" const char *anymax_error(int code) {
         case ANYMAX_NO_MEMORY: return "out of memory";
         case ANYMAX_BAD_PARAM: return "the map's parameter is out of range";
         case ANYMAX_BAD_SUPPORT: return "the saved support has changed since it was saved: its classes are not those of its rows";
+        case ANYMAX_BAD_SEGMENTS: return "the segments are not those of the entries: their bounds must ascend from 0 to the number of entries, and their order name each entry";
         default: return "unknown error";
     }
 }

@@ -230,11 +230,11 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     const int64_t n = call.n, step = (n + W - 1) / W * W + W;
     float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
-    auto row = [&](const anymax_view &v, int64_t r) { return (float *)v.data + r * v.outer; };
+    auto row = [&](const anymax_view &v, int64_t r) { return (float *)at(call, v, sizeof(float), r, 0); };
     const int64_t block = n > 128 && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
     for (int64_t first = begin; first < end; first += block) {
         const int64_t count = end - first < block ? end - first : block;
-        const bool ahead = bypass && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
+        const bool ahead = bypass && !call.starts && end - first >= 2 * block && call.p.outer == n && call.g.outer == n;  // nearer than memory it would cost more
         vf rate[W], dot[W], power[W], centre[W];  // sums of w, w g; and for normmax of p^alpha, p g
         float mean[W], norm[W], total[W];
         for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};

@@ -346,13 +346,13 @@ static void run_row(const anymax_call &call, int64_t r, int64_t o, int64_t i, in
         case ANYMAX_VJP: {
             if (call.support.count) saved_ahead<C>(call, r, end);
             const bool saved = call.support.count && call.support.count[r] >= 0;
-            const C *p = saved ? nullptr : stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-            if (saved || p) vjp_any(call, r, link, param, x, p, at(call.g, size, o, i), out, scratch, team);
+            const C *p = saved ? nullptr : stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            if (saved || p) vjp_any(call, r, link, param, x, p, at(call, call.g, size, o, i), out, scratch, team);
             break;
         }
         case ANYMAX_LOG_VJP: {
-            const C *p = stage<C>(at(call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
-            const C *g = stage<C>(at(call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
+            const C *p = stage<C>(at(call, call.p, size, o, i), call.p.cls, call.dtype, nullptr, 0, n, scratch, STAGED_P);
+            const C *g = stage<C>(at(call, call.g, size, o, i), call.g.cls, call.dtype, nullptr, 0, n, scratch, STAGED_G);
             if (p && g) log_vjp_row(call, x, p, g, out, scratch, team);
             break;
         }

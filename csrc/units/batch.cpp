@@ -52,17 +52,17 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
         const bool together = inner > 1 && r / inner == (r + count - 1) / inner;  // rows side by side are transposed in one go
         const bool transpose_x = together && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = together && adjacent_rows(call.out, n);
         char *out[W];
-        if (transpose_x) transpose_in(at(call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
+        if (transpose_x) transpose_in(at(call, call.x, size, r / inner, r % inner), call.x.cls, call.dtype, count, n, staged);
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
-            const char *row = at(call.x, size, o, i);
-            out[j] = (char *)at(call.out, size, o, i);
+            const char *row = at(call, call.x, size, o, i);
+            out[j] = (char *)at(call, call.out, size, o, i);
             if (!direct_x && !transpose_x)
-                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr, call.mask.cls, n);
+                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr, call.mask.cls, n);
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
-        b.ahead = direct_x && inner == 1 && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
+        b.ahead = direct_x && inner == 1 && !call.starts && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr;
         b.cached = b.ahead && direct_out && !bypass;
         const anymax_support &to = call.support;
         const uint32_t done = (to.count ? batch_map<true> : batch_map<false>)(b, plan.link, call.param, count, n, bypass && direct_out);
@@ -99,13 +99,13 @@ void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, 
         uint32_t left = 0;
         for (int64_t j = 0; j < count; j++) {
             const int64_t t = call.index[r + j];
-            b.x[j] = (const float *)at(call.x, sizeof(float), r + j, 0);
-            if (gradient) b.out[j] = (float *)at(call.out, sizeof(float), r + j, 0);
+            b.x[j] = (const float *)at(call, call.x, sizeof(float), r + j, 0);
+            if (gradient) b.out[j] = (float *)at(call, call.out, sizeof(float), r + j, 0);
             if (t < 0 || t >= n) continue;
             aim[j] = b.x[j][t];
             left |= 1u << j;
         }
-        b.ahead = call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.cached = false;
+        b.ahead = !call.starts && call.x.outer == n && n <= BATCH_AHEAD && end - r >= 2 * W ? b.x[0] + W * n : nullptr, b.cached = false;
         const uint32_t done = gradient ? (plan.link == POWER2 ? batch_gradient<2> : batch_gradient<1>)(b, count, n, left, aim, call.index + r, (const float *)call.scale + r)
                                        : batch_loss_of(b, plan.link, call.param, count, n, left, aim, value, tau);
         for (int64_t j = 0; j < count; j++) {

@@ -26,7 +26,7 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
             if (transpose_x) {
                 transposed = scratch.take<C>(STAGED, GROUP * n);
                 if (!transposed) break;
-                transpose_in(at(call.x, size, o, i), call.x.cls, call.dtype, held, n, transposed);
+                transpose_in(at(call, call.x, size, o, i), call.x.cls, call.dtype, held, n, transposed);
             }
             if (transpose_result && !(result = scratch.take<C>(TRANSPOSED, GROUP * n))) break;
         }
@@ -34,15 +34,15 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
         if (transpose_x)
             x = transposed + (r - first) * n;
         else if (reads_x) {
-            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
-            x = stage<C>(at(call.x, size, o, i), call.x.cls, call.dtype, mask, call.mask.cls, n, scratch, STAGED);
+            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
+            x = stage<C>(at(call, call.x, size, o, i), call.x.cls, call.dtype, mask, call.mask.cls, n, scratch, STAGED);
             if (!x) break;
         }
         Sink<C> out{};
         if (call.out.data) {
-            char *row = (char *)at(call.out, size, o, i);
+            char *row = (char *)at(call, call.out, size, o, i);
             out = sink_at<C>(call, row, n, bypass);
-            if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call.x, size, o, 0)) out.next = (const C *)at(call.x, size, o + 1, 0);
+            if (out.bypass && out.direct && inner == 1 && r + 1 < end && x == (const C *)at(call, call.x, size, o, 0)) out.next = (const C *)at(call, call.x, size, o + 1, 0);
             if (transpose_result) {
                 C *to = result + (r - first) * n;
                 out = Sink<C>{to, 1, sizeof(C) == 8 ? ANYMAX_F64 : ANYMAX_F32, to, false, n, nullptr};
@@ -51,7 +51,7 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
         run_row(call, r, o, i, end, way, link, param, x, out, scratch, team);
         if (transpose_result && r == first + held - 1) {
             const int64_t fo = first / inner, fi = first - fo * inner;
-            transpose_out(result, held, n, (void *)at(call.out, size, fo, fi), call.out.cls, call.dtype);
+            transpose_out(result, held, n, (void *)at(call, call.out, size, fo, fi), call.out.cls, call.dtype);
         }
     }
 }

@@ -9,38 +9,55 @@ template <class C>
 struct Lanes {
     const anymax_call &call;
     const int64_t n, size;
-    const bool direct_in, direct_out;
+    const bool direct_in, direct_out, beside_in, beside_out;  // rows one after another; classes one after another, each with all rows side by side
 
     explicit Lanes(const anymax_call &c)
         : call(c),
           n(c.n),
           size(item(c.dtype)),
           direct_in(is_type<C>(c.dtype) && c.inner == 1 && c.x.cls == 1 && !c.mask.data),
-          direct_out(is_type<C>(c.dtype) && c.inner == 1 && c.out.cls == 1) {}
+          direct_out(is_type<C>(c.dtype) && c.inner == 1 && c.out.cls == 1),
+          beside_in(is_type<C>(c.dtype) && c.inner > 1 && c.x.inner == 1 && !c.mask.data),
+          beside_out(is_type<C>(c.dtype) && c.inner > 1 && c.out.inner == 1) {}
+
+    // True where these rows are a whole vector of each class.
+    bool whole(int64_t r, int64_t count) const { return count == width<C> && r % call.inner + count <= call.inner; }
 
     void in(Tile<C> &t, int64_t r, int64_t count) const {
         C *lanes = (C *)t.v;
         if (direct_in) {
-            const C *x = (const C *)at(call.x, size, r, 0);
+            if (call.starts) return lanes_of_rows(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (const C *)at(call, call.x, size, r + j, 0); });
+            const C *x = (const C *)at(call, call.x, size, r, 0);
             for (int64_t i = 0; call.x.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
             return gather_lanes(lanes, x, count, n, call.x.outer);
+        }
+        if (beside_in && whole(r, count)) {
+            const C *x = (const C *)at(call, call.x, size, r / call.inner, r % call.inner);
+            for (int64_t i = 0; i < n; i++) t.v[i] = load(x + i * call.x.cls);
+            return;
         }
         for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const char *row = at(call.x, size, o, i);
-            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call.mask, 1, o, i) : nullptr;
+            const char *row = at(call, call.x, size, o, i);
+            const uint8_t *mask = call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr;
             for (int64_t k = 0; k < n; k++) lanes[k * width<C> + j] = mask && !mask[k * call.mask.cls] ? -infinity<C> : read<C>(row, call.x.cls, call.dtype, k);
         }
     }
     // But for `others`: those may be the very scores, and are still to be read.
     void out(const Tile<C> &t, int64_t r, int64_t count, uint32_t others) const {
         const C *lanes = (const C *)t.v;
-        if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call.out, size, r, 0), count, n, call.out.outer);
+        if (direct_out && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, call.out, size, r + j, 0); });
+        if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call, call.out, size, r, 0), count, n, call.out.outer);
+        if (beside_out && !others && whole(r, count)) {
+            C *to = (C *)at(call, call.out, size, r / call.inner, r % call.inner);
+            for (int64_t i = 0; i < n; i++) store(to + i * call.out.cls, t.v[i]);
+            return;
+        }
         for (int64_t j = 0; j < count; j++) {
             if (others >> j & 1) continue;
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
-            const Sink<C> out{(void *)at(call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
+            const Sink<C> out{(void *)at(call, call.out, size, o, i), call.out.cls, call.dtype, nullptr, false, n, nullptr};
             for (int64_t k = 0; k < n; k++) put(out, k, lanes[k * width<C> + j]);
         }
     }

@@ -53,6 +53,18 @@ from .mappings import *  # noqa: F403 (the maps are public by being in its `__al
 from .multilabel import multilabel_softmax_loss
 from .output_layers import linear_log_prob, linear_loss, linear_threshold
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .segments import (
+    Segments,
+    segment_apply,
+    segment_entropy,
+    segment_log_apply,
+    segment_logsumexp,
+    segment_loss,
+    segment_sample,
+    segment_support,
+    segment_threshold,
+    segments,
+)
 from .thresholds import Threshold, logsumexp, threshold
 from .transforms import (
     compose,
@@ -86,18 +98,20 @@ if TYPE_CHECKING:
 _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
 
 __all__ = [
-    "Facts", "LinearState", "Mapping", "RatioMap", "Separable", "Threshold", "__version__", "accuracy_loss",
-    "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax",
-    "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta", "explain",
-    "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk", "jacobian",
-    "jacobian_norm", "kl", "linear_attention", "linear_log_prob", "linear_loss", "linear_threshold",
-    "log_apply", "log_prob", "log_prob_entropy", "log_softmax", "logit_bias", "logit_gap", "logsumexp",
-    "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll", "normalize", "normmax",
-    "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior", "repetition_penalty",
-    "sample", "scalable", "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax",
-    "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept", "stop_gradient_loss", "support",
-    "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_kl", "topk_log_prob",
-    "topnsigma", "topp", "transforms", "typical", "use", "warm_up", "xtc",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Threshold", "__version__",
+    "accuracy_loss", "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine",
+    "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta",
+    "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk",
+    "jacobian", "jacobian_norm", "kl", "linear_attention", "linear_log_prob", "linear_loss",
+    "linear_threshold", "log_apply", "log_prob", "log_prob_entropy", "log_softmax", "logit_bias", "logit_gap",
+    "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll",
+    "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior",
+    "repetition_penalty", "sample", "scalable", "segment_apply", "segment_entropy", "segment_log_apply",
+    "segment_logsumexp", "segment_loss", "segment_sample", "segment_support", "segment_threshold", "segments",
+    "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss",
+    "sparsemax", "sparsemax_loss", "speculative_accept", "stop_gradient_loss", "support", "taylor_softmax",
+    "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_kl", "topk_log_prob", "topnsigma",
+    "topp", "transforms", "typical", "use", "warm_up", "xtc",
 ]  # fmt: skip
 __all__ += mappings.__all__
 

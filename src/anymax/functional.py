@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Unpack
 
 import numpy as np
 
 from . import _array
-from ._array import Array, is_torch, namespace, pick_axis, quiet, to_last, upcast
+from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
 from ._mapping import Mapping
 from ._names import as_mapping
 from ._noises import Noise
@@ -66,6 +67,10 @@ def apply(
     if dtype is None and (p := _quickly(mapping, x, named, mask, out)) is not None:
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
+    if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
+        return sys.modules["anymax.segments"].apply_tensor(
+            mapping, x, axis
+        )  # a floor above; `import anymax` has loaded it
     if sharded(x):
         whole = lambda m, x, keep: apply(m, x, axis, mask=keep)  # noqa: E731
         p = over_devices().like_scores("apply", whole, mapping, x, axis, mask, dtype)

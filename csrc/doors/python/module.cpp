@@ -89,6 +89,8 @@ PyMethodDef methods[] = {
     FAST(threshold),
     FAST(largest),
     FAST(decode),
+    FAST(segments),
+    FAST(sort_segments),
     FAST(linear),
     FAST(plan),
     {"bind", bind, METH_O, nullptr},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .dtypes import dtype_name, is_floating, is_integer
-from .kinds import Array, Namespace, is_array, is_jax, is_torch
+from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch
 from .tracing import compiling
 
 
@@ -54,7 +53,7 @@ def asarray(x: Any, name: str = "scores") -> Array:
 
 def dense(a: Array, name: str, padding: str = "pad it, and say mask=") -> Array:
     """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
-    if is_torch(a) and (a.layout is not sys.modules["torch"].strided or a.is_nested):
+    if is_ragged(a):
         kind, remedy = ("nested", padding) if a.is_nested else ("sparse", "call its to_dense()")
         raise TypeError(f"{name} must be a dense tensor, got a {kind} one; {remedy}")
     return a

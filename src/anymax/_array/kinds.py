@@ -25,6 +25,11 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_ragged(x: Any) -> bool:
+    """True for torch's nested and sparse tensors."""
+    return is_torch(x) and (x.is_nested or x.layout is not sys.modules["torch"].strided)
+
+
 def is_jax(x: Any) -> bool:
     # while another thread is importing jax, half of the module is there: then x is none of its arrays
     return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))

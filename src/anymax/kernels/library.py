@@ -12,7 +12,7 @@ from typing import Any
 
 from .._array import torch_loaded
 
-ABI = 7
+ABI = 8
 _NAME = "anymax._engine"
 
 

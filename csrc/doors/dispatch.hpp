@@ -1,0 +1,17 @@
+// What the entry points share: which unit serves, whose threads, what a call must satisfy, and when threads pay.
+#ifndef ANYMAX_DISPATCH_HPP
+#define ANYMAX_DISPATCH_HPP
+
+#include "core/unit.h"
+
+constexpr int64_t ALONE_MOST = 32768;      // elements that are not worth a second thread
+constexpr int64_t SHARED_ROW = 4 * 65536;  // a row that is worth more than one thread
+
+// Codes of core/unit.h: of all but the operands; and of these, for a call that has rows.
+int check_map(const anymax_call *call);
+int check_operands(const anymax_call *call);
+// There is one where check_map has found no fault.
+const anymax_unit *unit_in_use();
+anymax_parallel parallel_of(int pool);
+
+#endif

@@ -1,0 +1,99 @@
+// Ragged rows.
+#include <string.h>
+
+#include "doors/python/rows.hpp"
+
+namespace {
+
+// An operand with entries along one axis; the others are heads, which must lie with one stride.
+struct Entries {
+    Array array;
+    anymax_view view{nullptr, 0, 0, 0};
+
+    bool read(Kind kind, PyObject *a, int axis, const Array *like, bool writable) {
+        if (!array.read(kind, a, writable) || !array.aligned || array.dtype > ANYMAX_F16 || axis >= array.ndim) return false;
+        if (like && (array.dtype != like->dtype || !array.same_shape(*like))) return false;
+        int64_t step = 1, size = 1;
+        for (int i = array.ndim; i--;) {
+            if (i == axis || array.shape[i] == 1) continue;
+            if (size > 1 && array.strides[i] != step * size) return false;
+            if (size == 1) step = array.strides[i];
+            size *= array.shape[i];
+            if (writable && !array.strides[i]) return false;  // entries on top of each other
+        }
+        if (writable && array.shape[axis] > 1 && !array.strides[axis]) return false;
+        view = anymax_view{array.data, 0, step, array.strides[axis]};
+        return true;
+    }
+};
+
+// What has one number a row, in C order; None: there is none.
+bool each(Array &array, Kind kind, PyObject *a, int wanted, int64_t count, bool writable = false) {
+    if (a == Py_None) return true;
+    return array.read(kind, a, writable) && array.dtype == wanted && array.dense() && array.count == count;
+}
+
+bool longs(Array &array, PyObject *a, int64_t count) { return array.read(NUMPY, a) && array.dtype == LONGS && array.dense() && array.count == count; }
+
+}  // namespace
+
+// (link, op, ptr, order, axis, x, p, g, out, index, scale, result) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
+// out: entries along the axis, those that the operation has; index [segments, heads] int64, scale and result the same, as wide as it is computed
+ANYMAX_CALL(call_segments) {
+    if (!arguments(count, 12)) return nullptr;
+    int64_t op, axis;
+    if (!integer(args[1], op) || !integer(args[4], axis)) return nullptr;
+    PyObject *const first = args[5] != Py_None ? args[5] : args[6];
+    const Kind kind = kind_of(first);
+    Link link;
+    Entries x, p, g, out;
+    Array ptr, order, params, index, scale, result;
+    if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read(NUMPY, args[2]) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
+    anymax_call call;
+    memset(&call, 0, sizeof call);
+    struct {
+        Entries &entries;
+        PyObject *given;
+        anymax_view &view;
+        bool writable;
+    } const operands[] = {{x, args[5], call.x, false}, {p, args[6], call.p, false}, {g, args[7], call.g, false}, {out, args[8], call.out, true}};
+    const Array *like = nullptr;
+    for (const auto &o : operands) {
+        if (o.given == Py_None) continue;
+        if (!o.entries.read(kind, o.given, (int)axis, like, o.writable)) return none();
+        o.view = o.entries.view, like = like ? like : &o.entries.array;
+    }
+    if (!like) return none();
+    const int64_t segments = ptr.count - 1, entries = like->shape[axis];
+    int64_t heads = 1;
+    for (int i = 0; i < like->ndim; i++) heads *= i == axis ? 1 : like->shape[i];
+    const int wide = like->dtype == ANYMAX_F64 ? ANYMAX_F64 : ANYMAX_F32;
+    const int64_t rows = segments * heads;
+    if (args[3] != Py_None && !longs(order, args[3], entries)) return none();
+    if (!each(params, kind, link.params, ANYMAX_F64, rows) || !each(index, kind, args[9], LONGS, rows)) return none();
+    if (!each(scale, kind, args[10], wide, rows) || !each(result, kind, args[11], wide, rows, true)) return none();
+    call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = link.nodes, call.dtype = like->dtype;
+    if (link.map == ANYMAX_PERTURB && !link.nodes) call.nodes = wide == ANYMAX_F64 ? 64 : 32;
+    call.outer = segments, call.inner = heads, call.n = entries;
+    call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
+    (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data;
+    const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data};
+    const int code = without_lock(kind, entries * heads + rows, [&](int pool) {
+        call.pool = pool;
+        return anymax_run_segments(&call, &from);
+    });
+    return code < 0 ? nullptr : code ? raise(code, "segments", link.kind, entries) : PyBool_FromLong(1);
+}
+
+// (index, ptr, order) -> how many entries are in order; see anymax_sort_segments. int64 of NumPy
+ANYMAX_CALL(call_sort_segments) {
+    if (!arguments(count, 3)) return nullptr;
+    Array index, ptr, order;
+    if (!index.read(NUMPY, args[0]) || index.dtype != LONGS || !index.dense() || index.ndim != 1) return none();
+    if (!ptr.read(NUMPY, args[1], true) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
+    if (!order.read(NUMPY, args[2], true) || order.dtype != LONGS || !order.dense() || order.count != index.count) return none();
+    PyThreadState *state = PyEval_SaveThread();
+    const int64_t sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data, (int64_t *)order.data);
+    PyEval_RestoreThread(state);
+    return PyLong_FromLongLong(sorted);
+}

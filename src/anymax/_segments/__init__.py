@@ -1,0 +1,1 @@
+"""Ragged rows below the verbs: which entries belong together, and segments as padded rows."""

@@ -1,0 +1,158 @@
+"""Ragged rows by the CPU engine (csrc/doors/ragged.cpp): segments of entries along an axis, without padding."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from .._array import Array, from_last, is_torch, namespace, upcast
+from .._mapping import Mapping
+from . import asked, native
+from .link import NEED_SCORES, OPS, Link, link_of
+
+
+def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
+    """Why the engine doesn't serve segments of arrays like x; None where it does."""
+    if asked() not in (None, native.name):
+        return f"the engine {asked()} is asked for"
+    return native.refuse(op, mapping, x)
+
+
+def sort(index: np.ndarray, segments: int) -> tuple[int, np.ndarray, np.ndarray | None]:
+    """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range."""
+    engine = native.load()
+    ptr = np.zeros(segments + 1, np.int64)
+    if not isinstance(engine, str):
+        order = np.empty(index.shape, np.int64)
+        done = engine.sort_segments(index, ptr, order)
+        return (-1 - done, ptr, None) if done < 0 else (-1, ptr, None if done == index.size else order)
+    wrong = (index < 0) | (index >= segments)
+    if wrong.any():
+        return int(wrong.argmax()), ptr, None
+    np.cumsum(np.bincount(index, minlength=segments), out=ptr[1:])
+    return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
+
+
+Layout = tuple[np.ndarray, np.ndarray | None, int]  # ptr, order, the axis of the entries
+
+
+def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    """p(x) of each segment."""
+    return _entries("forward", mapping, layout, x, None, None)
+
+
+def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    return _entries("log_forward", mapping, layout, x, None, None)
+
+
+def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
+    """J^T g."""
+    return _entries("vjp", mapping, layout, x, p, g)
+
+
+def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+    return _entries("log_vjp", mapping, layout, x, log_p, g)
+
+
+def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
+    """The loss of each segment for the place of its target among its entries; 0 below 0."""
+    return _each("index_loss", mapping, layout, x, index)
+
+
+def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout) -> Array:
+    """`scale (p - y)`, scale one a segment."""
+    return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
+
+
+def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    """tau of each segment, float or double; logsumexp for softmax; -inf of an empty one."""
+    return _each("threshold", mapping, layout, x, None)
+
+
+def logsumexp(x: Array, layout: Layout, maxima: Any) -> Array:
+    """The threshold of softmax, but +inf for a segment with +inf; `maxima()` gives the largest score of each, where that is asked for."""
+    tau = threshold(_SOFTMAX, x, layout)
+    xp = namespace(x)
+    lost = xp.isnan(tau)
+    return xp.where(lost, upcast(maxima(), xp), tau) if bool(xp.any(lost)) else tau
+
+
+_SOFTMAX: Any = Link("softmax", 0, 0.0, None, 0, 0)
+
+
+def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
+    """The link, with a parameter of each segment and head as the engine reads it."""
+    link = mapping if isinstance(mapping, Link) else link_of(mapping)
+    assert not isinstance(link, str), link
+    if link.params is None:
+        return link
+    world = native.world_of(x)
+    shape = (segments, *(n for i, n in enumerate(x.shape) if i != axis))
+    return link._replace(params=world.contiguous(world.broadcast(world.cast(link.params, "float64", x), shape)))
+
+
+def _run(op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any) -> None:
+    ptr, order, axis = layout
+    like = next(a for a in operands if a is not None)
+    link = _link(mapping, like, len(ptr) - 1, axis)
+    engine = native.engine_for(like)
+    made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result)
+    if made is None:
+        words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
+        raise RuntimeError(f"the native engine does not serve {op} of segments on {words}")
+
+
+def _one_stride(a: Array, axis: int) -> bool:
+    """True where the heads of an entry lie in steps of one stride."""
+    axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
+    steps = a.stride() if is_torch(a) else a.strides
+    return all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
+
+
+def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
+    """Operands whose heads have one stride, and the axis of their entries: in C order, or with the entries first."""
+    lead = next(a for a in operands if a is not None)
+    if 0 < axis < lead.ndim - 1:
+        xp = namespace(lead)
+        axes = (axis, *(i for i in range(lead.ndim) if i != axis))
+        operands, axis = [None if a is None else xp.permute_dims(a, axes) for a in operands], 0
+        return [None if a is None else native.world_of(a).contiguous(a) for a in operands], 0
+    return [a if a is None or _one_stride(a, axis) else native.world_of(a).contiguous(a) for a in operands], axis
+
+
+def _entries(
+    op: str, mapping: Any, layout: Layout, x: Any, p: Any, g: Any, index: Any = None, scale: Any = None
+) -> Array:
+    """A result with a number for each entry, in C order."""
+    lead = x if p is None else p
+    world, dtype = native.world_of(lead), native.dtype_of(lead)
+    if g is not None and native.dtype_of(g) != dtype:
+        g = world.cast(g, dtype, lead)
+    kind = getattr(link_of(mapping), "kind", "")
+    if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
+        x = None
+    ptr, order, axis = layout
+    (x, p, g), at = _laid_out([x, p, g], axis)
+    lead = x if p is None else p
+    out = native.room_in(world, tuple(lead.shape), dtype)
+    if math.prod(lead.shape):
+        _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None)
+    return (
+        out
+        if at == axis
+        else from_last(namespace(out).permute_dims(out, (*range(1, out.ndim), 0)), axis, namespace(out))
+    )
+
+
+def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
+    """A result with a number for each segment and head: [segments, heads ...]."""
+    ptr, order, axis = layout
+    shape = (len(ptr) - 1, *(n for i, n in enumerate(x.shape) if i != axis))
+    result = native.room_in(native.world_of(x), shape, "float64" if native.dtype_of(x) == "float64" else "float32")
+    if math.prod(shape):
+        (x,), axis = _laid_out([x], axis)
+        _run(op, mapping, (ptr, order, axis), [x, None, None, None], index, None, result)
+    return result

@@ -1,0 +1,48 @@
+"""Which engine serves the segments of a kind of array, with its derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._array import Array, is_jax, is_torch
+from .._segments.call import Call
+from ..kernels import ragged
+
+
+def leaf_of(call: Call) -> Any:
+    """`apply`, `log`, `threshold`, `index_loss` for arrays like x, which answer None where no engine serves; None: padded rows do."""
+    if is_jax(call.x):
+        return None
+    if is_torch(call.x):
+        from ..autodiff import segments_torch  # late: torch is loaded already
+
+        return segments_torch
+    return _plain if call.segments.known else None
+
+
+class _plain:
+    """The engine for arrays without derivatives. Each answers None where it refuses."""
+
+    @staticmethod
+    def apply(call: Call) -> Array | None:
+        if ragged.refuse("forward", call.mapping, call.x) is not None:
+            return None
+        return ragged.forward(call.segments_first, call.x, call.layout)
+
+    @staticmethod
+    def log(call: Call) -> Array | None:
+        if ragged.refuse("log_forward", call.mapping, call.x) is not None:
+            return None
+        return ragged.log_forward(call.segments_first, call.x, call.layout)
+
+    @staticmethod
+    def threshold(call: Call) -> Array | None:
+        if ragged.refuse("threshold", call.mapping, call.x) is not None:
+            return None
+        return ragged.threshold(call.segments_first, call.x, call.layout)
+
+    @staticmethod
+    def index_loss(call: Call, place: Array) -> Array | None:
+        if ragged.refuse("index_loss", call.mapping, call.x) is not None:
+            return None
+        return ragged.index_loss(call.segments_first, call.x, place, call.layout)

@@ -1,0 +1,147 @@
+"""The Fenchel-Young loss of each segment."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from .. import _array
+from .._array import Array, counts, is_integer, known_any, upcast
+from .._mapping import Mapping
+from .._options import answering, spelled
+from .._segments.call import Call
+from .._segments.padded import Bucket, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
+from .._targets import cast, check_reduction, reduced, result_dtype
+from .._typing import ArrayT, Numbers, Reduction
+from ..losses import fenchel_young
+from . import tensors
+from .leaf import leaf_of
+from .verbs import _HINTS, SegmentOptions, opened, segment_apply
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_loss(
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    target: Any,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    **options: Unpack[SegmentOptions],
+) -> ArrayT:
+    """The Fenchel-Young loss of each segment: which of its entries is the right one, or how they share.
+
+    To train a choice among sets of different sizes. `fenchel_young` is for rows of one length, and says which maps have this loss.
+
+    target: the right entry of each segment, integers that number the entries along `axis` (not within the segment), with the segments
+        in the place of the entries; or a distribution over each segment, floating point numbers of the shape of x, one-hot for example.
+    ignore_index: the target of segments that are left out; a mean does not count them. A segment without entries has to be one of
+        them; of targets that are distributions it is left out anyway.
+    reduction: "mean" over the segments, their "sum", or "none" for one value a segment.
+
+    Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each segment.
+
+    >>> anymax.segment_loss("sparsemax", [2.0, 1.5, -1.0, 3.0, 0.0], [0, 4], lengths=[3, 2], reduction="none")
+    array([0.0625, 3.    ])
+    """
+    tensors.refuse("segment_loss", x)
+    check_reduction(reduction)
+    _array.check_integer("segment_loss", "ignore_index", ignore_index, "an integer, which marks segments to leave out")
+    call = Call.of("segment_loss", mapping, x, opened("segment_loss", options))
+    if not call.mapping.facts.has_potential:
+        raise TypeError(call.mapping.no_potential())
+    target = _array.beside(target, call.x, "target", call.xp)
+    dtype = result_dtype(call.x)
+    if is_integer(target):
+        value, counted = _of_entries(call, counts(target, call.xp), ignore_index)
+    else:
+        value, counted = _of_distributions(call, target)
+    return reduced(value, counted, reduction, dtype, call.xp) if reduction != "none" else cast(value, dtype, call.xp)
+
+
+def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Array]:
+    """(the loss of each segment, whether it counts), with the segments at their axis."""
+    xp, segments, axis = call.xp, call.segments, call.axis
+    if tuple(target.shape) != call.shape:
+        raise ValueError(
+            f"segment_loss: target of shape {tuple(target.shape)}: expected an entry for each segment, of shape {call.shape}, "
+            f"or a distribution (floating point) of shape {tuple(call.x.shape)}"
+        )
+    ignored = target == ignore_index
+    n = segments.num_entries
+    stray = ~ignored & ((target < 0) | (target >= n))
+    _say(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
+    safe = xp.where(ignored | stray, xp.zeros_like(target), target)
+    index, rank = (segments.beside(name, target) for name in ("index", "rank"))
+    own = xp.reshape(
+        xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim))
+    )
+    if n:
+        flat = xp.reshape(safe, (-1,))
+        owner, place = (xp.reshape(xp.take(a, flat, axis=0), target.shape) for a in (index, rank))
+    else:
+        owner = place = xp.zeros_like(target)
+    apart = ~ignored & (owner != own)
+    _say(apart, target, "it is an entry of another segment", xp, axis)
+    none = -xp.ones_like(target)
+    stray = stray | apart
+    place = xp.where(ignored, none, counts(place, xp))
+    value = None
+    leaf = leaf_of(call)
+    if leaf is not None and getattr(call.mapping, "mass", 1.0) == 1.0:
+        first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
+        made = leaf.index_loss(call, native_ready(first))
+        value = None if made is None else call.moved(made)
+    if value is None:
+        value = _by_rows(call, place)
+    value = _array.poison(value, stray, xp) if not _array.known(stray) else value
+    return value, xp.astype(~ignored, value.dtype)
+
+
+def native_ready(a: Array) -> Array:
+    return np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.contiguous()
+
+
+def _place(like: Array) -> dict[str, Any]:
+    return {"device": like.device, "dtype": like.dtype} if _array.is_torch(like) else {"dtype": like.dtype}
+
+
+def _say(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
+    if known_any(wrong, xp):
+        at = tuple(int(i[0]) for i in xp.nonzero(wrong))
+        said = ", ".join(map(str, at))
+        raise IndexError(f"segment_loss: target[{said}] is {int(target[at])}, for segment {at[axis]}: {why}")
+
+
+def _by_rows(call: Call, place: Array) -> Array:
+    xp = call.xp
+    place = _array.to_last(place, call.axis, xp)
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        each = xp.take(place, bucket.ids, axis=-1)
+        return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=-1)
+
+    value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=least_width(call.mapping))
+    return _array.from_last(value, call.axis, xp)
+
+
+def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
+    xp = call.xp
+    if not _array.is_floating(target) or tuple(target.shape) != tuple(call.x.shape):
+        raise ValueError(
+            f"segment_loss: target of {target.dtype} and shape {tuple(target.shape)}: expected the number of an entry for each segment "
+            f"(integers of shape {call.shape}), or a distribution (floating point) of shape {tuple(call.x.shape)}"
+        )
+    x = upcast(call.rows, xp)
+    y = _array.to_last(xp.astype(target, x.dtype) if target.dtype != x.dtype else target, call.axis, xp)
+    rows, least, parts = rows_of(call.segments, x), least_width(call.mapping), []
+    for bucket in rows.buckets:
+        one_hot = of_bucket(y, bucket, 0.0, least)
+        scores = of_bucket(x, bucket, -float("inf"), least)
+        parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
+    value = _array.from_last(segments_of(rows, parts, 0.0, x, x.dtype), call.axis, xp)
+    full = call.segments.beside("lengths", value) > 0
+    full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))
+    return value, xp.broadcast_to(xp.astype(full, value.dtype), value.shape)

@@ -1,0 +1,354 @@
+"""The verbs on segments: what `apply`, `logsumexp` and their kin do for rows, for rows of unequal length."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypedDict, Unpack
+
+from .. import _array
+from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, shown, stop_gradient, upcast
+from .._draws import invert
+from .._mapping import Mapping
+from .._options import answering, spelled
+from .._random import uniform
+from .._segments.call import Call
+from .._segments.layout import Segments
+from .._segments.padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
+from .._typing import ArrayT, Entropy, Numbers, Parameter
+from ..functional import apply, log_rows
+from ..inspection import entropy
+from ..mappings import Softmax
+from ..thresholds import Threshold, logsumexp, threshold
+from . import reductions, tensors
+from .leaf import leaf_of
+
+
+class SegmentOptions(TypedDict, total=False):
+    """Which entries belong together; the same for every verb on segments."""
+
+    index: Any
+    ptr: Any
+    lengths: Any
+    num_segments: int | None
+    axis: int | None
+    dim: int | None
+
+
+_SOFTMAX = Softmax()
+_HINTS = {
+    "mask": "give the scores of entries to leave out as -inf",
+    "batch": "say index=",
+    "segment_ids": "say index=",
+    "cu_seqlens": "say ptr=",
+    "offsets": "say ptr=",
+    "indptr": "say ptr=",
+    "src": "the scores come first, without a name",
+    "dim_size": "say num_segments=",
+    "num_nodes": "say num_segments=",
+}
+
+
+@answering(_HINTS)
+def segment_apply(
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    *,
+    index: Any = None,
+    ptr: Any = None,
+    lengths: Any = None,
+    num_segments: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> ArrayT:
+    """The probabilities p(x) of each segment: a map over rows of unequal length, without padding.
+
+    For attention over a node's neighbours, choices out of baskets, packed sequences. Give exactly one of index, ptr and lengths;
+    `apply` is for rows of one length.
+
+    mapping: the map, such as `anymax.Sparsemax()`, or its name. A parameter that is an array, such as alpha, has a value for each
+        segment: it broadcasts to x with the segments in the place of the entries.
+    x: the scores, an array of NumPy, torch or JAX, or a list of numbers: entries along `axis`, and heads or features along the
+        others, each with rows of its own. -inf marks a masked entry; NaN or +inf makes its segment NaN, and no other. Also a
+        nested tensor of torch (jagged), or a sparse one (COO, CSR; rows along the last axis), which know their own segments.
+    index: the segment of each entry, integers from 0 on, in any order; or what `anymax.segments` has made of it.
+    ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
+    lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
+    num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
+    axis: the axis of the entries, the first one by default.
+    dim: another name of `axis`.
+
+    Returns p, an array of the shape, kind and dtype of x: its sum over each segment is 1.
+
+    >>> anymax.segment_apply("sparsemax", [2.0, 1.5, 0.3, 0.0, 0.0], lengths=[3, 0, 2])
+    array([0.75, 0.25, 0.  , 0.5 , 0.5 ])
+    >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=[1, 0, 1])
+    array([0.5, 1. , 0.5])
+    """
+    if is_ragged(x):
+        return tensors.apply("segment_apply", segment_apply, mapping, x, (index, ptr, lengths, num_segments), axis, dim)
+    call = Call.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
+    leaf = leaf_of(call)
+    out = None if leaf is None else leaf.apply(call)
+    if out is not None:
+        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+    return call.back(apply_rows(call))
+
+
+def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
+    """`apply` of a nested or sparse tensor."""
+    return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
+
+
+def apply_rows(call: Call) -> Array:
+    """p of [..., entries], by plain operations and dense rows."""
+    x = call.rows
+    if is_jax(x) and call.mapping.kernel == _SOFTMAX.kernel:
+        return reductions.softmax(call.segments, x)
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        return apply(mapping_of(call.mapping, bucket), rows)
+
+    return by_rows(call.segments, x, verb, least=least_width(call.mapping))
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
+    """The logarithms of the probabilities of each segment, -inf where p is exactly 0.
+
+    More accurate than the logarithm of `segment_apply` where p is tiny.
+
+    Returns log p, an array of the shape, kind and dtype of x.
+
+    >>> anymax.segment_log_apply("softmax", [0.0, -1000.0, 3.0], lengths=[2, 1])
+    array([    0., -1000.,     0.])
+    """
+    given = opened("segment_log_apply", options)
+    if is_ragged(x):
+        return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, given[:4], *given[4:])
+    call = Call.of("segment_log_apply", mapping, x, given)
+    leaf = leaf_of(call)
+    out = None if leaf is None else leaf.log(call)
+    if out is not None:
+        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+    x = upcast(call.rows, call.xp)
+    if is_jax(x) and call.mapping.kernel == _SOFTMAX.kernel:
+        return call.back(reductions.log_softmax(call.segments, x))
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        return log_rows(mapping_of(call.mapping, bucket), rows)
+
+    return call.back(by_rows(call.segments, x, verb, least=least_width(call.mapping)))
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_logsumexp(
+    x: ArrayT | Numbers, *, temperature: Parameter = 1.0, **options: Unpack[SegmentOptions]
+) -> ArrayT:
+    """The smooth maximum `T log sum_i exp(x_i / T)` of each segment, -inf of an empty one.
+
+    Use it to normalise log-probabilities, or as a maximum with a gradient, which is the softmax of each segment.
+
+    temperature: T, a number from 0 on, or an array with one value a segment; 0 gives the maximum itself.
+
+    Returns one number for each segment, as an array of the kind and dtype of x, with the segments in the place of the entries.
+
+    >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
+    array([ 2.313,   -inf, -1.   ])
+    """
+    tensors.refuse("segment_logsumexp", x)
+    call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
+    t = call.one_each(temperature, "temperature")
+    leaf = leaf_of(call) if not is_array(t) and t == 1 and type(t) is not bool else None
+    out = None if leaf is None or tracked(call.x) else leaf.threshold(call)
+    if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
+        return _narrowed(call.moved(out), call)
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        each = t if not is_array(t) or not t.ndim else _one_of(t, bucket)
+        return logsumexp(rows, temperature=each)
+
+    return call.back(each_row(call.segments, call.rows, verb, -math.inf))
+
+
+def _one_of(value: Array, bucket: Bucket) -> Array:
+    """The numbers of a bucket's rows, [..., rows, 1]."""
+    xp = namespace(value)
+    value = value if value.shape[-1] == 1 else xp.take(value, bucket.ids, axis=-1)
+    return xp.expand_dims(value, axis=-1)
+
+
+def _narrowed(out: Array, call: Call) -> Array:
+    with quiet(out):
+        return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_threshold(
+    mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]
+) -> Threshold[ArrayT]:
+    """The threshold tau of each segment, and how many of its entries have a probability above 0.
+
+    `anymax.threshold` says what tau is for each map. It is -inf of a segment without entries.
+
+    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+
+    Returns a `Threshold`, the pair (tau, support), with the segments in the place of the entries. Neither has a gradient.
+
+    >>> tau, support = anymax.segment_threshold("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
+    >>> tau, support
+    (array([1.25, 8.  ]), array([2, 1]))
+    """
+    tensors.refuse("segment_threshold", x)
+    call = Call.of("segment_threshold", mapping, x, opened("segment_threshold", options))
+    if not call.mapping.has_threshold:
+        raise TypeError(
+            f"{call.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
+        )
+    call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
+    leaf = leaf_of(call)
+    out = None if leaf is None else leaf.threshold(call)
+    least = least_width(call.mapping)
+    if out is not None:
+        tau = _narrowed(call.moved(out), call)
+    else:
+
+        def verb(bucket: Bucket, rows: Array) -> Array:
+            return threshold(mapping_of(call.mapping, bucket), rows).tau
+
+        tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=least))
+    p = leaf.apply(call) if leaf is not None else None
+    p = apply_rows(call) if p is None else _array.to_last(p, call.axis, call.xp)
+    return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
+
+
+def _counted(segments: Segments, p: Array) -> Array:
+    """How many of p [..., entries] are above 0, [..., segments]."""
+    xp = namespace(p)
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        return xp.sum(_array.counts(rows > 0, xp), axis=-1)
+
+    return each_row(segments, p, verb, 0, fill=0.0, dtype=_array.counts(p[..., :0] > 0, xp).dtype)
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
+    """How many entries of each segment have a probability above 0.
+
+    Use it to see how many neighbours a sparse map keeps; the entries themselves are `anymax.support(p)`.
+
+    p: probabilities by entry, as `segment_apply` gives them.
+
+    Returns integers, an array of the kind of p with the segments in the place of the entries.
+
+    >>> p = anymax.segment_apply("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
+    >>> anymax.segment_support(p, lengths=[3, 1])
+    array([2, 1])
+    """
+    tensors.refuse("segment_support", p)
+    call = Call.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
+    return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
+
+
+@answering(_HINTS)
+@spelled(segment_apply)
+def segment_entropy(
+    p: ArrayT | Numbers,
+    kind: Entropy = "shannon",
+    alpha: Parameter | None = None,
+    **options: Unpack[SegmentOptions],
+) -> ArrayT:
+    """The entropy of the distribution over each segment, by Shannon, Renyi or Tsallis; 0 of an empty one.
+
+    Use it to see how sure attention is; `anymax.entropy` says what each kind is.
+
+    p: probabilities by entry, as `segment_apply` gives them.
+    kind: "shannon", "renyi", "renyi2" or "tsallis".
+    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a segment.
+
+    Returns one number for each segment, as an array of the kind and dtype of p, with the segments in the place of the entries.
+
+    >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
+    array([0.6931, 0.    ])
+    """
+    tensors.refuse("segment_entropy", p)
+    call = Call.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
+    order = call.one_each(alpha, "alpha")
+    entropy([1.0], kind, order if not is_array(order) else 2.0)  # says what is wrong where there is no segment too
+
+    def verb(bucket: Bucket, rows: Array) -> Array:
+        return entropy(rows, kind, _one_of(order, bucket) if is_array(order) and order.ndim else order)
+
+    return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
+
+
+@answering(_HINTS, key="generator", seed="generator")
+@spelled(segment_apply)
+def segment_sample(
+    mapping: Mapping | str,
+    x: ArrayT | Numbers,
+    *,
+    generator: Any = None,
+    num_samples: int | None = None,
+    **options: Unpack[SegmentOptions],
+) -> ArrayT:
+    """An entry of each segment, drawn with the probabilities of a map.
+
+    A neighbour to walk to, an item of a basket. An entry of probability exactly 0 is never drawn. From one generator segment i takes
+    the i-th number, in C order, or with `num_samples` = S the S numbers from i * S on.
+
+    generator: a generator or key, an integer seed, or a list of these, one a segment; by default NumPy's or torch's global one.
+    num_samples: how many to draw from each segment, independently, as a new first axis.
+
+    Returns integers, the numbers of the entries along `axis`, with the segments in their place; -1 where a segment has none to draw.
+
+    >>> anymax.segment_sample("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 0, 1], generator=0)
+    array([ 0, -1,  3])
+    """
+    tensors.refuse("segment_sample", x)
+    if num_samples is not None and (
+        isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
+    ):
+        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
+    xp, size = call.xp, 1 if num_samples is None else num_samples
+    call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
+    leaf = leaf_of(call)
+    p = None if leaf is None else leaf.apply(call)
+    p = apply_rows(call) if p is None else _array.to_last(p, call.axis, xp)
+    wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
+    u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)
+    rows, parts = rows_of(call.segments, p), []
+    for bucket in rows.buckets:
+        drawn = invert(of_bucket(p, bucket, 0.0), xp.take(u, bucket.ids, axis=-2), xp)
+        table = xp.broadcast_to(xp.reshape(bucket.entry, (-1, bucket.width)), (*drawn.shape[:-1], bucket.width))
+        found = xp.take_along_axis(table, xp.where(drawn < 0, xp.zeros_like(drawn), drawn), axis=-1)
+        parts.append(xp.where(drawn < 0, -xp.ones_like(found), found))
+    each = [_array.to_last(part, part.ndim - 2, xp) for part in parts]  # [..., samples, rows]
+    shape = (*p.shape[:-1], size, 0)
+    out = segments_of(
+        rows,
+        each,
+        -1,
+        xp.zeros(shape) if not is_torch(p) else p.new_zeros(shape),
+        _array.counts(p[..., :0] > 0, xp).dtype,
+    )
+    out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
+    last = out.ndim - 1
+    if num_samples is None:
+        return _array.from_last(out[..., 0], call.axis, xp)
+    return _array.from_last(xp.permute_dims(out, (last, *range(last))), call.axis + 1, xp)
+
+
+def opened(who: str, options: Any) -> tuple[Any, ...]:
+    names = ("index", "ptr", "lengths", "num_segments", "axis", "dim")
+    return tuple(options.get(name) for name in names)
+
+
+def tracked(x: Array) -> bool:
+    """True where a gradient is asked for."""
+    return is_torch(x) and x.requires_grad
