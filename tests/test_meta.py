@@ -313,7 +313,7 @@ FLOORS = (
     ("distributions",),
     ("contract",),
     ("_categorical",),
-    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    ("_drawing", "_multihead", "_modules", "_graphs", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -425,7 +425,7 @@ def test_frameworks_only_in_leaves():
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
+            "nn", "_multihead", "_modules", "_graphs", "kernels.triton.launch", "kernels.triton.attention",
         },
         "jax": {"autodiff.jax", "kernels.xla", "numpyro"},
         "numpyro": {"numpyro"},
@@ -456,7 +456,7 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "nn", "_categorical", "numpyro", "_multihead", "_modules", "_graphs", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
