@@ -12,7 +12,7 @@ from . import mappings, margins, transforms
 from ._config import show_config
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import LinearState, attention, explain_attention, linear_attention
+from .attention import LinearState, attention, attention_varlen, explain_attention, linear_attention
 from .contract import check_mapping
 from .decoding import gumbel_topk, speculative_accept, topk_log_prob
 from .distributions import kl, log_prob, log_prob_entropy, topk_kl
@@ -97,7 +97,7 @@ _LATE = ("hf", "nn", "numpyro", "plot", "sklearn")  # modules that need a framew
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Threshold", "__version__", "accuracy_loss",
-    "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax",
+    "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose", "cosine", "cross_entropy", "entmax",
     "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta", "explain",
     "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk", "jacobian",
     "jacobian_norm", "kl", "linear_attention", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
