@@ -1,4 +1,4 @@
 """The papers' tables, run again: one script a claim. `python -m experiments` lists them; README.md here says how to run them."""
 
-# multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence: in this order
-NAMES = ("multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence")
+# multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence, graphs: in this order
+NAMES = ("multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs")

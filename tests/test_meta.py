@@ -315,7 +315,7 @@ FLOORS = (
     ("output_layers",),
     ("contract",),
     ("_categorical", "distributed"),
-    ("_drawing", "_multihead", "_modules", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    ("_drawing", "_multihead", "_modules", "_graphs", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -428,7 +428,7 @@ def test_frameworks_only_in_leaves():
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
+            "nn", "_multihead", "_graphs", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
         },
         "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
@@ -459,7 +459,7 @@ def test_hard_dependencies():
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
         "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
-        "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._dtensor", "distributed._jax",
+        "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
         "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}

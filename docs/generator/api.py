@@ -110,7 +110,7 @@ def _own(module: types.ModuleType) -> list[str]:
         for name, thing in vars(module).items()
         if (name in listed if listed is not None else not name.startswith("_"))
         and (inspect.isclass(thing) or inspect.isfunction(thing))
-        and thing.__module__ == module.__name__
+        and (listed is not None or thing.__module__ == module.__name__)
         and thing.__doc__
     ]
 

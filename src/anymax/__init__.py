@@ -12,7 +12,7 @@ from . import mappings, margins, transforms
 from ._config import show_config
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import LinearState, attention, explain_attention, linear_attention
+from .attention import LinearState, attention, attention_varlen, explain_attention, linear_attention
 from .contract import check_mapping
 from .decoding import gumbel_topk, speculative_accept, topk_log_prob
 from .distributions import kl, log_prob, log_prob_entropy, topk_kl
@@ -99,19 +99,19 @@ _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Threshold", "__version__",
-    "accuracy_loss", "apply", "attention", "budget", "check_mapping", "choose", "compose", "cosine",
-    "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy", "epsilon_cutoff", "eta",
-    "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max", "gumbel_softmax", "gumbel_topk",
-    "jacobian", "jacobian_norm", "kl", "linear_attention", "linear_log_prob", "linear_loss",
-    "linear_threshold", "log_apply", "log_prob", "log_prob_entropy", "log_softmax", "logit_bias", "logit_gap",
-    "logsumexp", "margin_loss", "margins", "mask", "minp", "mix", "multilabel_softmax_loss", "nll",
-    "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max", "perturb_max_loss", "prior",
-    "repetition_penalty", "sample", "scalable", "segment_apply", "segment_entropy", "segment_log_apply",
-    "segment_logsumexp", "segment_loss", "segment_sample", "segment_support", "segment_threshold", "segments",
-    "show_config", "sigsoftmax", "smoothed_nll", "softmax", "sparse_softmax", "sparse_softmax_loss",
-    "sparsemax", "sparsemax_loss", "speculative_accept", "stop_gradient_loss", "support", "taylor_softmax",
-    "taylor_softmax_loss", "temperature", "threshold", "topk", "topk_kl", "topk_log_prob", "topnsigma",
-    "topp", "transforms", "typical", "use", "warm_up", "xtc",
+    "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
+    "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
+    "epsilon_cutoff", "eta", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
+    "gumbel_softmax", "gumbel_topk", "jacobian", "jacobian_norm", "kl", "linear_attention", "linear_log_prob",
+    "linear_loss", "linear_threshold", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
+    "logit_bias", "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
+    "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
+    "perturb_max_loss", "prior", "repetition_penalty", "sample", "scalable", "segment_apply",
+    "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss", "segment_sample",
+    "segment_support", "segment_threshold", "segments", "show_config", "sigsoftmax", "smoothed_nll",
+    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept",
+    "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold",
+    "topk", "topk_kl", "topk_log_prob", "topnsigma", "topp", "transforms", "typical", "use", "warm_up", "xtc",
 ]  # fmt: skip
 __all__ += mappings.__all__
 

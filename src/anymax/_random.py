@@ -110,6 +110,16 @@ def _is_seed(generator: Any) -> bool:
     return isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
 
 
+def apart(generator: Any, like: Array, n: int) -> list[Any]:
+    """A generator for each of n draws, so that no two of them get the same numbers; the one that is given, where it goes on by itself."""
+    if is_torch(like):
+        return [generator if generator is None else torch_source(like, generator)] * n
+    if is_jax(like):
+        key = sys.modules["jax"].random.key(int(generator)) if _is_seed(generator) else generator
+        return list(sys.modules["jax"].random.split(key, n)) if n > 1 and is_jax(key) else [key] * n
+    return [np.random.default_rng(int(generator)) if _is_seed(generator) else generator] * n
+
+
 def torch_source(like: Array, generator: Any) -> Any:
     """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
     torch = sys.modules["torch"]

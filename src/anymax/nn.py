@@ -1,4 +1,4 @@
-"""torch modules, generic over maps: `Activation`, `Loss`, `LinearLoss`, `Attention`, `MarginHead`; and the distribution `Categorical`.
+"""torch modules, generic over maps: `Activation`, `Loss`, `LinearLoss`, `Attention`, `GraphAttention`, `AttentionPool`, `MarginHead`, `Categorical`.
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 from . import _multihead, functional, losses
 from ._array import asarray
 from ._categorical import Categorical
+from ._graphs import AttentionPool, GraphAttention
 from ._heads import LinearLoss, MarginHead
 from ._mapping import Mapping
 from ._modules import _OfMapping
@@ -33,7 +34,7 @@ from .attention.scores import transforms_of
 from .attention.verb import ImplementationName
 from .mappings import Softmax as _Softmax
 
-__all__ = ["Activation", "Attention", "Categorical", "LinearLoss", "Loss", "MarginHead"]
+__all__ = ["Activation", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead"]
 
 
 def __dir__() -> list[str]:

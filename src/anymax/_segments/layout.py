@@ -190,6 +190,15 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         if isinstance(num_segments, bool) or not isinstance(num_segments, (int, np.integer)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
         num_segments = int(num_segments)
+    return _read(who, name, value, num_segments)
+
+
+def bounds(who: str, name: str, value: Any) -> Segments:
+    """The segments of what a caller calls by another name than ptr."""
+    return _read(who, name, value, None)
+
+
+def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments:
     if isinstance(value, Segments):
         if num_segments not in (None, value.num_segments):
             raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {value.num_segments} segments")
@@ -199,8 +208,8 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         raise ValueError(f"{who}: {name} must have one axis, got the shape {tuple(value.shape)}")
     if not is_integer(value) and not (isinstance(value, np.ndarray) and not value.size):
         raise TypeError(f"{who}: {name} must be integers, got {value.dtype}")
-    if name == "ptr" and not value.shape[0]:
-        raise ValueError(f"{who}: ptr is empty; it has one number more than there are segments, the first of them 0")
+    if name not in ("index", "lengths") and not value.shape[0]:
+        raise ValueError(f"{who}: {name} is empty; it has one number more than there are segments, the first of them 0")
     if eager(value):
         return _known(who, name, value, num_segments)
     return _traced(who, name, value, num_segments)
@@ -226,11 +235,11 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
         a = np.concatenate([np.zeros(1, np.int64), np.cumsum(a)])
     else:
         if a[0]:
-            raise ValueError(f"{who}: ptr[0] is {int(a[0])}; the first segment begins at entry 0")
+            raise ValueError(f"{who}: {name}[0] is {int(a[0])}; the first segment begins at entry 0")
         if (a[1:] < a[:-1]).any():
             at = int((a[1:] < a[:-1]).argmax())
             raise ValueError(
-                f"{who}: ptr[{at + 1}] is {int(a[at + 1])}, below ptr[{at}], {int(a[at])}; ptr must ascend"
+                f"{who}: {name}[{at + 1}] is {int(a[at + 1])}, below {name}[{at}], {int(a[at])}; {name} must ascend"
             )
         a = a.copy() if a.flags.owndata is False or a is value else a  # what the caller changes later is another's
     if num_segments not in (None, a.size - 1):
@@ -249,7 +258,7 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
         bounds = bounds if is_torch(value) else bounds.astype(value.dtype)
         ptr = xp.searchsorted(value[order], bounds, side="left")
         return Segments(ptr, order, value.shape[0])
-    count = value.shape[0] - (name == "ptr")
+    count = value.shape[0] - (name != "lengths")
     if num_segments not in (None, count):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {count} segments")
     if name == "lengths":

@@ -11,11 +11,7 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
     """How many heads of q share one of k and v, and the shape of the scores."""
     for name, a in (("q", q), ("k", k), ("v", v)):
         _alone(who, name, a)
-    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
-        kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
-        raise TypeError(
-            f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
-        )
+    one_framework(who, q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"{who}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not is_floating(q) or narrow(q):
@@ -32,6 +28,14 @@ def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int
     shape = _scores_shape(who, q, k, groups)
     _check_values(who, v, shape, groups)
     return groups, shape
+
+
+def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
+    if len({(is_torch(a), is_jax(a)) for a in (q, k, v)}) > 1:
+        kinds = ["torch" if is_torch(a) else "JAX" if is_jax(a) else "NumPy" for a in (q, k, v)]
+        raise TypeError(
+            f"{who}: q, k and v must be of one framework, got arrays of {kinds[0]}, {kinds[1]} and {kinds[2]}"
+        )
 
 
 def flag(who: str, name: str, value: Any) -> bool:
