@@ -47,6 +47,7 @@ GROUPS = {
     "layout": "Other axes, tiny rows, one long row, masks",
     "attention": "Attention, one head of 64 features",
     "decoding": "Decoding and distributions, rows x vocabulary",
+    "output layer": "Output layers, forward and backward: rows x classes",
     "sklearn": "Fitting a linear classifier: rows x features x classes",
     "gpu forward": "GPU: forward into out=",
     "gpu backward": "GPU: backward alone",
