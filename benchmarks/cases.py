@@ -48,6 +48,7 @@ GROUPS = {
     "attention": "Attention, one head of 64 features",
     "decoding": "Decoding and distributions, rows x vocabulary",
     "ragged": "Ragged rows: entries x segments x heads",
+    "output layer": "Output layers, forward and backward: rows x classes",
     "sklearn": "Fitting a linear classifier: rows x features x classes",
     "gpu forward": "GPU: forward into out=",
     "gpu backward": "GPU: backward alone",

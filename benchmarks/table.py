@@ -5,11 +5,12 @@ from __future__ import annotations
 from .attention import attention_cases
 from .cases import GROUPS, Case, map_cases
 from .decoding import decoding_cases
+from .output_layers import layer_cases
 from .ragged import ragged_cases
 from .sklearn import sklearn_cases
 
 
 def table() -> list[Case]:
-    cases = [*map_cases(), *attention_cases(), *decoding_cases(), *ragged_cases(), *sklearn_cases()]
+    cases = [*map_cases(), *attention_cases(), *decoding_cases(), *layer_cases(), *ragged_cases(), *sklearn_cases()]
     order = list(GROUPS)
     return sorted(cases, key=lambda case: order.index(case.group))  # stable

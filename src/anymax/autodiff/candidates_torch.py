@@ -22,6 +22,7 @@ _TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays i
 _MANY_ROWS = 8192
 _BLOCK = {"cpu": 2048}
 _MANY_CLASSES = 16384
+_AT_ONCE = 1 << 15  # products of features
 _FEW = 64  # scores of which the largest is found at once
 _SMALL = 1 << 18  # scores that need no blocks
 _SHARE = 48  # a block has at most this part of the scores
@@ -172,9 +173,9 @@ def _collect(
     rows, device = layer.rows, layer.x.device
     wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
     scores = Scores(layer, blocks, target)
-    held = _Row(rows, min(256, most), most, wide, device)
+    held = _Row(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
-    lost = ~layer.x.isfinite().all(1)  # of such a row all is NaN
+    lost = _not_finite(layer.x)  # of such a row all is NaN
     low = torch.empty(0)
     next_cut = 1
 
@@ -218,10 +219,23 @@ def _collect(
     return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
 
 
+def _not_finite(x: Tensor) -> Tensor:
+    """The rows with NaN or an infinity."""
+    if not x.shape[1]:
+        return torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+    low, high = x.aminmax(dim=1)
+    return ~(low.isfinite() & high.isfinite())
+
+
 def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
-    x, weight = layer.x.to(wide), layer.weight[target].to(wide)
-    score, size = (x * weight).sum(1, keepdim=True), torch.linalg.vector_norm(x * weight, 1, dim=1, keepdim=True)
+    score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
+    size = torch.empty_like(score)
+    step = max(1, _AT_ONCE // max(layer.x.shape[1], 1))
+    for i in range(0, layer.rows, step):
+        terms = layer.x[i : i + step].to(wide) * layer.weight[target[i : i + step]]
+        torch.sum(terms, 1, keepdim=True, out=score[i : i + step])
+        torch.sum(terms.abs_(), 1, keepdim=True, out=size[i : i + step])
     if layer.bias is not None:
         bias = layer.bias[target].to(wide)[:, None]
         score, size = score + bias, size + bias.abs()

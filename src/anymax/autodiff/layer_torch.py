@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -35,6 +35,7 @@ Tensor = torch.Tensor
 _SOFTMAX = Softmax()
 _GROUP = {"cpu": 1 << 23}  # scores of a group of rows
 _MANY = 1 << 27
+_ROWS = 128  # rows of half precision that are in fp32 at a time
 _PIECE = 1 << 18  # features at a time that are gathered for a sparse product
 
 
@@ -80,18 +81,17 @@ class _Kept(torch.autograd.Function):
             )
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        dx = torch.zeros(x.shape, dtype=wide, device=x.device) if wants_x else None
+        dx = None
         dw = torch.zeros_like(weight) if wants_w else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants_b else None
         if u is not None and g_even is not None:
-            if dx is not None:
-                dx.addr_(g_even, mean)
+            dx = torch.outer(g_even, mean) if wants_x else None
             if dw is not None:
                 _add_outer(dw, u, g_even @ x.to(u.dtype))
             if db is not None:
                 db.add_(u, alpha=float(g_even.sum()))
         if g is not None:
-            add_sparse(g, index, x, weight, dx, dw, db)
+            dx = _sparse(g, index, x, weight, wants_x, dx, dw, db)
         return None if dx is None else dx.to(x.dtype), dw, None if db is None else db.to(bias.dtype), None, None, None
 
 
@@ -115,19 +115,20 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
         dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
 
 
-def add_sparse(
-    g: Tensor, index: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor | None, db: Tensor | None
-) -> None:
-    """Adds the gradients of scores [rows, width] of the classes `index`, most of which are 0."""
+def _sparse(
+    g: Tensor, index: Tensor, x: Tensor, weight: Tensor, wants_x: bool, dx: Tensor | None, dw: Tensor | None, db: Tensor | None
+) -> Tensor | None:
+    """Adds to the gradients those of scores [rows, width] of the classes `index`, most of which are 0; that in x is returned."""
     row, place = (~(g == 0)).nonzero(as_tuple=True)
     value, cls = g[row, place], index[row, place].to(torch.int64)
     if db is not None:
         db.index_add_(0, cls, value.to(db.dtype))
-    if dx is not None:
+    if wants_x:
         starts = torch.searchsorted(row, torch.arange(g.shape[0], device=row.device))
-        dx += _bags(weight, cls, starts, value)
+        own = _bags(weight, cls, starts, value)
+        dx = own if dx is None else dx.add_(own)
     if dw is None:
-        return
+        return dx
     order = cls.argsort(stable=True)
     row, cls, value = row[order], cls[order], value[order]
     for a, b in _whole(cls, max(1, _PIECE // max(x.shape[1], 1))):
@@ -136,6 +137,7 @@ def add_sparse(
         else:  # added up before it is rounded
             own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
             dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
+    return dx
 
 
 def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
@@ -272,22 +274,25 @@ def _others_back(
     for a, b in blocks.parts(layer):
         sums = None
         for tile, of in zip(every, scores):
-            s = of.block(a, b)
-            d = s.to(wide) if half else s
-            d.sub_(level[tile]).exp_().mul_(g[tile, 1:])
+            d = of.block(a, b)
             row, place = of.targets(a, b)
-            d[row, place] = g[tile][row, 0]
-            if u is not None and g_even is not None:
-                d.addr_(g_even[tile], u[a:b])
-            if db is not None:
-                db[a:b] += d.sum(0)
-            if half:
-                d = s.copy_(d)
-            if dx is not None:
+            d[row, place] = -math.inf
+            for part in _pieces(tile, _ROWS if half else d.shape[0]):
+                one = d[part.start - tile.start : part.stop - tile.start]
+                p = one.to(wide) if half else one
+                p.sub_(level[part]).exp_().mul_(g[part, 1:])
+                if u is not None and g_even is not None:
+                    p.addr_(g_even[part], u[a:b])
                 if half:
-                    dx[tile] += d @ weight[a:b]
-                else:
-                    dx[tile].addmm_(d, weight[a:b])
+                    one.copy_(p)
+            d[row, place] += g[tile][row, 0].to(d.dtype)
+            if db is not None:
+                db[a:b] += d.sum(0, dtype=wide)
+            if dx is not None and half:
+                for part in _pieces(tile, _ROWS):
+                    dx[part] += d[part.start - tile.start : part.stop - tile.start] @ weight[a:b]
+            elif dx is not None:
+                dx[tile].addmm_(d, weight[a:b])
             if dw is not None:
                 if len(every) == 1:
                     torch.mm(d.t(), x, out=dw[a:b])
@@ -299,6 +304,11 @@ def _others_back(
             dw[a:b] = sums
     bias = layer.bias
     return [None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)]
+
+
+def _pieces(tile: slice, step: int) -> Iterator[slice]:
+    for i in range(tile.start, tile.stop, step):
+        yield slice(i, min(i + step, tile.stop))
 
 
 def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,178 @@
+"""The cases of output layers: the loss of a large vocabulary and its gradients in features and weight, without the scores.
+
+`python -m benchmarks.output_layers` says of each where the time goes, beside the one matrix product that is left, and what memory it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anymax
+from anymax import Entmax, Mapping, Softmax, Sparsemax
+
+from .cases import OURS, Bar, Case, Workload, differs
+
+SCORES = "x @ W.T and F.cross_entropy"
+LINEAR = "F.linear_cross_entropy"
+ROWS, FEATURES = 512, 1024
+MOST = 0.1  # of the memory of the scores, above that of the weight and of the gradients
+MAPS: dict[str, Mapping] = {"entmax15": Entmax(1.5), "sparsemax": Sparsemax(), "softmax": Softmax()}
+AHEAD = {"normal": 0.0, "trained": 9.0}  # how much of the target's row of the weight the features have
+
+
+@functools.lru_cache(maxsize=1)
+def operands(classes: int, distribution: str, dtype: str) -> tuple[Any, Any, Any]:
+    """Features, weight N(0, 1 / sqrt(d)) and targets; trained: softmax gives the target more than half."""
+    import torch
+
+    generator = torch.Generator().manual_seed(classes)
+    weight = torch.randn(classes, FEATURES, generator=generator).div_(FEATURES**0.5)
+    y = torch.randint(classes, (ROWS,), generator=generator)
+    ahead = AHEAD[distribution]
+    x = torch.randn(ROWS, FEATURES, generator=generator) * (0.5 if ahead else 1.0) + ahead * weight[y]
+    kind = getattr(torch, dtype)
+    return x.to(kind).requires_grad_(), weight.to(kind).requires_grad_(), y
+
+
+def step(loss: Callable[[], Any], *free: Any) -> Any:
+    import torch
+
+    return torch.autograd.grad(loss(), free)
+
+
+def layer(case: Case) -> Workload:
+    import torch
+    from torch.nn import functional
+
+    x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
+    mapping = MAPS[case.map]
+    losses: dict[str, Callable[[], Any]] = {
+        OURS: lambda: anymax.linear_loss(x, weight, y, mapping),
+        SCORES: lambda: functional.cross_entropy(x @ weight.T, y),
+        LINEAR: lambda: functional.linear_cross_entropy(x, weight, y),
+    }
+    work = Workload({name: functools.partial(step, loss, x, weight) for name, loss in losses.items()}, lambda: None)
+
+    def check() -> str | None:
+        share = memory(losses[OURS], x, weight)
+        if share is not None:
+            work.engine = f"{share:.0%} memory"
+            if share > MOST:
+                return f"{share:.2f} of the memory of the scores, where {MOST} is allowed"
+        got = work.contenders[OURS]()
+        scores = (x @ weight.T).float()
+        want = step(
+            lambda: (
+                functional.cross_entropy(scores, y)
+                if case.map == "softmax"
+                else anymax.fenchel_young(mapping, scores, y)
+            ),
+            scores,
+        )
+        d = want[0].to(x.dtype)
+        with torch.no_grad():
+            pairs = [(got[0], d @ weight), (got[1][:4096], d[:, :4096].T @ x)]
+        return next((wrong for a, b in pairs if (wrong := differs(a, b, case.dtype))), None)
+
+    work.check = check
+    return work
+
+
+def memory(loss: Callable[[], Any], x: Any, weight: Any) -> float | None:
+    """The peak of a step above what stays, the gradients, as a share of the memory of the scores; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    step(loss, x, weight)  # what the library of matrix products keeps for itself is there already
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        before = _pages("VmRSS")
+        step(loss, x, weight)
+        return (_pages("VmHWM") - before - x.nbytes - weight.nbytes) / (x.element_size() * x.shape[0] * weight.shape[0])
+    return None
+
+
+def _pages(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return 1024 * int(next(line for line in file if line.startswith(name)).split()[1])
+
+
+def layer_cases() -> Iterator[Case]:
+    for classes in (32_000, 128_256):
+        for dtype in ("float32", "bfloat16"):
+            for distribution in AHEAD:
+                for name in MAPS:
+                    most = 1.0 if name == "softmax" else 0.5
+                    bars = (Bar(SCORES, at_most=most), Bar(LINEAR, at_most=most))
+                    yield Case(
+                        "output layer", name, (ROWS, classes), layer, bars, distribution, dtype, note=f"{FEATURES} features",
+                        full=classes > 100_000,
+                    )  # fmt: skip
+
+
+# -- where the time goes -------------------------------------------------------------------------------------------------------------
+
+
+def parts(case: Case) -> dict[str, float]:
+    """Milliseconds: of the product of all scores in blocks, of what else the forward pass does, of the gradient; the bound, one product."""
+    import torch
+
+    from anymax._layer import Layer
+    from anymax.autodiff.candidates_torch import Blocks, Scores
+
+    x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
+    of = Layer.of("benchmark", x.detach(), weight.detach(), MAPS[case.map], None, None)
+    blocks = Blocks.of(of, None)
+    scores = Scores(of, blocks)
+
+    def product() -> None:
+        for a, b in blocks.parts(of):
+            scores.block(a, b)
+
+    def forward() -> Any:
+        return anymax.linear_loss(x, weight, y, MAPS[case.map])
+
+    with torch.no_grad():
+        bound, blocked = _best(lambda: x @ weight.T), _best(product)
+    ahead, both = _best(forward), _best(lambda: step(forward, x, weight))
+    return {
+        "product": blocked,
+        "candidates": ahead - blocked,
+        "gradient": both - ahead,
+        "all": both,
+        "one product": bound,
+    }
+
+
+def _best(call: Callable[[], Any], rounds: int = 3) -> float:
+    call()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e3 * min(times)
+
+
+def main() -> None:
+    for case in layer_cases():
+        if case.full and "--full" not in sys.argv:
+            continue
+        x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
+        share = memory(lambda: anymax.linear_loss(x, weight, y, MAPS[case.map]), x, weight)  # noqa: B023 (called at once)
+        said = ", ".join(f"{name} {ms:.0f}" for name, ms in parts(case).items())
+        print(
+            f"{case.name:60} ms: {said}; memory {'unknown' if share is None else f'{share:.3f}'} of the scores",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
