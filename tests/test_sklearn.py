@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import anymax as am
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, lbfgs, losses
+from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, lbfgs, levels, losses
 from anymax.sklearn.objective import Linear
 
 TIGHT = {"tol": 1e-9, "max_iter": 2000}
@@ -177,9 +177,9 @@ def problems():
     yield "normmax", x, losses.IndexLoss(am.NormMax(), y, share), 3
     yield "taylor", x, losses.IndexLoss(am.Taylor(), y, share), 3
     yield "binary", x, losses.BinaryLoss(am.Entmax(1.5), (y > 0).astype(np.int64), share), 1
-    yield "labels", x, losses.LabelLoss(am.Entmax(1.5), csr, share), 3
-    yield "labels taylor", x, losses.LabelLoss(am.Taylor(), csr, share), 3
-    yield "labels csr", sparse.csr_matrix(x), losses.LabelLoss(am.Softmax(), csr, share), 3
+    yield "labels", x, losses.SharesLoss(am.Entmax(1.5), losses.evenly(csr, False), share), 3
+    yield "labels taylor", x, losses.SharesLoss(am.Taylor(), losses.evenly(csr, False), share), 3
+    yield "labels csr", sparse.csr_matrix(x), losses.SharesLoss(am.Softmax(), losses.evenly(csr, False), share), 3
     yield "sigmoid", x, losses.SigmoidLoss(csr, share), 3
     yield "zlpr", sparse.csr_matrix(x), losses.ZlprLoss(csr, share), 3
 
@@ -222,7 +222,7 @@ def test_label_losses_are_the_librarys():
     csr = sparse.csr_matrix(many)
     target = many / many.sum(axis=1, keepdims=True)
     for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.2), am.PerturbMax()):
-        mean, _ = losses.LabelLoss(mapping, csr, share)(z)
+        mean, _ = losses.SharesLoss(mapping, losses.evenly(csr, False), share)(z)
         assert mean == pytest.approx(float(am.fenchel_young(mapping, z, target)), rel=1e-9)
     mean, _ = losses.ZlprLoss(csr, share)(z)
     assert mean == pytest.approx(float(am.multilabel_softmax_loss(z, many)), rel=1e-12)
@@ -562,12 +562,17 @@ def test_many_labels_first_order_conditions(mapping):
     np.testing.assert_allclose(0.1 * model.coef_, residual.T @ x / len(x), atol=1e-8)
 
 
-def test_rows_without_a_label_take_no_part():
+def test_rows_without_a_label_take_no_part_without_none():
     x, many = labels()
     more = np.vstack([x, 5 + x[:20]])
     empty = np.vstack([many, np.zeros((20, many.shape[1]), int)])
-    for mapping, same in (("sparsemax", True), ("sigmoid", False), ("zlpr", False)):
-        options = {"threshold": 0.5, "scale": 1.0, "max_iter": 500}
+    for mapping, same, none in (
+        ("sparsemax", True, False),
+        ("sparsemax", False, "auto"),
+        ("sigmoid", False, False),
+        ("zlpr", False, False),
+    ):
+        options = {"threshold": 0.5, "scale": 1.0, "max_iter": 500, "none": none}
         a = MultiLabelMappingClassifier(mapping, **options).fit(x, many).coef_
         b = MultiLabelMappingClassifier(mapping, **options).fit(more, empty).coef_
         assert (abs(a - b).max() < 1e-12) == same
@@ -596,7 +601,7 @@ def test_decisions():
     model = MultiLabelMappingClassifier("softmax").fit(x, many)
     assert model.decision_ == "threshold"
     np.testing.assert_array_equal(model.predict(x), am.softmax(model.decision_function(x)) > model.threshold_)
-    assert (model.cv_results_["threshold"] == np.arange(1, 5) / 5).all()
+    assert len(model.cv_results_["threshold"]) == 200
 
 
 @pytest.mark.parametrize("scoring", ["f1_micro", lambda a, b: f1_score(a, b, average="macro", zero_division=0)])
@@ -615,6 +620,89 @@ def test_tuning_is_cross_validation(scoring):
     assert model.scale_ == grid[int(np.argmax(model.cv_results_["score"]))]
     again = clone(model).fit(x, many)
     assert (again.cv_results_["score"] == model.cv_results_["score"]).all()
+
+
+def test_the_empty_set_is_learned():
+    """It was never predicted, in silence, where every third row had no label."""
+    rng = np.random.default_rng(0)
+    kind = rng.integers(0, 3, 300)
+    x = np.eye(3)[kind] + 0.05 * rng.normal(size=(300, 3))
+    many = np.array([[0, 0], [1, 0], [1, 1]])[kind]
+    for mapping in ("sparsemax", "softmax", "taylor", "sigmoid", "zlpr"):
+        model = MultiLabelMappingClassifier(mapping, C=10).fit(x, many)
+        np.testing.assert_array_equal(model.predict(x), many, err_msg=mapping)
+        assert model.none_ == (mapping not in ("sigmoid", "zlpr"))
+        if model.none_:
+            p = model.predict_proba(x)
+            assert (p.sum(axis=1)[kind == 0] < 0.6).all()
+            np.testing.assert_allclose(
+                np.log(p, where=p > 0, out=np.full(p.shape, -np.inf)), model.predict_log_proba(x)
+            )
+    some = kind > 0
+    assert not MultiLabelMappingClassifier().fit(x[some], many[some]).none_
+    assert MultiLabelMappingClassifier(none=True).fit(x[some], many[some]).none_
+    assert MultiLabelMappingClassifier(none=False, scale=1.0).fit(x, many).predict(x)[kind == 0].any(axis=1).all()
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
+def test_none_has_the_score_0(mapping):
+    """The conditions of the optimum where the target of an empty row is "none": from the public map alone."""
+    x, many = make_multilabel_classification(120, 6, n_classes=4, n_labels=1, random_state=0)
+    assert (many.sum(axis=1) == 0).mean() > 0.2
+    model = MultiLabelMappingClassifier(mapping, l2=0.05, threshold=0.2, scale=1.0, **TIGHT).fit(x, many)
+    p = am.apply(model.mapping_, np.c_[np.zeros(120), model.decision_function(x)])[:, 1:]
+    np.testing.assert_allclose(model.predict_proba(x), p)
+    residual = many / np.maximum(many.sum(axis=1, keepdims=True), 1) - p
+    np.testing.assert_allclose(0.05 * model.coef_, residual.T @ x / 120, atol=1e-8)
+    np.testing.assert_allclose(residual.mean(axis=0), 0, atol=1e-8)
+
+
+def sets(n=40, k=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((n, k)).round(2), rng.random((n, k)) < 0.3
+
+
+@pytest.mark.parametrize("scoring", levels.SCORES)
+def test_the_score_of_every_level(scoring):
+    """By running sums, and by scikit-learn at each level."""
+    ranks, truth = sets()
+    truth[:3] = False
+    cuts, where, order = levels._cuts(ranks, False)
+    found = levels.SCORES[scoring].along(truth, order)[where]
+    assert len(cuts) == len(np.unique(ranks[ranks > 0])) + 1
+    want = [levels.SCORES[scoring].score(truth, (ranks > level).astype(int)) for level in cuts]
+    np.testing.assert_allclose(found, want, atol=1e-12)
+    level, tried = levels.best(ranks, truth, scoring, None, False)
+    assert tried["score"].max() == max(found)
+    assert levels.SCORES[scoring].score(truth, (ranks > level).astype(int)) == pytest.approx(max(want))
+
+
+@pytest.mark.parametrize("mapping", [am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.2), am.Entmax(2.7)], ids=str)
+def test_the_scale_up_to_which_a_label_lasts(mapping):
+    z = np.random.default_rng(0).normal(size=(30, 7)) * 2
+    z[0] = 0.0  # all are the largest
+    ranks = levels.lasting(mapping, z)
+    for scale in (0.3, 0.7, 1.0, 2.5, 6.0):
+        np.testing.assert_array_equal(ranks > scale, am.apply(mapping, scale * z) > 0)
+    assert np.isposinf(ranks[0]).all()
+
+
+def test_the_scales_of_other_maps_are_looked_up():
+    z = np.random.default_rng(0).normal(size=(30, 7)) * 2
+    ranks = levels.lasting(am.NormMax(2.0), z)
+    for scale in np.geomspace(0.1, 100.0, 64)[::7]:
+        np.testing.assert_array_equal(ranks > scale, am.apply(am.NormMax(2.0), scale * z) > 0)
+
+
+def test_a_level_that_no_grid_has():
+    """The best threshold is below 1/n, where the usual grid began."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    many = (x @ rng.normal(size=(3, 8)) + np.r_[6.0, np.full(7, -1.0)] + rng.normal(size=(400, 8)) > 0).astype(int)
+    model = MultiLabelMappingClassifier("softmax", decision="threshold").fit(x, many)
+    assert model.threshold_ < 1 / 8
+    coarse = MultiLabelMappingClassifier("softmax", grid=[i / 8 for i in range(1, 8)]).fit(x, many)
+    assert model.cv_results_["score"].max() > coarse.cv_results_["score"].max() + 0.01
 
 
 def test_sparse_and_dense_labels_are_the_same():
@@ -696,3 +784,149 @@ def test_a_gradient_that_is_not_finite_is_named():
     X, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 2, 1])
     with pytest.warns(ConvergenceWarning, match=r"the gradient of the loss is nan, .*check_mapping"):
         MappingClassifier(Hole()).fit(X, y)
+
+
+# -- a few rows at a time ---------------------------------------------------------------------------------------------------------
+
+
+def loss_and_penalty(model, x, y, l2):
+    z = model.decision_function(x)
+    z = np.stack([0 * z, z], axis=1) if z.ndim == 1 else z
+    return float(am.fenchel_young(model.mapping_, z, y, reduction="mean")) + 0.5 * l2 * np.sum(model.coef_**2)
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.thin(2)
+def test_some_epochs_come_near_to_fit(mapping, k):
+    """Without a rate to be tuned, and whatever the units and offsets of the features are."""
+    x, y = blobs(500, 8, k)
+    best = loss_and_penalty(MappingClassifier(mapping, l2=0.01, tol=1e-7).fit(x, y), x, y, 0.01)
+    for data, l2 in ((x, 0.01), (np.asfortranarray(x), 0.01), (sparse.csr_matrix(x), 0.01)):
+        model = MappingClassifier(mapping, l2=l2)
+        values = []
+        for _ in range(8):
+            model.partial_fit(data, y, classes=range(k))
+            values.append(loss_and_penalty(model, x, y, l2))
+        assert values[0] < 1.3 * best
+        assert best - 1e-9 <= values[-1] < 1.01 * best
+    assert model.n_iter_ == [8 * -(-500 // 32)]
+    assert model.weight_ == 8 * 500
+
+
+def test_units_and_offsets_do_not_matter_to_partial_fit():
+    x, y = blobs(400, 5, 3)
+    moved = x * [1e-4, 1.0, 1e3, 1e6, 1e-2] + [0.0, 10.0, -1e3, 1e7, 0.0]
+    plain, other = MappingClassifier(l2=0.0), MappingClassifier(l2=0.0)
+    for at in range(0, 400, 100):
+        plain.partial_fit(x[at : at + 100], y[at : at + 100], classes=range(3))
+        other.partial_fit(moved[at : at + 100], y[at : at + 100], classes=range(3))
+    np.testing.assert_allclose(other.predict_proba(moved), plain.predict_proba(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_one_pass_over_many_rows(intercept):
+    """The penalty is that of `fit` on all rows of all calls."""
+    x, y = blobs(3000, 6, 3)
+    model = MappingClassifier("softmax", C=0.01, fit_intercept=intercept)
+    for rows in np.array_split(np.arange(3000), 7):
+        model.partial_fit(x[rows], y[rows], classes=range(3))
+    best = MappingClassifier("softmax", C=0.01, fit_intercept=intercept).fit(x, y)
+    l2 = 1 / (0.01 * 3000)
+    assert loss_and_penalty(model, x, y, l2) < 1.02 * loss_and_penalty(best, x, y, l2)
+    assert intercept == model.intercept_.any()
+
+
+def test_partial_fit_goes_on_from_fit_and_is_repeatable():
+    x, y = blobs(300, 6, 4)
+    names = np.array(["a", "b", "c", "d"])[y]
+    model = MappingClassifier("softmax", l2=0.01).fit(x, names)
+    best = loss_and_penalty(model, x, y, 0.01)
+    model.partial_fit(x, names)
+    assert loss_and_penalty(model, x, y, 0.01) < 1.05 * best
+    assert model.weight_ == 600
+    one, two, three = (MappingClassifier(random_state=seed) for seed in (0, 0, 1))
+    for each in (one, two, three):
+        each.partial_fit(x[:50], names[:50], classes=names).partial_fit(x[50:], names[50:])
+    again = pickle.loads(pickle.dumps(one)).partial_fit(x, names)
+    np.testing.assert_array_equal(one.coef_, two.coef_)
+    np.testing.assert_array_equal(again.coef_, two.partial_fit(x, names).coef_)
+    assert abs(one.coef_ - three.coef_).max() > 0
+    assert not hasattr(one.fit(x, names), "stream_")
+    small = MappingClassifier().partial_fit(x.astype(np.float32), y, classes=range(4))
+    assert small.coef_.dtype == small.partial_fit(x, y).coef_.dtype == np.float32
+
+
+def test_weights_of_rows_in_partial_fit():
+    x, y = blobs(300, 6, 3)
+    weights = np.where(y == 2, 0.0, 1.0)
+    a = MappingClassifier("softmax").partial_fit(x, y, range(3), weights)
+    b = MappingClassifier("softmax", class_weight={2: 0.0}).partial_fit(x, y, classes=range(3))
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    assert a.weight_ == weights.sum()
+    assert (a.predict(x) != 2).all()
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "sigmoid", "zlpr"])
+def test_label_sets_a_few_rows_at_a_time(mapping):
+    x, many = make_multilabel_classification(600, 10, n_classes=5, n_labels=2, random_state=0)
+    assert (many.sum(axis=1) == 0).any()
+    model = MultiLabelMappingClassifier(mapping, l2=0.01)
+    for _ in range(3):
+        for rows in np.array_split(np.arange(600), 5):
+            model.partial_fit(x[rows], many[rows])
+    whole = MultiLabelMappingClassifier(mapping, l2=0.01).fit(x, many)
+    reached, wanted = (f1_score(many, each.predict(x), average="micro") for each in (model, whole))
+    assert reached > wanted - 0.03
+    assert model.none_ == whole.none_ == (mapping in ("softmax", "sparsemax"))
+    assert sum(len(z) for z, _ in model.last_) < 1000 + 32
+    fixed = MultiLabelMappingClassifier(mapping, threshold=0.25, scale=2.0).partial_fit(
+        sparse.csr_matrix(x), sparse.csr_matrix(many)
+    )
+    assert sparse.issparse(fixed.predict(x))
+    assert not hasattr(fixed, "cv_results_")
+    if fixed.none_:
+        without = MultiLabelMappingClassifier(mapping, none=False, scale=1.0, threshold=0.3).partial_fit(x, many)
+        some = many.any(axis=1)
+        other = MultiLabelMappingClassifier(mapping, none=False, scale=1.0, threshold=0.3)
+        assert without.weight_ == some.sum()
+        assert other.partial_fit(x[some], many[some]).weight_ == some.sum()
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (
+            [{"classes": None}],
+            r"the first call of partial_fit needs all classes .*partial_fit\(X, y, classes=\[...\]\)",
+        ),
+        ([{"classes": [0, 1]}], "y holds the class 2, which the first call of partial_fit did not name"),
+        ([{"classes": [7]}], "has one class; a classifier needs at least 2"),
+        ([{"classes": [0, 1, 2]}, {"classes": [0, 1, 2, 3]}], "are not those of the first call"),
+        ([{"classes": [0, 1, 2], "class_weight": "balanced"}], "found from all rows at once"),
+        ([{"classes": [0, 1, 2]}, {"columns": 3}], "X has 3 features, but MappingClassifier is expecting 4"),
+    ],
+)
+def test_errors_of_partial_fit(calls, words):
+    x, y = blobs(60, 4, 3)
+    model = MappingClassifier()
+    for call in calls[:-1]:
+        model.partial_fit(x, y, classes=call["classes"])
+    call = calls[-1]
+    model.class_weight = call.get("class_weight")
+    with pytest.raises(ValueError, match=words):
+        model.partial_fit(x[:, : call.get("columns", 4)], y, classes=call.get("classes"))
+
+
+def test_errors_of_partial_fit_on_label_sets():
+    x, many = labels()
+    model = MultiLabelMappingClassifier().partial_fit(x, many, classes=range(5))
+    for y, options, words in (
+        (many[:, :4], {}, "a matrix of 5 labels"),
+        (many[:, 0], {}, "y is one class a row; that of the first call was an indicator matrix of 5 labels"),
+        (many, {"classes": [3, 4]}, "the classes of an indicator matrix are its columns, 0 to 4"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.partial_fit(x, y, **options)
+    with pytest.raises(ValueError, match="that of the first call was one class a row"):
+        MultiLabelMappingClassifier().partial_fit(x, many[:, 0], classes=[0, 1]).partial_fit(x, many)

@@ -218,3 +218,12 @@ def test_a_fit_that_is_cut_short_says_so():
     x, y = classes()
     with pytest.warns(ConvergenceWarning, match="max_iter=2"):
         MappingClassifier(max_iter=2).fit(blocks(x), y)
+
+
+def test_partial_fit_takes_block_after_block():
+    x, y = classes()
+    one = MappingClassifier("softmax")
+    for at in (0, 50, 100):
+        one.partial_fit(x[at : at + 50], y[at : at + 50], classes=range(4))
+    many = MappingClassifier("softmax").partial_fit(blocks(x), y, classes=range(4))
+    np.testing.assert_array_equal(many.coef_, one.coef_)

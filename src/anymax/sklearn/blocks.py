@@ -7,7 +7,7 @@ Dask is found by the type of what is given, and never imported for anything else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,15 @@ class _Squares:
 def only(x: Any, rows: np.ndarray) -> Any:
     """These rows of an array, or of blocks without computing them."""
     return x.only(rows) if isinstance(x, Blocks) else x[rows]
+
+
+def parts(x: Any) -> Iterator[tuple[np.ndarray, Any]]:
+    """Indices of rows and the rows: all of an array at once, of blocks one after the other."""
+    if not isinstance(x, Blocks):
+        yield np.arange(x.shape[0]), x
+        return
+    for block, low, high in zip(x.blocks, x.ends, x.ends[1:]):
+        yield np.arange(low, high), _dask().compute(block)[0]
 
 
 def _sent(parts: Sequence[Any]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
-from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -23,10 +23,11 @@ from .._array import quiet
 from .._mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
-from .blocks import Blocks, here, is_dask, lazily, names_of
+from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
 from .parameters import mapping_of, number_of
 from .solvers import descend
+from .stochastic import Stream
 
 if TYPE_CHECKING:
     from typing import Self, TypeAlias
@@ -56,7 +57,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         Another way to say it, in place of C: mean loss + `l2 / 2 ||W||^2`. The same as `C = 1 / (l2 * sum(sample_weight))`.
     tol : float, default=1e-4
         Training ends when no entry of the gradient of the mean objective is larger.
-    max_iter : int, default=100
+    max_iter : int, default=1000
         The most iterations; a `ConvergenceWarning` says where they were not enough.
     fit_intercept : bool, default=True
         Whether there is an intercept b; it is not penalised.
@@ -68,6 +69,8 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         Begin where the last fit ended.
     verbose : int, default=0
         1 prints a line for each iteration.
+    random_state : int, RandomState or None, default=0
+        The order in which `partial_fit` visits its rows; `fit` has no use for it.
 
     Attributes
     ----------
@@ -78,7 +81,9 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     intercept_ : array [classes or 1]
         b; zeros without an intercept.
     n_iter_ : array [1]
-        The iterations that training took.
+        The iterations that training took; after `partial_fit` the steps of all its calls.
+    weight_ : float
+        The weights of all rows that it was trained on, added up.
     mapping_ : Mapping
         The map that `mapping` and `alpha` meant.
     n_features_in_ : int
@@ -100,6 +105,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     coef_: np.ndarray
     intercept_: np.ndarray
     n_iter_: np.ndarray
+    weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
@@ -112,12 +118,13 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         C: float = 1.0,
         l2: float | None = None,
         tol: float = 1e-4,
-        max_iter: int = 100,
+        max_iter: int = 1000,
         fit_intercept: bool = True,
         class_weight: Mapped[Any, float] | Literal["balanced"] | None = None,
         solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
         warm_start: bool = False,
         verbose: int = 0,
+        random_state: Any = 0,
     ) -> None:
         self.mapping = mapping
         self.alpha = alpha
@@ -130,6 +137,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         self.solver = solver
         self.warm_start = warm_start
         self.verbose = verbose
+        self.random_state = random_state
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
@@ -164,16 +172,16 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         if self.solver not in ("lbfgs", "lbfgs-scipy"):
             raise ValueError(f"solver={self.solver!r}: expected 'lbfgs' or 'lbfgs-scipy'")
 
-    def _rows(self, X: Any, y: Any) -> tuple[Any, Any]:
+    def _rows(self, X: Any, y: Any, reset: bool = True) -> tuple[Any, Any]:
         if is_dask(X):
             y = validate_data(self, "no_validation", here(y), multi_output=True)
-            validate_data(self, names_of(X), skip_check_array=True)
+            validate_data(self, names_of(X), skip_check_array=True, reset=reset)
             blocks = Blocks.of(X)
             check_consistent_length(blocks, y)
             return blocks, y
         X, y = validate_data(
             self, X, here(y), accept_sparse="csr", dtype=[np.float64, np.float32], accept_large_sparse=True,
-            multi_output=True, y_numeric=False,
+            multi_output=True, y_numeric=False, reset=reset,
         )  # fmt: skip
         if not sparse.issparse(X) and not (X.flags.c_contiguous or X.flags.f_contiguous):
             X = np.ascontiguousarray(X)
@@ -192,39 +200,137 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         mapping, index = self.mapping_, index.astype(np.int64)
         one = k == 2 and mapping.facts.shift_invariant
         loss = (losses.BinaryLoss if one else losses.IndexLoss)(mapping, index, share)
-        self._descend(X, loss, l2, 1 if one else k, losses.bend(mapping, k), share, mapping.facts.shift_invariant)
+        self._descend(X, loss, l2, 1 if one else k, losses.bend(mapping, k), share)
 
     def _shares(self, weights: np.ndarray, dtype: Any) -> tuple[np.ndarray, float]:
-        total = weights.sum()
+        total = self.weight_ = float(weights.sum())
         if not total > 0:
             raise ValueError("sample_weight (with class_weight) is zero for every row; at least one row must count")
-        l2 = float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * total)
-        return (weights / total).astype(dtype), l2
+        return (weights / total).astype(dtype), self._penalty(total)
 
-    def _descend(
-        self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray, shift_invariant: bool
-    ) -> None:
-        d, intercept = X.shape[1], bool(self.fit_intercept)
-        start = np.zeros((d + intercept, k), X.dtype)
-        if self.warm_start and hasattr(self, "coef_"):
+    def _penalty(self, weight: float) -> float:
+        """l2 of the mean objective over rows of this weight."""
+        return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
+
+    def _descend(self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray) -> None:
+        start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start))
+        model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
+        iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
+        if complaint is not None:
+            warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
+        vars(self).pop("stream_", None)
+        self._keep(model.w, iterations)
+
+    def _start(self, d: int, k: int, dtype: Any, warm: bool) -> np.ndarray:
+        """[features, classes] and a row for the intercepts, if there are any: zeros, or where the last training ended."""
+        start = np.zeros((d + bool(self.fit_intercept), k), dtype)
+        if warm and hasattr(self, "coef_"):
             if self.coef_.shape != (k, d):
                 raise ValueError(
                     f"warm_start: the last fit had coefficients of shape {self.coef_.shape}, this one needs {(k, d)}; "
                     "set warm_start=False or fit a clone"
                 )
             start[:d] = self.coef_.T
-            if intercept:
+            if self.fit_intercept:
                 start[d] = self.intercept_
-        model = Linear(X, loss, l2, start, intercept, curvature, share)
-        iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
-        if complaint is not None:
-            warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
-        w = model.w
-        if shift_invariant and k > 1:  # what all classes have in common moves no loss and only adds to the penalty
+        return start
+
+    def _shifts(self) -> bool:
+        """Whether what all columns of scores have in common changes nothing."""
+        return self.mapping_.facts.shift_invariant
+
+    def _keep(self, w: np.ndarray, iterations: int) -> None:
+        k, intercept = w.shape[1], bool(self.fit_intercept)
+        d = len(w) - intercept
+        if k > 1 and self._shifts():  # what all classes have in common moves no loss and only adds to the penalty
             w = w - w.mean(axis=1, keepdims=True)
         self.coef_ = np.ascontiguousarray(w[:d].T)
-        self.intercept_ = w[d].copy() if intercept else np.zeros(k, X.dtype)
+        self.intercept_ = w[d].copy() if intercept else np.zeros(k, w.dtype)
         self.n_iter_ = np.array([iterations], np.int32)
+
+    # -- training, a few rows at a time --------------------------------------------------------------------------------------
+
+    def partial_fit(
+        self, X: Rows, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Train on some rows, and go on where the last call, or `fit`, ended.
+
+        The rows are visited once, in small batches and a random order, by a step that has no rate to be tuned: the distance come so far
+        over the root of the squared gradients, in units of the features' own spread. The outcome is near that of `fit` on all rows,
+        the nearer the more often they are seen. The penalty by C is that of `fit` on all rows of all calls; where you give the same
+        rows again and again, use l2, which does not depend on their number.
+
+        X: the features, [rows, features], as for `fit`.
+        y: the class of each row.
+        classes: all classes that will ever come; needed at the first call, and not later.
+        sample_weight: a factor from 0 for each row, 1 by default.
+
+        Returns the classifier itself.
+        """
+        first = not hasattr(self, "classes_")
+        self.mapping_ = self._check()
+        rows, y = self._rows(X, y, reset=first)
+        self._stream_classes(rows, y, classes, sample_weight, first)
+        return self
+
+    def _stream_classes(self, X: Any, y: Any, classes: Any, sample_weight: Any, first: bool) -> None:
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        known = self._known_classes(classes, first)
+        stray = y[~np.isin(y, known)]
+        if len(stray):
+            raise ValueError(
+                f"y holds the class {stray[:1].tolist()[0]!r}, which the first call of partial_fit did not name; name all classes there: "
+                "partial_fit(X, y, classes=[...])"
+            )
+        self.classes_ = known
+        k, index = len(known), np.searchsorted(known, y).astype(np.int64)
+        weights = _check_sample_weight(here(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        self._no_balance()
+        weights = weights * _class_weights(self.class_weight, known, known, np.arange(k), np.ones(k))[index]
+        mapping = self.mapping_
+        one = k == 2 and mapping.facts.shift_invariant
+        kind = losses.BinaryLoss if one else losses.IndexLoss
+        self._stream(X, weights, lambda rows, share: kind(mapping, index[rows], share), 1 if one else k)
+
+    def _known_classes(self, classes: Any, first: bool) -> np.ndarray:
+        if first and classes is None:
+            raise ValueError(
+                "the first call of partial_fit needs all classes that will ever come: partial_fit(X, y, classes=[...])"
+            )
+        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+        if len(known) < 2:
+            raise ValueError(f"classes={classes!r} has one class; a classifier needs at least 2 classes")
+        if not first and not np.array_equal(known, self.classes_):
+            raise ValueError(
+                f"classes={classes!r} are not those of the first call, {self.classes_!r}; leave them out from the second on"
+            )
+        return known
+
+    def _no_balance(self) -> None:
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} is found from all rows at once, which partial_fit never sees; give a dict of "
+                "class: weight, or sample_weight"
+            )
+
+    def _stream(
+        self, X: Any, weights: np.ndarray, loss_of: Callable[..., Any], k: int, seen: Callable[..., Any] | None = None
+    ) -> None:
+        stream: Stream | None = vars(self).get("stream_")
+        dtype = X.dtype if stream is None else self.coef_.dtype
+        if stream is None:
+            start = self._start(X.shape[1], k, X.dtype, True)
+            self.stream_ = stream = Stream(start, bool(self.fit_intercept), vars(self).get("weight_", 0.0))
+        seed = check_random_state(self.random_state).randint(2**31)
+        for rows, x in parts(X):
+            order = np.random.default_rng([seed, stream.steps]).permutation(len(rows))
+            stream.go(
+                x, weights[rows], lambda at, share, rows=rows: loss_of(rows[at], share), self._penalty, order,
+                None if seen is None else lambda at, z, rows=rows: seen(rows[at], z),
+            )  # fmt: skip
+        self.weight_ = stream.weight
+        self._keep(stream.mean_w.astype(dtype), stream.steps)
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import f1_score, precision_score, recall_score
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import _check_sample_weight
@@ -22,6 +21,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import here, only
 from .classes import MappingClassifier
+from .levels import SCORES, best, lasting
 from .parameters import NO_MAP, mapping_of, number_of
 
 if TYPE_CHECKING:
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
     from .classes import Rows
 
 
+_LAST = 1000  # rows that `partial_fit` remembers the predictions of
+
+
 class MultiLabelMappingClassifier(MappingClassifier):
     """A linear classifier that predicts a set of labels for each row.
 
     For rows that may have several labels, or none. The map is trained on the even distribution over the labels of a row,
-    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse; rows without a label take no part. A label is
-    predicted where its probability is above 0, or above a threshold; the scale or the threshold is tuned by cross-validation.
-    Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
+    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without a label has a class of its own,
+    "none", whose score is 0. A label is predicted where its probability is above 0, or above a threshold; the scale or the threshold
+    is tuned by cross-validation. Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
 
     Parameters
     ----------
@@ -51,19 +54,21 @@ class MultiLabelMappingClassifier(MappingClassifier):
         "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
         "auto": "support" for a sparse map.
     threshold : float or "cv", default="cv"
-        "cv" tries `grid` by cross-validation on the training rows.
+        "cv" tries all that change a decision by cross-validation on the training rows.
     scale : float or "cv", default="cv"
         The factor of the scores where the decision is "support": the larger, the fewer labels. "cv" tunes it likewise.
+    none : bool or "auto", default="auto"
+        Whether a map has the class "none", which takes what the labels of a row do not have, and predicts the empty set. "auto": where
+        a training row has no label, and in `partial_fit`. Without it such rows take no part.
     grid : sequence of numbers, default=None
-        What "cv" tries; None: scales 1, 1.5, ..., 5; thresholds 1/n to 10/n of n labels, for "sigmoid" 0.05, 0.1, ..., 0.5, for
-        "zlpr" 0.05, ..., 0.95.
+        What "cv" tries in place of all levels that change a decision.
     scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means"} or callable(y_true, y_pred), default="f1_micro"
         What "cv" makes large, over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean of
-        the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo.
+        the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is asked about 200 levels.
     cv : int or splitter, default=5
         The folds, or a splitter of scikit-learn's.
     random_state : int or None, default=0
-        Shuffles the rows before they are split, where cv is an int.
+        Shuffles the rows before they are split, where cv is an int, and in `partial_fit`.
 
     Attributes
     ----------
@@ -73,8 +78,10 @@ class MultiLabelMappingClassifier(MappingClassifier):
         The threshold, where the decision is "threshold".
     scale_ : float
         The scale, where the decision is "support".
+    none_ : bool
+        Whether there is a class "none".
     cv_results_ : dict
-        What "cv" tried, and the score of each.
+        Of what "cv" tried 200 levels, the best among them, and the score of each.
     And those of `MappingClassifier`
         classes_ holds the numbers of the columns of y.
 
@@ -90,6 +97,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
     decision_: str
     threshold_: float
     scale_: float
+    none_: bool
     cv_results_: dict[str, np.ndarray]
 
     def __init__(
@@ -100,7 +108,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         C: float = 1.0,
         l2: float | None = None,
         tol: float = 1e-4,
-        max_iter: int = 100,
+        max_iter: int = 1000,
         fit_intercept: bool = True,
         class_weight: Mapped[Any, float] | Literal["balanced"] | None = None,
         solver: Literal["lbfgs", "lbfgs-scipy"] = "lbfgs",
@@ -109,6 +117,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         decision: Literal["auto", "support", "threshold"] = "auto",
         threshold: float | Literal["cv"] = "cv",
         scale: float | Literal["cv"] = "cv",
+        none: bool | Literal["auto"] = "auto",
         grid: Iterable[float] | None = None,
         scoring: Literal["f1_micro", "f1_macro", "f1_samples", "f1_of_means"]
         | Callable[[Any, Any], float] = "f1_micro",
@@ -117,15 +126,15 @@ class MultiLabelMappingClassifier(MappingClassifier):
     ) -> None:
         super().__init__(
             mapping, alpha=alpha, C=C, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
-            class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose,
+            class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose, random_state=random_state,
         )  # fmt: skip
         self.decision = decision
         self.threshold = threshold
         self.scale = scale
+        self.none = none
         self.grid = grid
         self.scoring = scoring
         self.cv = cv
-        self.random_state = random_state
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
@@ -140,12 +149,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
-        if not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1):
-            if self.mapping_ in NO_MAP:
-                raise ValueError(
-                    f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class a row"
-                )
-            self.decision_, self.indicator_ = "argmax", None
+        if self._one_a_row(target):
+            self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._fit_classes(rows, target, sample_weight)
             return self
         labels = _indicator(target)
@@ -154,16 +159,25 @@ class MultiLabelMappingClassifier(MappingClassifier):
         weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:
             weights = weights * _label_weights(self.class_weight, labels, weights)
+        some = np.diff(labels.indptr) > 0
+        self.none_ = self._has_none(not some.all())
         if self.mapping_ not in NO_MAP:
-            some = np.diff(labels.indptr) > 0
             if not some.any():
                 raise ValueError("y has no label in any row; at least one row must have one")
-            if not some.all():
+            if not (some.all() or self.none_):
                 rows, labels, weights = only(rows, some), labels[some], weights[some]
         self.decision_ = self._decision()
         self._tune(rows, labels, weights)
         self._fit_labels(rows, labels, weights)
         return self
+
+    def _one_a_row(self, target: Any) -> bool:
+        one = not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
+        if one and self.mapping_ in NO_MAP:
+            raise ValueError(
+                f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class a row"
+            )
+        return one
 
     def _check(self) -> Any:
         self._numbers()
@@ -175,9 +189,15 @@ class MultiLabelMappingClassifier(MappingClassifier):
         ):
             if getattr(self, name) != "cv":
                 number_of(name, getattr(self, name), low, open_end, words)
-        if not callable(self.scoring) and self.scoring not in _SCORES:
-            raise ValueError(f"scoring={self.scoring!r}: expected {', '.join(map(repr, _SCORES))} or a function")
+        if not callable(self.scoring) and self.scoring not in SCORES:
+            raise ValueError(f"scoring={self.scoring!r}: expected {', '.join(map(repr, SCORES))} or a function")
+        if self.none not in (True, False, "auto"):
+            raise ValueError(
+                f"none={self.none!r}: expected True, False or 'auto', which is True where a row has no label"
+            )
         mapping = mapping_of(self.mapping, self.alpha, NO_MAP)
+        if self.none is True and mapping in NO_MAP:
+            raise ValueError(f"none=True: {self.mapping!r} predicts the empty set as it is; leave none='auto'")
         if self.decision == "support" and (mapping in NO_MAP or not mapping.facts.sparse):  # type: ignore[union-attr]
             raise ValueError(
                 f"decision='support': {self.mapping!r} is never 0; use decision='threshold' or a sparse map"
@@ -189,18 +209,26 @@ class MultiLabelMappingClassifier(MappingClassifier):
             return self.decision
         return "support" if self.mapping_ not in NO_MAP and self.mapping_.facts.sparse else "threshold"
 
-    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray) -> np.ndarray:
+    def _has_none(self, wanted: bool) -> bool:
+        return self.mapping_ not in NO_MAP and bool(wanted if self.none == "auto" else self.none)
+
+    def _shifts(self) -> bool:
+        return self.mapping_ not in NO_MAP and not self.none_ and super()._shifts()
+
+    def _loss(self, labels: Any, share: np.ndarray) -> Any:
+        if self.mapping_ in NO_MAP:
+            return (losses.SigmoidLoss if self.mapping_ == "sigmoid" else losses.ZlprLoss)(labels, share)
+        kind = losses.NoneLoss if self.none_ else losses.SharesLoss
+        return kind(self.mapping_, losses.evenly(labels, self.none_), share)
+
+    def _fit_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         share, l2 = self._shares(weights, X.dtype)
         k = labels.shape[1]
-        if self.mapping_ == "sigmoid":
-            loss, curvature = losses.SigmoidLoss(labels, share), 0.25
-        elif self.mapping_ == "zlpr":
-            loss, curvature = losses.ZlprLoss(labels, share), 1.0 / (k + 1)
+        if self.mapping_ in NO_MAP:
+            curvature = 0.25 if self.mapping_ == "sigmoid" else 1.0 / (k + 1)
         else:
-            loss, curvature = losses.LabelLoss(self.mapping_, labels, share), losses.bend(self.mapping_, k)
-        shift_invariant = self.mapping_ not in NO_MAP and self.mapping_.facts.shift_invariant
-        self._descend(X, loss, l2, k, curvature, share, shift_invariant)
-        return share
+            curvature = losses.bend(self.mapping_, k + self.none_)
+        self._descend(X, self._loss(labels, share), l2, k, curvature, share)
 
     def _tune(self, X: Any, labels: Any, weights: np.ndarray) -> None:
         """Set `threshold_` or `scale_`."""
@@ -211,7 +239,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if getattr(self, name) != "cv":
             setattr(self, f"{name}_", float(getattr(self, name)))
             return
-        grid = self._grid(name, labels.shape[1])
+        given = self._given(name)
         if isinstance(self.cv, Integral):
             n = len(weights)
             if self.cv < 2 or n < 2:
@@ -226,40 +254,116 @@ class MultiLabelMappingClassifier(MappingClassifier):
         parts = []
         for train, test in ((np.sort(train), np.sort(test)) for train, test in splits):
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
-            part.mapping_ = self.mapping_
+            part.mapping_, part.none_ = self.mapping_, self.none_
             with warnings.catch_warnings():  # the last fit, on all rows, warns
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 part._fit_labels(only(X, train), labels[train], weights[train])
             parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
         rows = np.concatenate([test for test, _ in parts])
-        z, truth = np.concatenate([z for _, z in parts]), labels[rows]
-        score: Any = self.scoring if callable(self.scoring) else _SCORES[self.scoring]
-        scores = [float(score(truth, sparse.csr_matrix(self._chosen(z, level).astype(np.int64)))) for level in grid]
-        setattr(self, f"{name}_", grid[int(np.argmax(scores))])
-        self.cv_results_ = {name: np.asarray(grid), "score": np.asarray(scores)}
+        z = np.concatenate([z for _, z in parts])
+        self._choose(name, z, labels[rows].toarray() > 0, given)
 
-    def _grid(self, name: str, k: int) -> list[float]:
-        if self.grid is not None:
-            grid = [number_of("grid", g, 0.0, name == "scale", "numbers that a " + name + " can be") for g in self.grid]
-            if not grid:
-                raise ValueError("grid is empty; give the numbers to try, or None for the usual ones")
-            return grid
-        if name == "scale":
-            return [1.0 + 0.5 * i for i in range(9)]
-        if self.mapping_ in NO_MAP:
-            return [0.05 * i for i in range(1, 11 if self.mapping_ == "sigmoid" else 20)]
-        return [i / k for i in range(1, 11) if i < k] or [0.5]
+    def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, given: list[float] | None) -> None:
+        """Set `threshold_` or `scale_` by the scores of rows that the model did not see."""
+        ranks = self._of_labels(lambda z: lasting(self.mapping_, z), z) if name == "scale" else self._probabilities(z)
+        level, found = best(ranks, truth, self.scoring, given, name == "scale")
+        setattr(self, f"{name}_", float(level))
+        self.cv_results_ = {name: found["level"], "score": found["score"]}
+
+    def _given(self, name: str) -> list[float] | None:
+        if self.grid is None:
+            return None
+        grid = [number_of("grid", g, 0.0, name == "scale", "numbers that a " + name + " can be") for g in self.grid]
+        if not grid:
+            raise ValueError("grid is empty; give the numbers to try, or None for all that change a decision")
+        return grid
+
+    # -- training, a few rows at a time --------------------------------------------------------------------------------------
+
+    def partial_fit(
+        self, X: Rows, y: Rows, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Train on some rows, and go on where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
+
+        A threshold or scale to be tuned is tuned on the last thousand rows, each predicted by the model as it was before it saw them.
+
+        X: the features, [rows, features], as for `fit`.
+        y: the labels, an indicator matrix [rows, labels]; or one class a row.
+        classes: the numbers of the columns of y, and not needed; of classes, all that will ever come, at the first call.
+        sample_weight: a factor from 0 for each row, 1 by default.
+
+        Returns the classifier itself.
+        """
+        first = not hasattr(self, "classes_")
+        self.mapping_ = self._check()
+        rows, target = self._rows(X, y, reset=first)
+        if self._one_a_row(target):
+            if not first and self.indicator_ is not None:
+                raise ValueError(
+                    f"y is one class a row; that of the first call was an indicator matrix of {len(self.classes_)} labels"
+                )
+            self.decision_, self.indicator_, self.none_ = "argmax", None, False
+            self._stream_classes(rows, target, classes, sample_weight, first)
+            return self
+        labels = _indicator(target)
+        if not first and (self.indicator_ is None or labels.shape[1] != len(self.classes_)):
+            before = "one class a row" if self.indicator_ is None else f"a matrix of {len(self.classes_)} labels"
+            raise ValueError(
+                f"y is an indicator matrix of {labels.shape[1]} labels; that of the first call was {before}"
+            )
+        if classes is not None and not np.array_equal(np.asarray(classes), np.arange(labels.shape[1])):
+            raise ValueError(
+                f"classes={classes!r}: the classes of an indicator matrix are its columns, 0 to {labels.shape[1] - 1}; leave them out"
+            )
+        if first:
+            self.classes_, self.none_ = np.arange(labels.shape[1]), self._has_none(True)
+        self.indicator_, self.decision_ = "sparse" if sparse.issparse(target) else "dense", self._decision()
+        weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
+        self._no_balance()
+        if self.class_weight is not None:
+            weights = weights * _label_weights(self.class_weight, labels, weights)
+        if self.mapping_ not in NO_MAP and not self.none_:
+            weights = np.where(np.diff(labels.indptr) > 0, weights, 0.0)
+        self._stream_labels(rows, labels, weights)
+        return self
+
+    def _stream_labels(self, X: Any, labels: Any, weights: np.ndarray) -> None:
+        last: list[tuple[np.ndarray, np.ndarray]] = [] if "stream_" not in vars(self) else self.last_
+
+        def seen(rows: np.ndarray, z: np.ndarray) -> None:
+            last.append((z, labels[rows].toarray() > 0))
+            while sum(len(z) for z, _ in last[1:]) >= _LAST:
+                last.pop(0)
+
+        def loss_of(rows: np.ndarray, share: np.ndarray) -> Any:
+            kept = share > 0  # a row without a label may have no loss
+            return _Some(kept, self._loss(labels[rows[kept]], share[kept]))
+
+        self._stream(X, weights, loss_of, labels.shape[1], seen)
+        self.last_ = last
+        name = "scale" if self.decision_ == "support" else "threshold"
+        if getattr(self, name) != "cv":
+            setattr(self, f"{name}_", float(getattr(self, name)))
+        elif last:
+            z, truth = (np.concatenate(part) for part in zip(*last))
+            self._choose(name, z, truth, self._given(name))
 
     # -- use ------------------------------------------------------------------------------------------------------------------
 
-    def _chosen(self, z: np.ndarray, level: float) -> np.ndarray:
-        """Which labels the scores mean, boolean; `level` is the scale or the threshold."""
+    def _of_labels(self, f: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
+        """f of the scores; of the labels' columns alone where "none" is another."""
+        return f(losses.with_none(z))[:, 1:] if self.none_ else f(z)
+
+    def _chosen(self, z: np.ndarray) -> np.ndarray:
+        """Which labels the scores mean, boolean."""
         if self.decision_ == "support":
-            return apply(self.mapping_, z * z.dtype.type(level)) > 0
-        return self._probabilities(z) > level
+            return self._probabilities(z * z.dtype.type(self.scale_)) > 0
+        return self._probabilities(z) > self.threshold_
 
     def _probabilities(self, z: np.ndarray) -> np.ndarray:
-        return losses.sigmoid(z) if self.mapping_ in NO_MAP else apply(self.mapping_, z)
+        if self.mapping_ in NO_MAP:
+            return losses.sigmoid(z)
+        return self._of_labels(lambda z: apply(self.mapping_, z), z)
 
     def predict(self, X: Rows) -> Any:
         """The labels of each row of X as an indicator matrix, dense or sparse (CSR) as the y of `fit` was."""
@@ -271,6 +375,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def predict_proba(self, X: Rows) -> np.ndarray:
         """map(scores) of the rows of X, [rows, labels]: the share of each label in its row; of "sigmoid" the probability of each label.
+
+        Where there is a class "none" it has what is left to 1.
 
         For "zlpr" it is the sigmoid of the score, above 1/2 where the loss wants the label, and not a calibrated probability.
         """
@@ -292,12 +398,12 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self.indicator_ is None:
             return super()._log_probable(z)
         with quiet(z):
-            return log_apply(self.mapping_, z)
+            return self._of_labels(lambda z: log_apply(self.mapping_, z), z)
 
     def _predicted(self, z: np.ndarray) -> Any:
         if self.indicator_ is None:
             return super()._predicted(z)
-        chosen = self._chosen(z, self.scale_ if self.decision_ == "support" else self.threshold_).astype(np.int64)
+        chosen = self._chosen(z).astype(np.int64)
         return sparse.csr_matrix(chosen) if self.indicator_ == "sparse" else chosen
 
     def __sklearn_tags__(self) -> Any:
@@ -306,7 +412,25 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return tags
 
 
-# -- targets, weights, scores -------------------------------------------------------------------------------------------------
+class _Some:
+    """A loss of some of the rows; the others have none."""
+
+    def __init__(self, kept: np.ndarray, loss: losses.Loss) -> None:
+        self.kept, self.loss = kept, loss
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, some = self.loss(z[self.kept])
+        residual = np.zeros_like(z)
+        residual[self.kept] = some
+        return value, residual
+
+    def curvature(self, z: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(z)
+        out[self.kept] = self.loss.curvature(z[self.kept])
+        return out
+
+
+# -- targets and weights ---------------------------------------------------------------------------------------------------------
 
 
 def _indicator(y: Any) -> Any:
@@ -342,24 +466,3 @@ def _label_weights(class_weight: Any, labels: Any, weights: np.ndarray) -> np.nd
     else:
         raise ValueError(f"class_weight={class_weight!r}: expected a dict of label: weight, 'balanced' or None")
     return np.where(count > 0, (labels @ each) / np.maximum(count, 1), 1.0)
-
-
-_SILENT: dict[str, Any] = {"zero_division": 0}
-
-
-def _f1(average: str) -> Any:
-    return lambda truth, found: f1_score(truth, found, average=average, **_SILENT)
-
-
-def _f1_of_means(truth: Any, found: Any) -> float:
-    precision = precision_score(truth, found, average="macro", **_SILENT)
-    recall = recall_score(truth, found, average="macro", **_SILENT)
-    return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
-
-
-_SCORES = {
-    "f1_micro": _f1("micro"),
-    "f1_macro": _f1("macro"),
-    "f1_samples": _f1("samples"),
-    "f1_of_means": _f1_of_means,
-}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+from scipy import sparse
 
 from .. import kernels
 from .._array import quiet
@@ -15,6 +16,7 @@ from ..mappings import Entmax, Softmax, Sparsemax
 from ..thresholds import logsumexp
 
 _NARROW = 64  # classes up to which a loss is quicker from p than in one pass
+_ENTRIES = 1 << 22  # of targets that are made dense at a time
 
 
 class Loss(Protocol):
@@ -150,33 +152,33 @@ def pair(z: np.ndarray) -> np.ndarray:
     return two
 
 
-class LabelLoss:
-    """The loss of the target that spreads its mass evenly over the labels of each row; `labels` is CSR, no row is empty.
+class SharesLoss:
+    """The loss of targets that are distributions; `shares` is CSR, its rows sum to 1 and none is empty.
 
     A Fenchel-Young loss is affine in the target but for the entropy of the target: the loss of one label is mended at the others.
     """
 
-    def __init__(self, mapping: Mapping, labels: Any, weights: np.ndarray) -> None:
-        n, count = labels.shape[0], np.diff(labels.indptr)
-        self.columns, self.rows = labels.indices, np.repeat(np.arange(n), count)
-        self.starts = labels.indptr[:-1]
+    def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
+        count = np.diff(shares.indptr)
+        self.columns, self.rows = shares.indices, np.repeat(np.arange(shares.shape[0]), count)
+        self.starts = shares.indptr[:-1]
         self.first = self.columns[self.starts].astype(np.int64)
-        self.share = (1.0 / count).astype(weights.dtype)
-        self.part = (weights * self.share)[self.rows]
+        self.share = shares.data.astype(weights.dtype)
+        self.part = weights[self.rows] * self.share
         self.one = IndexLoss(mapping, self.first, weights)
         self.mapping, self.wide = mapping, self.one.wide
         self.weights = weights
-        self.constant = float(_entropies(mapping, count) @ self.wide)
-        self.shape = labels.shape
+        self.constant = float(_entropies(mapping, shares) @ self.wide)
+        self.shape = shares.shape
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         if not self.mapping.facts.has_potential:
             target = np.zeros(self.shape, z.dtype)
-            target[self.rows, self.columns] = self.share[self.rows]
+            target[self.rows, self.columns] = self.share
             value = nll(self.mapping, z, target, reduction="none", axis=-1)
             return float(value @ self.wide), _pull_log(self.mapping, z, target * self.weights[:, None])
         value, residual = self.one.rows(z)
-        chosen = np.add.reduceat(z[self.rows, self.columns], self.starts) * self.share
+        chosen = np.add.reduceat(z[self.rows, self.columns] * self.share, self.starts)
         value = value + (z[self.one.each, self.first] - chosen)
         residual[self.one.each, self.first] += self.weights
         residual[self.rows, self.columns] -= self.part
@@ -186,13 +188,50 @@ class LabelLoss:
         return bends(z)
 
 
-def _entropies(mapping: Mapping, count: np.ndarray) -> np.ndarray:
-    """Omega of the even distribution over so many labels."""
+def evenly(labels: Any, none: bool) -> Any:
+    """The shares of the labels of each row, all the same; with `none` there is a first column, which has all of a row without a label."""
+    count = np.diff(labels.indptr)
+    if none:
+        empty = sparse.csr_matrix((count == 0).astype(labels.dtype)[:, None])
+        labels = sparse.hstack([empty, labels], "csr")
+        count = np.maximum(count, 1)
+    return sparse.csr_matrix((np.repeat(1.0 / count, count), labels.indices, labels.indptr), labels.shape)
+
+
+class NoneLoss:
+    """The loss of shares whose first column, "none", has the score 0 in all rows."""
+
+    def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
+        self.all = SharesLoss(mapping, shares, weights)
+
+    def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, residual = self.all(with_none(z))
+        return value, residual[:, 1:]
+
+    def curvature(self, z: np.ndarray) -> np.ndarray:
+        return self.all.curvature(with_none(z))[:, 1:]
+
+
+def with_none(z: np.ndarray) -> np.ndarray:
+    """The scores (0, z_1, ..., z_n) of "none" and the labels."""
+    return np.concatenate([np.zeros((len(z), 1), z.dtype), z], axis=1)
+
+
+def _entropies(mapping: Mapping, shares: Any) -> np.ndarray:
+    """Omega of each row; it has one value for all rows that share evenly among so many."""
+    n, out = shares.shape[0], np.zeros(shares.shape[0])
     if not mapping.facts.has_potential:
-        return np.zeros(len(count))
+        return out
+    count = np.diff(shares.indptr)
+    rows = np.repeat(np.arange(n), count)
+    uneven = np.zeros(n, np.bool_)
+    uneven[rows[np.abs(shares.data * count[rows] - 1) > 1e-12]] = True
     sizes, where = np.unique(count, return_inverse=True)
-    values = [float(mapping.constant(np.full((1, k), 1.0 / k), np).item()) for k in sizes]
-    return np.asarray(values)[where]
+    out = np.asarray([float(mapping.constant(np.full((1, k), 1.0 / k), np).item()) for k in sizes])[where]
+    for some in np.array_split(np.flatnonzero(uneven), 1 + uneven.sum() * shares.shape[1] // _ENTRIES):
+        if len(some):
+            out[some] = mapping.constant(shares[some].toarray().astype(np.float64), np)[:, 0]
+    return out
 
 
 class SigmoidLoss:

@@ -1,0 +1,159 @@
+"""From scores to sets of labels: the level above which a label is chosen, found among all levels that change a decision.
+
+A label is chosen where its rank exceeds the level. The rank is its probability, and the level a threshold; or it is the scale of
+the scores up to which the label is in the support, and the level a scale. With the ranks of all rows and labels in order, each
+next label adds one to a count, and so the F1 of every level comes from one sort and a few running sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.metrics import f1_score, precision_score, recall_score
+
+from .._mapping import Mapping
+from ..functional import apply
+from ..mappings import Entmax, Sparsemax
+
+_MOST = 200  # levels that a function of the user's is asked about, and that `cv_results_` has
+_CHUNK = 1 << 22  # numbers in the differences of all pairs of scores of some rows
+
+
+def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
+    """For each score the scale up to which its class is in the support of `map(scale * z)`; inf for the largest.
+
+    For entmax, class j is in the support where `sum_i (c scale (z_i - z_j)_+)^(1/c) < 1`, c = alpha - 1: at its threshold those above it
+    would have a mass below 1. Of other maps it is looked up among 64 scales from 0.1 to 100.
+    """
+    alpha: Any = 2.0 if type(mapping) is Sparsemax else mapping.alpha if type(mapping) is Entmax else None
+    c = None if alpha is None else float(alpha) - 1.0
+    z = z.astype(np.float64)
+    if c is None:
+        scales, out = np.geomspace(0.1, 100.0, 64), np.zeros(z.shape)
+        for scale in scales:
+            out = np.where(apply(mapping, z * scale) > 0, scale * (1 + 1e-9), out)
+        out[z == z.max(axis=1, keepdims=True)] = np.inf
+        return out
+    above = np.empty(z.shape)
+    if c == 1.0:
+        order = np.argsort(-z, axis=1)
+        fall = np.take_along_axis(z, order, 1)
+        fall -= fall[:, :1]
+        np.put_along_axis(above, order, np.cumsum(fall, axis=1) - np.arange(1, z.shape[1] + 1) * fall, 1)
+        above[z == z.max(axis=1, keepdims=True)] = 0.0
+    else:
+        step = max(1, _CHUNK // z.shape[1] ** 2)
+        for at in range(0, len(z), step):
+            part = z[at : at + step]
+            above[at : at + step] = (np.maximum(part[:, :, None] - part[:, None, :], 0.0) ** (1.0 / c)).sum(axis=1)
+    with np.errstate(divide="ignore"):
+        return 1.0 / (c * np.maximum(above, 0.0) ** c)
+
+
+def best(
+    ranks: np.ndarray, truth: np.ndarray, scoring: Any, given: list[float] | None, scales: bool
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The level with the best score, and what was looked at; `given` are the levels to try, None for all that change a decision."""
+    score: Callable[[Any, Any], Any] = scoring if callable(scoring) else SCORES[scoring].score
+    if given is None:
+        levels, where, order = _cuts(ranks, scales)
+        if not callable(scoring):
+            scores = SCORES[scoring].along(truth, order)[where]
+            top = int(np.argmax(scores))
+            shown = np.unique(np.r_[_spread(len(levels)), top])
+            return float(levels[top]), {"level": levels[shown], "score": scores[shown]}
+        given = list(levels[_spread(len(levels))])
+    exact = sparse.csr_matrix(truth.astype(np.int64))
+    scores = [float(score(exact, sparse.csr_matrix((ranks > level).astype(np.int64)))) for level in given]
+    return given[int(np.argmax(scores))], {"level": np.asarray(given), "score": np.asarray(scores)}
+
+
+def _spread(count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(int))
+
+
+def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Levels between neighbouring ranks, how many labels each chooses, and the order in which they are chosen."""
+    flat = ranks.reshape(-1).astype(np.float64)
+    order = np.argsort(-flat, kind="stable")
+    fall = flat[order]
+    always, never = int(np.isposinf(fall).sum()), int((fall <= 0).sum())
+    inner = np.flatnonzero(fall[:-1] > fall[1:]) + 1
+    inner = inner[(inner > always) & (inner < len(fall) - never)]
+    between = np.sqrt(fall[inner - 1] * fall[inner]) if scales else 0.5 * (fall[inner - 1] + fall[inner])
+    between = np.where(between < fall[inner - 1], between, fall[inner])  # of neighbours in the last place
+    some = fall[always : len(fall) - never]
+    if not len(some):  # nothing depends on the level
+        return np.array([1.0 if scales else 0.5]), np.array([always]), order
+    first = 2.0 * some[0] if scales else min(0.5 * (1.0 + some[0]), 1.0)
+    levels = np.r_[first, between, 0.5 * some[-1]]
+    return levels, np.r_[always, inner, len(fall) - never], order
+
+
+class _Score:
+    """A score of sets of labels: of two indicator matrices, and along the labels as they are chosen one by one."""
+
+    def __init__(
+        self, score: Callable[[Any, Any], float], along: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> None:
+        self.score, self.along = score, along
+
+
+def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[Any, Any, Any, Any]:
+    """Of the group of each label chosen (its column, its row, or all): those right, all chosen, those wanted; and which group it is."""
+    right = truth.reshape(-1)[order].astype(np.float64)
+    if axis is None:
+        return np.cumsum(right), np.arange(1.0, len(right) + 1), right.sum(), None
+    group = order % truth.shape[1] if axis == 1 else order // truth.shape[1]
+    by = np.argsort(group, kind="stable")
+    sums, starts = np.cumsum(right[by]), np.searchsorted(group[by], np.arange(truth.shape[axis]))
+    before = (sums - right[by])[starts]
+    hits, count = np.empty(len(by)), np.empty(len(by))
+    hits[by] = sums - before[group[by]]
+    count[by] = np.arange(1, len(by) + 1) - starts[group[by]]
+    return hits, count, truth.sum(axis=1 - axis)[group].astype(np.float64), group
+
+
+def _mean(truth: np.ndarray, order: np.ndarray, axis: int | None, each: Callable[[Any, Any, Any], Any]) -> np.ndarray:
+    """The mean over the groups of `each(right, chosen, wanted)`, before the first label and after each."""
+    hits, count, wanted, group = _running(truth, order, axis)
+    value = each(hits, count, wanted)
+    if group is not None:
+        before = each(hits - truth.reshape(-1)[order], count - 1, wanted)
+        value = np.cumsum(value - before) / (group.max() + 1)
+    return np.r_[0.0, value]
+
+
+def _f1_of(hits: Any, count: Any, wanted: Any) -> Any:
+    return 2 * hits / np.maximum(count + wanted, 1)
+
+
+def _means(truth: np.ndarray, order: np.ndarray) -> np.ndarray:
+    precision = _mean(truth, order, 1, lambda hits, count, wanted: hits / np.maximum(count, 1))
+    recall = _mean(truth, order, 1, lambda hits, count, wanted: hits / np.maximum(wanted, 1))
+    both = precision + recall
+    return 2 * precision * recall / np.where(both > 0, both, 1.0)
+
+
+_SILENT: dict[str, Any] = {"zero_division": 0}
+
+
+def _f1(average: str) -> Callable[[Any, Any], float]:
+    return lambda truth, found: f1_score(truth, found, average=average, **_SILENT)
+
+
+def _f1_of_means(truth: Any, found: Any) -> float:
+    precision = precision_score(truth, found, average="macro", **_SILENT)
+    recall = recall_score(truth, found, average="macro", **_SILENT)
+    return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+
+
+SCORES = {
+    "f1_micro": _Score(_f1("micro"), lambda truth, order: _mean(truth, order, None, _f1_of)),
+    "f1_macro": _Score(_f1("macro"), lambda truth, order: _mean(truth, order, 1, _f1_of)),
+    "f1_samples": _Score(_f1("samples"), lambda truth, order: _mean(truth, order, 0, _f1_of)),
+    "f1_of_means": _Score(_f1_of_means, _means),
+}
