@@ -423,7 +423,7 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
@@ -453,7 +453,7 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
