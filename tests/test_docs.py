@@ -88,6 +88,7 @@ def torch_inputs():
         "y": torch.tensor([0, 1, 2, 3, 4, 2]), "w": torch.tensor(rng.uniform(0.5, 2.0, 5)), "q": torch.tensor(rng.dirichlet(np.ones(5), 6)),
         "keep": torch.tensor(rng.uniform(size=(6, 5)) < 0.7).scatter(1, torch.zeros(6, 1, dtype=torch.int64), True),
         "alpha": torch.tensor(rng.uniform(1.1, 1.9, (6, 1))), "g": torch.Generator().manual_seed(0),
+        "index": torch.tensor([0, 0, 2, 1, 2, 2]), "ptr": torch.tensor([0, 2, 3, 6]),
     }  # fmt: skip
     made["onehot"] = torch.nn.functional.one_hot(made["y"], 5).double()
     return made | {"torch": torch, "F": torch.nn.functional, "nn": torch.nn, "math": math}, leaves
@@ -118,6 +119,7 @@ def jax_inputs():
     }
     made = {name: jax.numpy.asarray(v, dtype="float32") for name, v in made.items()}
     made |= {"y": jax.numpy.asarray(y), "sign": jax.numpy.asarray([0, 1, 0, 1, 1, 0]), "key": jax.random.key(0)}
+    made["index"] = jax.numpy.asarray([0, 0, 2, 1, 2, 2])
     made["y3"] = jax.numpy.asarray([[0, 3, 1], [2, 2, 0]])
     made["keep"] = jax.numpy.asarray(rng.uniform(size=(6, 5)) < 0.7).at[:, 0].set(True)
     made["argmax_onehot"] = lambda s: jax.nn.one_hot(jax.numpy.argmax(s, axis=-1), 5)

@@ -425,8 +425,8 @@ def test_the_benchmarks_have_no_circles():
 def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
-            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
-            "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
+            "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch",
+            "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "_graphs", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
         },
@@ -456,8 +456,9 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
-        "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.layer_torch",
+        "autodiff.candidates_torch", "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash",
+        "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
         "plot", "_drawing", "_model_pictures", "cli", "sklearn",

@@ -30,6 +30,7 @@ PAGES = {
         "Samplers",
         "Randomness comes from a generator, a key or a seed, or from NumPy's or torch's global generator.",
     ),
+    "segments": ("Ragged rows", "Rows of unequal length; {doc}`/segments` says how."),
     "decoding": ("Decoding", "For language models; {doc}`/decoding` says how, and in which order."),
     "distributions": (
         "Distributions",
@@ -55,6 +56,7 @@ PAGES = {
 OF = {
     "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
     "multilabel": "losses", "transforms": "transforms", "samplers": "samplers", "decoding": "decoding",
+    "segments": "segments", "_segments": "segments",
     "distributions": "distributions", "output_layers": "output_layers",
     "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
     "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",

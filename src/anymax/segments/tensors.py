@@ -42,7 +42,7 @@ def rows(
         raise ValueError(f"{who}: rows of a sparse tensor lie along its last axis, got axis={axis}; transpose it")
     if x.layout is torch.sparse_csr and x.ndim == 2:
         p = verb(mapping, x.values(), ptr=x.crow_indices())
-        return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), p, x.shape)
+        return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), p, x.shape, check_invariants=False)
     if x.layout is torch.sparse_coo and x.dense_dim() == 0:
         x = x.coalesce()  # sorted by rows
         at, values = x.indices(), x.values()
@@ -50,7 +50,7 @@ def rows(
         for i, size in zip(at[:-1], x.shape[:-1], strict=True):
             row, count = row * size + i, count * size
         p = verb(mapping, values, index=row, num_segments=count)
-        return torch.sparse_coo_tensor(at, p, x.shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(at, p, x.shape, is_coalesced=True, check_invariants=False)
     raise TypeError(
         f"{who} takes sparse tensors of the layouts torch.sparse_coo, without dense axes, and torch.sparse_csr with two axes; "
         f"got {x.layout} of shape {tuple(x.shape)}; call to_sparse_coo()"
