@@ -10,6 +10,11 @@ from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, at
 from anymax.attention import packed
 from kinds import KINDS, back, every_kind, generator
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # of torch.compile
+]
+
 H, D, DV = 4, 6, 5
 CU_Q, CU_K = [0, 3, 3, 10, 11, 30, 33], [0, 5, 7, 7, 20, 41, 46]  # an empty sequence of queries, and one of keys
 TOTAL_Q, TOTAL_K = CU_Q[-1], CU_K[-1]

@@ -12,7 +12,10 @@ import anymax
 from anymax import Entmax, Softmax, Sparsemax, Taylor, nn, segments
 from anymax._names import as_mapping
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # of torch.compile
+]
 
 N, E, F, C, HEADS, EDGE = 12, 40, 5, 3, 2, 4
 MAPS = [Softmax(), Sparsemax(), Entmax(1.5), Entmax(torch.tensor([1.2, 1.8])), Taylor(2), "entmax:alpha=1.3"]
