@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ._array import dense, eager
+from ._array import dense, eager, is_ragged
 from ._mapping import Mapping
 from ._modules import _OfMapping
 from ._options import answering
@@ -245,7 +245,8 @@ def _positive(who: str, name: str, size: Any) -> None:
 def _check_edges(edge_index: Any, n_sources: int, n_targets: int) -> None:
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"GraphAttention: edge_index must be a tensor of integers [2, edges], got {type(edge_index).__name__}")
-    dense(edge_index, "GraphAttention: edge_index", "give the indices of its entries, [2, edges], source above target")
+    if is_ragged(edge_index):
+        raise TypeError("GraphAttention: edge_index is not a sparse tensor: it has the source and the target of each edge, integers [2, edges]")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"GraphAttention: edge_index must have the shape [2, edges], got {tuple(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):

@@ -1,7 +1,7 @@
 """`attention_varlen`: packed sequences, one after another without padding, as FlashAttention's `varlen` calls have them.
 
-Where the bounds are known, sequences of similar lengths are padded to one batch, and `attention` serves each batch; a long sequence is a
-batch of its own. Under a compiler the bounds are not known: then all sequences are one batch, padded to `max_seqlen_q` and `max_seqlen_k`.
+Where the bounds are known, sequences of similar lengths are padded to one batch, and `attention` serves each batch; on a CPU a long
+sequence is a batch of its own. Under a compiler the bounds are not known: then all sequences are one batch, padded to `max_seqlen_q` and `max_seqlen_k`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .._array import (
     in_memory,
     is_array,
     is_integer,
+    is_jax,
     is_torch,
     namespace,
     number,
@@ -37,7 +38,7 @@ from ..mappings import Softmax
 from . import operands
 from .verb import ImplementationName, attention
 
-_ALONE = 1 << 16  # scores of a head: a sequence of so many is padded to no other's length, as measured
+_ALONE = 1 << 14  # scores of a head from which padding costs a CPU more than another call, as measured
 _NO_MATRIX = (
     "the scores of packed sequences are no rectangle that it could lie on; say is_causal= or window=, or call attention for each sequence"
 )
@@ -189,7 +190,9 @@ class _Job:
             offset = self.offset.detach().cpu() if is_torch(self.offset) else self.offset
             offsets = np.broadcast_to(np.asarray(offset, dtype=np.int64), q_lengths.shape)
         batches, row, rows = [], np.zeros(self.at_q.num_entries, np.int64), 0
-        for ids in _alike(q_lengths, k_lengths, offsets):
+        many = is_jax(self.q) or (is_torch(self.q) and self.q.device.type != "cpu")  # where calls, and shapes, are expensive
+        alone = (q_lengths * k_lengths >= _ALONE) & (not many)
+        for ids in _alike(alone, q_lengths, k_lengths, offsets):
             width = int(q_lengths[ids].max())
             batches.append(self._batch(ids, width, k_lengths[ids], offsets[ids], q_lengths[ids]))
             at, valid = _places(self.at_q.ptr[ids], q_lengths[ids], width)
@@ -226,7 +229,7 @@ class _Job:
         n, rest = len(starts), tuple(a.shape[1:])
         if bool((lengths == width).all()) and bool((starts[1:] == starts[:-1] + width).all()):
             start = int(starts[0]) if n else 0
-            rows = xp.reshape(a[start : start + n * width], (n, width, *rest))
+            rows = xp.reshape(a[start : start + n * width, ...], (n, width, *rest))
         else:
             at, valid = _places(starts, lengths, width)
             at = np.where(valid, at, 0)
@@ -303,6 +306,8 @@ def _operand(a: Any, name: str) -> Array:
 
 def _bounds(name: str, value: Any, a: Array, what: str) -> Segments:
     at = bounds("attention_varlen", name, value)
+    if is_jax(at.ptr) and not is_jax(a):
+        raise TypeError(f"attention_varlen: {name} is traced by JAX, and {what} is of another framework; make {what} an array of JAX")
     return along("attention_varlen", at, a.shape[0], what)
 
 
@@ -334,12 +339,9 @@ def _offset(offset: Any, sequences: int) -> Any:
 # -- rows and batches -------------------------------------------------------------------------------------------------------------------
 
 
-def _alike(q_lengths: np.ndarray, k_lengths: np.ndarray, offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of the sequences of each batch: long ones of exactly the same lengths, others with at most twice another's."""
-    alone = q_lengths * k_lengths >= _ALONE
-    key = [
-        np.where(alone, n, np.frexp(np.maximum(n, 1) - 0.5)[1]) for n in (q_lengths, k_lengths)
-    ]
+def _alike(alone: np.ndarray, q_lengths: np.ndarray, k_lengths: np.ndarray, offsets: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of the sequences of each batch: of exactly the same lengths, or where not `alone` below twice another's."""
+    key = [np.where(alone, n, np.frexp(np.maximum(n, 1) - 0.5)[1]) for n in (q_lengths, k_lengths)]
     keys = np.stack([alone, *key, np.where(alone, offsets, 0)], axis=1)
     ids = np.nonzero(q_lengths > 0)[0]
     _, batch = np.unique(keys[ids], axis=0, return_inverse=True)

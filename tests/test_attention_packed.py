@@ -1,0 +1,345 @@
+"""Packed sequences: `attention_varlen` against a loop over the sequences by `attention`, in every framework."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import anymax
+from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, attention, attention_varlen, segments, temperature, topk
+from anymax.attention import packed
+from kinds import KINDS, back, every_kind, generator
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # of torch.compile
+]
+
+H, D, DV = 4, 6, 5
+CU_Q, CU_K = [0, 3, 3, 10, 11, 30, 33], [0, 5, 7, 7, 20, 41, 46]  # an empty sequence of queries, and one of keys
+TOTAL_Q, TOTAL_K = CU_Q[-1], CU_K[-1]
+MAPS = [Softmax(), Sparsemax(), Entmax(1.3), SparseSoftmax(k=3), Taylor(2)]
+by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)
+OPTIONS = [
+    {}, {"is_causal": True}, {"window": (2, 1)}, {"window": 3, "is_causal": True}, {"alibi": True}, {"alibi": np.arange(4) / 8},
+    {"softcap": 1.5}, {"scale": 0.7}, {"sink": np.array([0.5, -1.0, 0.0, 2.0])}, {"transform": temperature(2.0)}, {"transform": topk(2)},
+    {"scale": np.linspace(0.5, 2.0, H).reshape(H, 1, 1)},
+]  # fmt: skip
+by_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
+
+
+def operands(seed=0, dtype=np.float64, heads=H, queries=TOTAL_Q, keys=TOTAL_K):
+    rng = np.random.default_rng(seed)
+    shapes = ((queries, H, D), (keys, heads, D), (keys, heads, DV))
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def turned(a):
+    return a.transpose(1, 0, 2)
+
+
+def one_by_one(q, k, v, cu_q, cu_k, mapping=None, offset=None, **options):
+    """attention(sequence) one after the other; `mapping` and `offset` may be functions of the number of the sequence."""
+    outs = []
+    for i, ((a, b), (c, d)) in enumerate(zip(itertools.pairwise(cu_q), itertools.pairwise(cu_k), strict=True)):
+        own = (d - c) - (b - a) if offset is None else offset(i) if callable(offset) else offset
+        each = mapping(i) if callable(mapping) and not isinstance(mapping, anymax.Mapping) else mapping
+        outs.append(turned(attention(turned(q[a:b]), turned(k[c:d]), turned(v[c:d]), each, offset=own, **options)))
+    return np.concatenate(outs)
+
+
+@pytest.fixture(params=["classes", "alone"])
+def ways(request, monkeypatch):
+    """Short sequences padded together, as they are; and each alone, as long ones are."""
+    if request.param == "alone":
+        monkeypatch.setattr(packed, "_ALONE", 1)
+
+
+@pytest.mark.thin(4)
+@by_option
+@by_map
+def test_it_is_a_loop_over_sequences(mapping, options, ways):
+    q, k, v = operands()
+    want = one_by_one(q, k, v, CU_Q, CU_K, mapping, **options)
+    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options)
+    assert got.shape == (TOTAL_Q, H, DV)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
+    assert np.abs(want).max() > 0.1
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.whole)])
+def test_every_framework_and_dtype(kind, dtype):
+    if kind == "strict" and dtype == "float16":
+        pytest.skip("array_api_strict has no float16")
+    q, k, v = operands(dtype=dtype)
+    for options in ({}, {"is_causal": True, "mapping": "sparsemax"}):
+        got = attention_varlen(*map(KINDS[kind], (q, k, v)), KINDS[kind](np.array(CU_Q)), KINDS[kind](np.array(CU_K)), **options)
+        assert type(got) is type(KINDS[kind](q)) and str(got.dtype).endswith(dtype)
+        want = one_by_one(*(a.astype(np.float64) for a in (q, k, v)), CU_Q, CU_K, **options)
+        np.testing.assert_allclose(back(got).astype(np.float64), want, atol=4e-3 if dtype == "float16" else 2e-6)
+
+
+@pytest.mark.parametrize("offset", [0, 2, -1, np.array([0, 1, 2, -3, 4, 0])], ids=str)
+def test_offsets(offset, ways):
+    q, k, v = operands()
+    each = (lambda i: int(offset[i])) if isinstance(offset, np.ndarray) else offset
+    for options in ({"is_causal": True}, {"window": 2}, {"alibi": True}):
+        got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Sparsemax(), offset=offset, **options)
+        np.testing.assert_allclose(got, one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), offset=each, **options), atol=1e-13)
+
+
+def test_the_last_query_stands_at_the_last_key():
+    """As in FlashAttention from 2.1 on: `seqlen_q` of 1 in decoding sees all keys."""
+    q, k, v = operands(queries=2)
+    got = attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K], is_causal=True)
+    np.testing.assert_allclose(got, attention_varlen(q, k, v, [0, 1, 2], [0, 20, TOTAL_K]), atol=1e-14)
+
+
+def test_one_sequence_is_attention():
+    q, k, v = operands()
+    got = attention_varlen(q, k, v, [0, TOTAL_Q], [0, TOTAL_K], mapping="entmax15", offset=0, is_causal=True)
+    np.testing.assert_array_equal(got, turned(attention(turned(q), turned(k), turned(v), "entmax15", is_causal=True)))
+
+
+def test_keys_have_the_bounds_of_queries_by_default_and_segments_serve():
+    q, k, v = operands(keys=TOTAL_Q)
+    want = one_by_one(q, k, v, CU_Q, CU_Q, Sparsemax())
+    for bounds in (CU_Q, np.array(CU_Q, np.int32), segments(ptr=CU_Q)):
+        np.testing.assert_allclose(attention_varlen(q, k, v, bounds, mapping="sparsemax"), want, atol=1e-13)
+
+
+def test_names_of_flash_attention_and_of_torch():
+    q, k, v = operands()
+    want = attention_varlen(q, k, v, CU_Q, CU_K, is_causal=True, scale=0.3, alibi=np.ones(H))
+    got = attention_varlen(q, k, v, CU_Q, CU_K, 19, 21, causal=True, softmax_scale=0.3, alibi_slopes=np.ones(H))
+    np.testing.assert_array_equal(got, want)
+    got = attention_varlen(query=q, key=k, value=v, cu_seq_q=CU_Q, cu_seq_k=CU_K, max_q=19, max_k=np.int64(21))
+    np.testing.assert_array_equal(got, attention_varlen(q, k, v, CU_Q, CU_K))
+
+
+def test_heads_that_share_keys():
+    q, k, v = operands(heads=2)
+    for mapping in ("softmax", "sparsemax"):
+        got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, enable_gqa=True, is_causal=True)
+        want = attention_varlen(q, k.repeat(2, 1), v.repeat(2, 1), CU_Q, CU_K, mapping=mapping, is_causal=True)
+        np.testing.assert_allclose(got, want, atol=1e-13)
+
+
+def test_a_number_for_each_sequence_or_head(ways):
+    q, k, v = operands()
+    alpha = np.linspace(1.1, 2.0, 6)
+    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Entmax(alpha.reshape(6, 1, 1, 1)), scale=1 / alpha.reshape(6, 1, 1, 1))
+    want = np.concatenate([
+        one_by_one(q[a:b], k[c:d], v[c:d], [0, b - a], [0, d - c], Entmax(n), scale=1 / n)
+        for n, (a, b), (c, d) in zip(alpha, itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True)
+    ])  # fmt: skip
+    np.testing.assert_allclose(got, want, atol=1e-12)
+    each = alpha[:H].reshape(H, 1, 1)
+    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Entmax(each))
+    np.testing.assert_allclose(got, one_by_one(q, k, v, CU_Q, CU_K, Entmax(each)), atol=1e-12)
+
+
+def test_fewer_keys_than_a_map_of_k_needs():
+    """As for segments: each of them gets 1."""
+    q, k, v = operands()
+    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Budget(3))
+    np.testing.assert_allclose(got[3:10], 0)  # no keys
+    own = attention_varlen(q[:3], k[5:7], v[5:7], [0, 3], [0, 2], mapping=Budget(3))
+    np.testing.assert_allclose(own, np.broadcast_to(v[5:7].sum(0), own.shape))
+
+
+def test_empty_calls():
+    q, k, v = operands()
+    for bounds in ([0], [0, 0], [0, 0, 0]):
+        got = attention_varlen(q[:0], k[:0], v[:0], bounds, mapping="sparsemax")
+        assert got.shape == (0, H, DV)
+    np.testing.assert_array_equal(attention_varlen(q, k[:0], v[:0], [0, TOTAL_Q], [0, 0]), np.zeros((TOTAL_Q, H, DV)))
+
+
+def test_nan_stays_in_its_sequence(ways):
+    q, k, v = operands()
+    want = attention_varlen(q, k, v, CU_Q, CU_K, mapping="sparsemax")
+    for a in (q, k, v):
+        bad = [b.copy() for b in (q, k, v)]
+        next(b for b, c in zip(bad, (q, k, v)) if c is a)[0] = np.nan
+        got = attention_varlen(*bad, CU_Q, CU_K, mapping="sparsemax")
+        assert np.isnan(got[0]).all()
+        np.testing.assert_array_equal(got[3:], want[3:])
+
+
+# -- dropout --------------------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_dropout(kind):
+    if kind == "strict":
+        pytest.skip("the same as NumPy's")
+    make = KINDS[kind]
+    ends = np.arange(0, 401, 4)
+    q, k = (make(np.zeros((400, 1, 2), np.float32)) for _ in range(2))
+    v = make(np.ones((400, 1, 1), np.float32))
+    call = lambda g: back(attention_varlen(q, k, v, ends, dropout_p=0.5, generator=g))  # noqa: E731
+    out = call(generator(kind))
+    assert set((out * 2).round(6).ravel()) == {0, 1, 2, 3, 4} and abs(out.mean() - 1.0) < 0.1
+    np.testing.assert_array_equal(out, call(generator(kind)))
+    np.testing.assert_array_equal(call(3), call(3))
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "strict"])
+def test_two_batches_drop_other_entries(kind):
+    make = KINDS[kind]
+    n = 64
+    ends = [0, n, n + n // 4]  # of two classes
+    q, k = (make(np.zeros((ends[-1], 1, 2), np.float32)) for _ in range(2))
+    v = make(np.concatenate([np.eye(n, dtype=np.float32), np.eye(n, dtype=np.float32)[: n // 4]])[:, None])
+    for g in (generator(kind), 5):
+        out = back(attention_varlen(q, k, v, ends, dropout_p=0.5, generator=g))[:, 0]
+        first, second = out[: n // 4, : n // 4] > 0, out[n:, : n // 4] > 0
+        assert (first != second).any()
+
+
+# -- torch ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.thin(3)
+@by_map
+def test_gradients(mapping, torch, ways):
+    mapping = Sparsemax() if isinstance(mapping, SparseSoftmax) else mapping
+    q, k, v = (torch.tensor(a, requires_grad=True) for a in operands())
+    g = torch.randn(TOTAL_Q, H, DV, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for options in ({}, {"is_causal": True}):
+        got = torch.autograd.grad((attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options) * g).sum(), (q, k, v))
+        outs = []
+        for (a, b), (c, d) in zip(itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True):
+            own = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
+            outs.append(attention(*own, mapping, offset=(d - c) - (b - a), **options).transpose(0, 1))
+        want = torch.autograd.grad((torch.cat(outs) * g).sum(), (q, k, v))
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.whole
+def test_second_derivatives_and_alpha(torch):
+    q, k, v = (torch.tensor(a[:3, :2, :2], requires_grad=True) for a in operands())
+    alpha = torch.tensor([1.3, 1.7], dtype=torch.float64, requires_grad=True)
+
+    def call(q, k, v, alpha):
+        return attention_varlen(q, k, v, [0, 1, 3], mapping=Entmax(alpha.reshape(2, 1, 1)))
+
+    assert torch.autograd.gradcheck(call, (q, k, v, alpha))
+    assert torch.autograd.gradgradcheck(lambda *a: call(*a, alpha.detach()), (q, k, v))
+
+
+@pytest.mark.whole
+def test_compile(torch):
+    q, k, v = (torch.tensor(a, dtype=torch.float32) for a in operands())
+    call = torch.compile(lambda q, k, v, a, b: attention_varlen(q, k, v, a, b, 19, 21, mapping="sparsemax", is_causal=True), fullgraph=True)
+    got = call(q, k, v, torch.tensor(CU_Q), torch.tensor(CU_K))
+    torch.testing.assert_close(got, attention_varlen(q, k, v, CU_Q, CU_K, mapping="sparsemax", is_causal=True))
+
+
+# -- JAX ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jax():
+    return pytest.importorskip("jax")
+
+
+def test_jit_with_known_bounds_and_gradient(jax):
+    q, k, v = (a.astype(np.float32) for a in operands())
+    call = lambda *a: attention_varlen(*a, CU_Q, CU_K, mapping="sparsemax")  # noqa: E731
+    want = one_by_one(q, k, v, CU_Q, CU_K, Sparsemax())
+    np.testing.assert_allclose(jax.jit(call)(q, k, v), want, atol=2e-6)
+    torch = pytest.importorskip("torch")
+    got = jax.jit(jax.grad(lambda *a: (call(*a) ** 2).sum(), argnums=(0, 1, 2)))(*map(jax.numpy.asarray, (q, k, v)))
+    leaves = [torch.tensor(a, requires_grad=True) for a in (q, k, v)]
+    (call(*leaves) ** 2).sum().backward()
+    for one, leaf in zip(got, leaves, strict=True):
+        np.testing.assert_allclose(one, leaf.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [None, 0], ids=str)
+def test_jit_with_traced_bounds(jax, offset):
+    q, k, v = (a.astype(np.float32) for a in operands())
+
+    @jax.jit
+    def call(q, k, v, at_q, at_k):
+        return attention_varlen(q, k, v, at_q, at_k, 19, 21, mapping="sparsemax", is_causal=True, offset=offset)
+
+    want = one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), is_causal=True, offset=offset)
+    np.testing.assert_allclose(call(q, k, v, np.array(CU_Q), np.array(CU_K)), want, atol=2e-6)
+    other_q, other_k = [0, 1, 2, 3, 20, 30, 33], [0, 2, 4, 7, 25, 40, 46]
+    want = one_by_one(q, k, v, other_q, other_k, Sparsemax(), is_causal=True, offset=offset)
+    np.testing.assert_allclose(call(q, k, v, np.array(other_q), np.array(other_k)), want, atol=2e-6)
+    assert call._cache_size() == 1
+
+
+def test_traced_bounds_that_do_not_fit_give_nan(jax):
+    q, k, v = (jax.numpy.asarray(a, dtype="float32") for a in operands())
+    call = jax.jit(lambda a, b: attention_varlen(q, k, v, a, b, 18, 20))  # the fifth sequence has 19 and 21
+    got = np.asarray(call(np.array(CU_Q), np.array(CU_K)))
+    want = one_by_one(*map(np.asarray, (q, k, v)), CU_Q, CU_K)
+    np.testing.assert_allclose(got[:11], want[:11], atol=2e-6)
+    assert np.isnan(got[11:30]).all()
+    short = np.asarray(call(np.array([*CU_Q[:-1], 31]), np.array(CU_K)))
+    assert np.isnan(short[31:]).all() and not np.isnan(short[:11]).any()
+    with pytest.raises(TypeError, match="max_seqlen_q=, the length"):
+        jax.jit(lambda a: attention_varlen(q, q, q[..., :DV], a))(np.array(CU_Q))
+    with pytest.raises(TypeError, match="traced by JAX, and q is of another framework"):
+        jax.jit(lambda a: attention_varlen(*operands(), a, CU_K, 19, 21))(np.array(CU_Q))
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"cu_seqlens_q": [0, 3, 2, TOTAL_Q]}, ValueError, r"cu_seqlens_q\[2\] is 2, below cu_seqlens_q\[1\], 3"),
+        ({"cu_seqlens_k": [1, 3, TOTAL_K]}, ValueError, r"cu_seqlens_k\[0\] is 1"),
+        ({"cu_seqlens_q": [0, 3]}, ValueError, "3 entries in all, and q has 33"),
+        ({"cu_seqlens_k": [0, 3, 46]}, ValueError, "6 sequences and cu_seqlens_k has 2"),
+        ({"cu_seqlens_q": [0.0, 33.0]}, TypeError, "cu_seqlens_q must be integers"),
+        ({"cu_seqlens_q": []}, ValueError, "cu_seqlens_q is empty"),
+        ({"max_seqlen_q": 18}, ValueError, "max_seqlen_q is 18, and sequence 4 has 19"),
+        ({"max_seqlen_k": 2.5}, TypeError, "max_seqlen_k must be an integer"),
+        ({"q": np.zeros((1, 33, H, D))}, ValueError, r"q must have the shape \[entries, heads, features\]"),
+        ({"v": np.zeros((45, H, DV))}, ValueError, "k has 46 keys and v has 45"),
+        ({"k": np.zeros((46, H, D + 1))}, ValueError, "features"),
+        ({"q": [[[1.0]]]}, TypeError, "numpy.asarray"),
+        ({"mask": np.ones((33, 46), bool)}, TypeError, "is_causal= or window="),
+        ({"bias": 1.0}, TypeError, "no option 'bias'"),
+        ({"need_weights": True}, TypeError, "call attention for each sequence"),
+        ({"mix": (1.0, 0.5)}, TypeError, "call attention for each sequence"),
+        ({"lengths": [1]}, TypeError, "cu_seqlens_k has them"),
+        ({"window_size": (-1, 0)}, TypeError, "where FlashAttention has -1"),
+        ({"offset": np.zeros(3, int)}, TypeError, r"shape \(6,\)"),
+        ({"offset": 0.5}, TypeError, "offset must be an integer"),
+        ({"mapping": Entmax(np.full((H, 33, 1), 1.5))}, ValueError, r"\[sequences, 1 or heads, 1, 1\]"),
+        ({"sink": np.zeros(3)}, ValueError, "sink"),
+        ({"is_causal": 1}, TypeError, "True or False"),
+        ({"mapping": "softmaxx"}, ValueError, "softmax"),
+        ({"implementation": "flash"}, ValueError, "no implementation"),
+    ],
+    ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_is_wrong_is_said(change, error, said):
+    q, k, v = operands()
+    with pytest.raises(error, match=said):
+        attention_varlen(**{"q": q, "k": k, "v": v, "cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, **change})
+
+
+def test_frameworks_do_not_mix(torch):
+    q, k, v = operands()
+    with pytest.raises(TypeError, match="one framework"):
+        attention_varlen(torch.tensor(q), k, v, CU_Q, CU_K)
+    nested = torch.nested.nested_tensor([torch.ones(2, H, D)], layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"values\(\)"):
+        attention_varlen(nested, nested, nested, [0, 2])
