@@ -2,6 +2,9 @@
 # ruff: noqa: B023 (functions of a loop's variables are called before it goes on)
 
 import importlib.util
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -387,3 +390,17 @@ def test_a_process_that_has_ended_ends_the_others():
     first, second = ended(started(2, LOST), seconds=100)
     assert second[0] == 3
     assert first[1] == "told\n", first[2][-2000:]
+
+
+@gloo
+@pytest.mark.whole
+def test_the_script_of_the_page_runs_with_torchrun():
+    script = pathlib.Path(__file__).parents[1] / "docs" / "many_machines.py"
+    if not script.exists():
+        pytest.skip("the pages are in the repository only")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = done.stdout.splitlines()
+    assert first.startswith("2 processes, 500 classes each: loss 0.500 -> 0.0")
+    assert second == "the probabilities of a row sum to 1.0000 and 1.0000"
