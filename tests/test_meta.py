@@ -311,7 +311,19 @@ FLOORS = (
     ("distributions",),
     ("contract",),
     ("_categorical", "distributed"),
-    ("_drawing", "_multihead", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    (
+        "_drawing",
+        "_multihead",
+        "_model_pictures",
+        "_html",
+        "_of_mapping",
+        "_margin_head",
+        "nn",
+        "plot",
+        "hf",
+        "numpyro",
+        "sklearn",
+    ),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -424,6 +436,7 @@ def test_frameworks_only_in_leaves():
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
+            "_of_mapping", "_margin_head",
         },
         "jax": {"autodiff.jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
@@ -455,7 +468,7 @@ def test_hard_dependencies():
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "distributed._torch", "distributed._dtensor", "distributed._jax",
-        "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "_of_mapping", "_margin_head", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

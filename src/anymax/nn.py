@@ -9,7 +9,6 @@ A map is data and no module: in `torch.nn.Sequential` it stands as an `Activatio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,12 @@ except ModuleNotFoundError as error:
         "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
     ) from None
 
-from . import _multihead, functional, losses, margins, transforms
+from . import _multihead, functional, losses
 from ._array import asarray
 from ._categorical import Categorical
 from ._mapping import Mapping
-from ._names import as_mapping
+from ._margin_head import MarginHead
+from ._of_mapping import OfMapping
 from ._options import answering
 from ._typing import Axes, Reduction
 from .attention import attention, operands
@@ -40,64 +40,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class _OfMapping(nn.Module):
-    """A module that owns the tensors of a mapping."""
-
-    prefix = ""  # of the tensors' names
-
-    def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
-        super().__init__()
-        mapping = as_mapping(mapping, type(self).__name__)
-        self._kind = type(mapping)
-        self._fixed = mapping if learn is None and not mapping.params() else None
-        self._constants = mapping.constants()
-        self._tensors = tuple(mapping.params())
-        self.learn, self.bounds = learn, bounds
-        for name, value in mapping.params().items():
-            if name == learn:
-                continue
-            if isinstance(value, nn.Parameter):
-                self.register_parameter(self.prefix + name, value)
-            else:
-                self.register_buffer(self.prefix + name, torch.as_tensor(value))
-        if learn is not None:
-            self._make_learnable(mapping, learn, bounds)
-
-    def _make_learnable(self, mapping: Mapping, learn: str, bounds: tuple[float, float]) -> None:
-        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-            raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
-        low, high = bounds
-        start = getattr(mapping, learn, None)
-        if start is None or isinstance(start, (str, bool)):
-            raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name")
-        start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
-        if not (low < high and bool(((start > low) & (start < high)).all())):
-            raise ValueError(
-                f"learn={learn!r}: the start must lie strictly inside bounds={bounds}, got {start.tolist()}"
-            )
-        self._constants.pop(learn, None)
-        self._tensors = tuple(t for t in self._tensors if t != learn)
-        self.register_parameter(f"raw_{learn}", nn.Parameter(torch.logit((start - low) / (high - low))))
-
-    @property
-    def mapping(self) -> Mapping:
-        """The map with the module's current tensors: frozen data, for any function of anymax."""
-        if self._fixed is not None:
-            return self._fixed
-        values = {name: getattr(self, self.prefix + name) for name in self._tensors}
-        if self.learn is not None:
-            low, high = self.bounds
-            values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
-        return self._kind(**self._constants, **values)
-
-    def extra_repr(self) -> str:
-        words = [f"{k}={v!r}" for k, v in self._constants.items()] + [f"{k}=<tensor>" for k in self._tensors]
-        if self.learn is not None:
-            words.append(f"{self.learn} learned in {self.bounds}")
-        return f"{self._kind.__name__}({', '.join(words)})"
-
-
-class Activation(_OfMapping):
+class Activation(OfMapping):
     """The probabilities of a map as a module: what `nn.Softmax` is for softmax.
 
     For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
@@ -143,7 +86,7 @@ class Activation(_OfMapping):
         def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-class Loss(_OfMapping):
+class Loss(OfMapping):
     """The loss of a map as a module: what `nn.CrossEntropyLoss` is for softmax, with its arguments.
 
     To train a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`.
@@ -209,7 +152,7 @@ class Loss(_OfMapping):
         def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-class Attention(_OfMapping):
+class Attention(OfMapping):
     """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, whose weights it loads as they are.
 
     Put it where a model has `nn.MultiheadAttention`, to let heads attend to a few positions exactly and to the others not at all.
@@ -414,81 +357,3 @@ class Attention(_OfMapping):
             self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
             attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
         ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
-
-
-class MarginHead(_OfMapping):
-    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the loss of a map.
-
-    For embeddings that shall be compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, predict by the
-    largest of `head.probabilities(embeddings)`, and keep the embeddings.
-
-    in_features: the features of an embedding.
-    num_classes: the classes; each has a centre, a row of `weight`.
-    mapping: the map whose loss it is, or its name; softmax by default.
-    margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
-    scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
-    ignore_index: a target that counts for nothing.
-    reduction: "mean", "sum" or "none".
-
-    Embeddings [N, in_features] and class indices [N] in, the loss out: one number, or [N] with `reduction="none"`.
-
-    >>> import torch
-    >>> from anymax import Sparsemax, margins, nn
-    >>> head = nn.MarginHead(8, 5, Sparsemax(), margin=margins.ArcFace(0.3), scale=4.0)
-    >>> embeddings = torch.randn(2, 8)
-    >>> head(embeddings, torch.tensor([0, 3])).shape, head.probabilities(embeddings).shape
-    (torch.Size([]), torch.Size([2, 5]))
-    """
-
-    prefix = "map_"  # the head has a scale and a weight of its own
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        mapping: Mapping | str | None = None,
-        margin: float | Callable[..., Any] = 0.35,
-        scale: float = 30.0,
-        *,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-    ) -> None:
-        for name, size in (("in_features", in_features), ("num_classes", num_classes)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"MarginHead: {name} must be an integer, got {size!r}")
-        super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
-        self.margin = margins.as_margin(margin)
-        self.scale = scale
-        self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features))
-        nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
-
-    def cosines(self, embeddings: Tensor) -> Tensor:
-        """The cosine of each embedding and each class centre, [N, num_classes], from -1 to 1; without the margin."""
-        return transforms.cosine(self.weight)(embeddings)
-
-    def scores(self, embeddings: Tensor) -> Tensor:
-        """The cosines times the scale, [N, num_classes].
-
-        Their order is that of the probabilities for a monotone map only (not for Taylor softmax and x^2).
-        """
-        return self.scale * self.cosines(embeddings)
-
-    def probabilities(self, embeddings: Tensor) -> Tensor:
-        """The map's probabilities of the classes, [N, num_classes], to predict with; without the margin."""
-        return functional.apply(self.mapping, self.scores(embeddings))
-
-    def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
-        """The loss of embeddings [N, in_features] whose classes are `target` [N], with the margin."""
-        cosines = self.cosines(embeddings)
-        return losses.margin_loss(
-            self.mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **self.options
-        )
-
-    def extra_repr(self) -> str:
-        classes, features = self.weight.shape
-        return f"{features} -> {classes}, {super().extra_repr()}, {self.margin}, scale={self.scale}"
-
-    if TYPE_CHECKING:
-
-        def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...
