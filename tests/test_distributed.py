@@ -2,6 +2,9 @@
 # ruff: noqa: B023 (functions of a loop's variables are called before it goes on)
 
 import importlib.util
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -308,6 +311,72 @@ def test_what_is_no_part_of_scores_is_refused():
             D.apply("softmax", torch.zeros(3))
 
 
+# -- the margin head, as partial FC has it -----------------------------------------------------------------------------------------
+
+
+def heads(group, **options):
+    """A head with this process's part of the centres."""
+    head = A.nn.MarginHead(6, 11, options.pop("mapping", "softmax"), scale=4.0, group=group, **options).double()
+    centres = numbers(10, 11, 6)
+    here = centres if group is None else centres[head.class_start : head.class_start + head.weight.shape[0]]
+    with torch.no_grad():
+        head.weight.copy_(here)
+    return head
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "taylor"])
+@pytest.mark.parametrize("rate", [1.0, 0.999])
+def test_a_margin_head_over_processes(mapping, rate):
+    """Each process has a batch of its own, of another size; a rate that leaves no class out changes nothing."""
+    rows, t = numbers(11, 9, 6), torch.tensor([3, 0, 10, 7, -100, 2, 2, 5, 9])
+    cuts = (4, 0, 5)
+    e = rows.clone().requires_grad_()
+    whole = heads(None, mapping=mapping)
+    want = whole(e, t)
+    want.backward()
+
+    def one(group):
+        head, here = (
+            heads(group, mapping=mapping, sample_rate=rate),
+            slice(sum(cuts[: group.rank]), sum(cuts[: group.rank + 1])),
+        )
+        part = rows[here].clone().requires_grad_()
+        loss = head(part, t[here])
+        loss.backward()
+        return loss.detach(), part.grad, head.weight.grad, head.probabilities(rows).detach()
+
+    found = together(3, one)
+    for f in found:
+        same(f[0], want)
+    same(torch.cat([f[1] for f in found]), e.grad)
+    same(torch.cat([f[2] for f in found]), whole.weight.grad)
+    same(torch.cat([f[3] for f in found], -1), whole.probabilities(rows))
+
+
+def test_sampled_classes_hold_those_of_the_batch():
+    rows, t = numbers(11, 4, 6), torch.tensor([3, 3, 10, 7])
+    torch.manual_seed(0)
+    alone = heads(None, sample_rate=0.4)
+    alone(rows, t).backward()
+    touched = alone.weight.grad.abs().sum(-1) > 0
+    assert touched.sum() == 5
+    assert touched[[3, 7, 10]].all()
+    alone.eval()
+    same(alone(rows, t), heads(None)(rows, t))
+    for touched in together(2, lambda g: _touched(heads(g, sample_rate=0.3), rows, t, g)):
+        assert touched.sum() == 2
+    with pytest.raises(ValueError, match="sample_rate must be a number above 0 and at most 1"):
+        A.nn.MarginHead(6, 11, sample_rate=0.0)
+
+
+def _touched(head, rows, t, group):
+    head(rows[2 * group.rank : 2 * group.rank + 2], t[2 * group.rank : 2 * group.rank + 2]).backward()
+    touched = head.weight.grad.abs().sum(-1) > 0
+    own = t[(t >= head.class_start) & (t < head.class_start + head.weight.shape[0])] - head.class_start
+    assert touched[own].all()
+    return touched
+
+
 # -- real processes ------------------------------------------------------------------------------------------------------------
 
 gloo = pytest.mark.skipif(
@@ -387,3 +456,17 @@ def test_a_process_that_has_ended_ends_the_others():
     first, second = ended(started(2, LOST), seconds=100)
     assert second[0] == 3
     assert first[1] == "told\n", first[2][-2000:]
+
+
+@gloo
+@pytest.mark.whole
+def test_the_script_of_the_page_runs_with_torchrun():
+    script = pathlib.Path(__file__).parents[1] / "docs" / "many_machines.py"
+    if not script.exists():
+        pytest.skip("the pages are in the repository only")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = done.stdout.splitlines()
+    assert first.startswith("2 processes, 500 classes each: loss 0.500 -> 0.0")
+    assert second == "the probabilities of a row sum to 1.0000 and 1.0000"

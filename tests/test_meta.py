@@ -315,7 +315,10 @@ FLOORS = (
     ("output_layers",),
     ("contract",),
     ("_categorical", "distributed"),
-    ("_drawing", "_multihead", "_modules", "_graphs", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    (
+        "_drawing", "_multihead", "_of_mapping", "_graphs", "_linear_loss", "_margin_head", "_model_pictures", "_html", "nn", "plot",
+        "hf", "numpyro", "sklearn",
+    ),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -426,9 +429,10 @@ def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch",
-            "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "_modules", "_heads",
+            "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "_graphs", "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
+            "_of_mapping", "_margin_head", "_linear_loss",
         },
         "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
@@ -457,11 +461,11 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.layer_torch",
-        "autodiff.candidates_torch", "autodiff.layer_jax", "_modules", "_heads", "attention.blockwise", "attention.flash",
+        "autodiff.candidates_torch", "autodiff.layer_jax", "attention.blockwise", "attention.flash",
         "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
-        "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "_of_mapping", "_margin_head", "_linear_loss", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._array import dense, eager, is_ragged
 from ._mapping import Mapping
-from ._modules import _OfMapping
+from ._of_mapping import OfMapping
 from ._options import answering
 from .attention import operands
 from .mappings import Softmax
@@ -20,7 +20,7 @@ Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
 
 
-class GraphAttention(_OfMapping):
+class GraphAttention(OfMapping):
     """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
 
     For node features that are to be mixed along edges of different worth: with a sparse map a node leaves some of its edges out
@@ -269,7 +269,7 @@ def _summed(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
     return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
 
 
-class AttentionPool(_OfMapping):
+class AttentionPool(OfMapping):
     """One weighted sum of each segment, with any map: a set of vectors, of any number, becomes one vector.
 
     For sets, baskets, graphs and packed sequences that need one vector each, where a mean would count the unimportant too. The scores

@@ -35,7 +35,7 @@ from ._mapping import Mapping
 from ._terms import log_p_rows, read
 from .attention import attention
 from .mappings import CATALOGUE, Entmax, Softmax
-from .nn import _OfMapping
+from ._of_mapping import OfMapping
 
 try:
     import transformers
@@ -241,7 +241,7 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
         parts.append(getattr(transforms, key)(**{k: _number(v, query) for k, v in options.items()}))
     transform = transforms.compose(*parts) if parts else None
     owned = getattr(module, "anymax", None)
-    if isinstance(owned, _OfMapping):
+    if isinstance(owned, OfMapping):
         return owned.mapping, transform
     kind = name.removeprefix(_PREFIX)
     if kind == "sparse_softmax" and not given:

@@ -24,9 +24,10 @@ from . import _multihead, functional, losses
 from ._array import asarray
 from ._categorical import Categorical
 from ._graphs import AttentionPool, GraphAttention
-from ._heads import LinearLoss, MarginHead
+from ._linear_loss import LinearLoss
 from ._mapping import Mapping
-from ._modules import _OfMapping
+from ._margin_head import MarginHead
+from ._of_mapping import OfMapping
 from ._options import answering
 from ._typing import Axes, Reduction
 from .attention import attention, operands
@@ -41,7 +42,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class Activation(_OfMapping):
+class Activation(OfMapping):
     """The probabilities of a map as a module: what `nn.Softmax` is for softmax.
 
     For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
@@ -87,7 +88,7 @@ class Activation(_OfMapping):
         def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-class Loss(_OfMapping):
+class Loss(OfMapping):
     """The loss of a map as a module: what `nn.CrossEntropyLoss` is for softmax, with its arguments.
 
     To train a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`.
@@ -153,7 +154,7 @@ class Loss(_OfMapping):
         def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-class Attention(_OfMapping):
+class Attention(OfMapping):
     """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, whose weights it loads as they are.
 
     Put it where a model has `nn.MultiheadAttention`, to let heads attend to a few positions exactly and to the others not at all.

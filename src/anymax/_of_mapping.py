@@ -1,6 +1,8 @@
-"""What every torch module of a map has: it owns the tensors of the map."""
+"""What all modules of `anymax.nn` are made of: the tensors of a mapping, as parameters and buffers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from ._mapping import Mapping
 from ._names import as_mapping
 
 
-class _OfMapping(nn.Module):
+class OfMapping(nn.Module):
     """A module that owns the tensors of a mapping."""
 
     prefix = ""  # of the tensors' names
@@ -64,3 +66,9 @@ class _OfMapping(nn.Module):
         if self.learn is not None:
             words.append(f"{self.learn} learned in {self.bounds}")
         return f"{self._kind.__name__}({', '.join(words)})"
+
+
+def check_sizes(who: str, in_features: Any, num_classes: Any) -> None:
+    for name, size in (("in_features", in_features), ("num_classes", num_classes)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{who}: {name} must be an integer, got {size!r}")

@@ -1,0 +1,124 @@
+"""Classes along an axis of JAX's mesh: the same numbers as of one array, and the scores are not gathered."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("needs JAX", allow_module_level=True)
+
+HEAD = """
+import re, sys
+import jax, numpy as np, jax.numpy as jnp
+jax.config.update("jax_enable_x64", True)
+import anymax as A
+from anymax import distributed as D
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("classes",))
+rng = np.random.default_rng(0)
+def finite(v):
+    return jnp.where(jnp.isfinite(v), v, 0)
+def split(f, out, check=True):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P(None, "classes"), out_specs=out, check_vma=check))
+def held(x, f, ref, out, w=1.0, check=True):
+    g = split(f, out, check)
+    np.testing.assert_allclose(g(x), ref(x), rtol=1e-10, atol=1e-12)
+    if jnp.issubdtype(g(x).dtype, jnp.floating):
+        got, want = (jax.grad(lambda x: (finite(h(x)) * w).sum())(x) for h in (g, ref))
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
+def gathered(f, x):
+    "How many numbers the largest all-gather of the program brings together."
+    text = split(f, P(None, "classes")).lower(x).compile().as_text()
+    sizes = re.findall(r"= \\(?f64\\[([\\d,]*)\\][^=]* all-gather", text)
+    return max([int(np.prod([int(v) for v in s.split(",") if v])) for s in sizes], default=0), len(sizes)
+"""
+
+
+def right(program):
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + textwrap.dedent(program) + "\nprint('right')"],
+        env=env, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "right\n"
+
+
+def test_classes_on_four_devices():
+    right("""
+    x, w = jnp.asarray(rng.normal(size=(3, 2000))), jnp.asarray(rng.normal(size=(3, 2000)))
+    t = jnp.asarray([0, 1999, 5])
+    held(x, lambda x: D.apply("softmax", x, axis_name="classes"), A.softmax, P(None, "classes"), w)
+    held(x, lambda x: D.nll("softmax", x, t, axis_name="classes"), lambda x: A.cross_entropy(x, t), P())
+    held(x, lambda x: D.fenchel_young("sparsemax", x, t, axis_name="classes"), lambda x: A.sparsemax_loss(x, t), P())
+    few, many = gathered(lambda x: D.apply("sparse_softmax:k=5", x, axis_name="classes"), x)
+    assert 0 < few <= 3 * 4 * 8, few
+    """)
+
+
+MAPS = "A.Sparsemax(), A.Entmax(1.5), A.Entmax(3.0), A.Entmax(0.7), A.NormMax(2.0), A.Taylor(2), A.SparseSoftmax(k=4)"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("mapping", MAPS.split(", A."), ids=lambda m: m.removeprefix("A."))
+def test_maps_on_four_devices(mapping):
+    mapping = "A." + mapping.removeprefix("A.")
+    right(f"""
+    m = {mapping}
+    w, t = jnp.asarray(rng.normal(size=(3, 36))), jnp.asarray([0, 35, 5])
+    x = jnp.asarray(rng.normal(size=(3, 36)))
+    own, here = P(None, "classes"), dict(axis_name="classes")
+    held(x, lambda x: D.apply(m, x, **here), lambda x: A.apply(m, x), own, w)
+    held(x, lambda x: D.apply(m, x, **here), lambda x: A.apply(m, x), own, w, check=False)
+    loss = "fenchel_young" if m.facts.has_potential else "nll"
+    held(x, lambda x: getattr(D, loss)(m, x, t, **here), lambda x: getattr(A, loss)(m, x, t), P())
+    held(x, lambda x: D.log_prob_entropy(m, x, t, **here)[1], lambda x: A.log_prob_entropy(m, x, t)[1], P())
+    key = jax.random.key(0)
+    held(x, lambda x: D.sample(m, x, generator=key, **here), lambda x: A.sample(m, x, generator=key), P())
+    """)
+
+
+@pytest.mark.whole
+def test_many_and_few_candidates():
+    """Where more classes than a fixed number may be kept the devices search with sums; both are in one program."""
+    right("""
+    t = jnp.asarray([0, 999, 5])
+    for size in (1.0, 1e-4):
+        x = size * jnp.asarray(rng.normal(size=(3, 1000)))
+        f = lambda x: D.fenchel_young("entmax15", x, t, axis_name="classes")
+        held(x, f, lambda x: A.entmax15_loss(x, t), P())
+    """)
+
+
+@pytest.mark.whole
+def test_rows_on_several_devices_need_no_communication():
+    """By themselves, as XLA splits programs, and by explicit sharding."""
+    right("""
+    rows = Mesh(np.array(jax.devices()), ("rows",))
+    x = jax.device_put(jnp.asarray(rng.normal(size=(8, 50))), NamedSharding(rows, P("rows")))
+    for f in (A.softmax, A.taylor_softmax, A.sparsemax):
+        text = jax.jit(f).lower(x).compile().as_text()
+        assert "all-gather" not in text and "all-reduce" not in text, f
+        np.testing.assert_allclose(jax.jit(f)(x), f(np.asarray(x)), atol=1e-12)
+    """)
+
+
+@pytest.mark.whole
+def test_what_is_missing_is_said():
+    right("""
+    def said(f, words, x=jnp.zeros((2, 4))):
+        try:
+            f(x)
+        except (TypeError, NameError) as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+    said(lambda x: D.apply("softmax", x), "say axis_name=")
+    said(lambda x: D.apply("softmax", x, axis_name="classes"), "call it inside jax.shard_map")
+    said(split(lambda x: D.apply("softmax", x, axis_name="classes", class_start=1), P(None, "classes")), "leave class_start= out")
+    """)
