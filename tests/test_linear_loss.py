@@ -467,7 +467,7 @@ def test_margins(name, margin):
 
 def test_a_large_margin_head_holds_no_cosines(monkeypatch):
     torch = pytest.importorskip("torch")
-    from anymax import _heads
+    from anymax import _margin_head
 
     for name in ("softmax", "entmax15", "normmax"):
         torch.manual_seed(0)
@@ -476,7 +476,7 @@ def test_a_large_margin_head_holds_no_cosines(monkeypatch):
         want = head(x, y)
         gradient = torch.autograd.grad(want, head.weight)[0]
         with monkeypatch.context() as patch:
-            patch.setattr(_heads, "_MANY", 100)
+            patch.setattr(_margin_head, "_MANY", 100)
             patch.setattr(A.nn.MarginHead, "cosines", None)
             got = head(x, y)
         close(got.detach(), want.detach(), 1e-5)
