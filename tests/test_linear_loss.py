@@ -508,10 +508,18 @@ def test_the_module():
 # -- torch: what traces ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning", "ignore:.*should not be instantiated:DeprecationWarning"
+)
 @pytest.mark.whole(lambda name: name != "entmax15")
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
-def test_torch_compile(name):
+def test_torch_compile(name, monkeypatch):
+    """An operation of ours, forward and backward, which does not hold the scores."""
     torch, free, y = torch_operands("float32")
+    from anymax import _layer_operations
+
+    calls, made = [], _layer_operations._made
+    monkeypatch.setattr(_layer_operations, "_made", lambda *given: calls.append(1) or made(*given))
     y[2] = -100
     torch.compiler.reset()
 
@@ -523,6 +531,7 @@ def test_torch_compile(name):
     close(got.detach(), want.detach(), 1e-5)
     for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
         close(a, b, 1e-5)
+    assert len(calls) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")

@@ -359,7 +359,7 @@ class _Groups(torch.autograd.Function):
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, params)), step):
+        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, tuple(params))), step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
                 own = {k: v.detach().requires_grad_() for k, v in part.mapping.params().items()}
