@@ -27,6 +27,7 @@ class Ask:
     log_prob: bool = False
     margin: Callable[..., Any] | None = None
     scale: float = 1.0
+    least: float = 0.0  # the probability below which softmax need give no gradient
 
     def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
         """Of the scores of the rows of a layer, all of them; a class index of -1 is none."""

@@ -82,7 +82,7 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
 def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
     cross_entropy = layer.mapping.kernel == _SOFTMAX.kernel
     u = _spread(layer, weight if cross_entropy else None, ask, xp)
-    two, even = _leaf().of_softmax(layer, index, u, chunk)
+    two, even = _leaf().of_softmax(layer, index, u, chunk, ask.least)
     place = xp.zeros_like(index)
     if ask.margin is not None:
         moved = _moved(two[:, :1], ask)

@@ -51,6 +51,7 @@ def linear_loss(
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
+    least: float = 0.0,
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
@@ -72,6 +73,9 @@ def linear_loss(
         one with random numbers, or with other numbers for other rows, is refused.
     chunk: how many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as many
         scores. By default a part of the scores that is small against them.
+    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the two products
+        that a sparse map does not need either. The value stays exact. Where it is no gain (JAX, torch.compile, rows that are nearly
+        flat) the gradient is exact too.
 
     Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
 
@@ -85,7 +89,14 @@ def linear_loss(
     smoothing = _array.number(label_smoothing)
     if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
-    ask = Ask(who, float(smoothing), _transforms(who, transform))
+    least = _array.number(least)
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
+        raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
+    if least and layer.mapping.kernel != _SOFTMAX.kernel:
+        raise ValueError(
+            f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
+        )
+    ask = Ask(who, float(smoothing), _transforms(who, transform), least=float(least))
     return _loss(layer, target, weight, reduction, ignore_index, ask, _checked(who, chunk))
 
 
