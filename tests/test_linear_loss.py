@@ -118,7 +118,7 @@ def test_the_loss_is_that_of_all_scores(name, kind, options):
 @every_kind
 @every_map
 def test_soft_targets(name, kind):
-    mapping, (x, weight, bias, y, factors, _) = MAPS[name], operands()
+    mapping, (x, weight, bias, _, factors, _) = MAPS[name], operands()
     soft = np.random.default_rng(3).dirichlet(np.full(CLASSES, 0.1), ROWS)
     want = dense(mapping, x @ weight.T + bias, soft, factors)
     a, w, t, b, f = made(kind, x, weight, soft, bias, factors)
@@ -241,7 +241,9 @@ def test_gradients_of_log_p(name):
         lost = A.log_prob(mapping, scores, y) == -INF
         assert lost.any()
         given = lost.double()
-        bias = torch.autograd.grad(A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7), free[2], given)[0]
+        bias = torch.autograd.grad(
+            A.linear_log_prob(*free[:2], y, mapping, linear_bias=free[2], chunk=7), free[2], given
+        )[0]
         p = A.apply(mapping, scores.detach())
         close(bias, (torch.nn.functional.one_hot(y, CLASSES) - p)[lost].sum(0), 1e-9)
 
@@ -306,6 +308,30 @@ def test_dtypes(name, dtype):
         close(a.double(), b, 16 * eps)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_small_probabilities_may_be_left_out(smoothing):
+    torch, free, y = torch_operands()
+    p = torch.softmax((free[0] @ free[1].T + free[2]).detach(), -1)
+    given = {"linear_bias": free[2], "label_smoothing": smoothing}
+    exact = A.linear_loss(*free[:2], y, **given)
+    for least, chunk in ((0.01, None), (0.05, 13)):
+        got = A.linear_loss(*free[:2], y, least=least, chunk=chunk, **given)
+        close(got.detach(), exact.detach(), 1e-12)
+        target = torch.nn.functional.one_hot(y, CLASSES).double()
+        d = torch.where((p >= least) | (target > 0), p, 0) - (1 - smoothing) * target - smoothing / CLASSES
+        want = d @ free[1].detach() / ROWS, d.T @ free[0].detach() / ROWS, d.sum(0) / ROWS
+        assert 0 < int((p < least).sum()) < p.numel()
+        for a, b in zip(torch.autograd.grad(got, free), want):
+            close(a, b, 1e-10)
+    flat = A.linear_loss(1e-6 * free[0], free[1], y, least=0.001)  # all are kept
+    close(
+        torch.autograd.grad(flat, free[1])[0],
+        torch.autograd.grad(A.linear_loss(1e-6 * free[0], free[1], y), free[1])[0],
+        1e-12,
+    )
+    assert torch.autograd.gradcheck(lambda x: A.linear_loss(x, free[1], y, least=1e-300), free[0], fast_mode=True)
+
+
 def test_autocast_is_that_of_a_linear_layer():
     torch, free, y = torch_operands("float32")
     with torch.autocast("cpu", torch.bfloat16):
@@ -345,7 +371,8 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
     held = layer_torch.kept(layer, y, _layer_quickly._bound(mapping, A._array.namespace(y)), False, None)
-    assert held.full.any() and (name == "topk" or not held.full.all())
+    assert held.full.any()
+    assert name == "topk" or not held.full.all()
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])
     want = dense(mapping, free[0] @ free[1].T + free[2], y)
     close(got.detach(), want.detach(), 1e-10)
@@ -508,10 +535,19 @@ def test_the_module():
 # -- torch: what traces ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*is deprecated:DeprecationWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+)
 @pytest.mark.whole(lambda name: name != "entmax15")
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
-def test_torch_compile(name):
+def test_torch_compile(name, monkeypatch):
+    """An operation of ours, forward and backward, which does not hold the scores."""
     torch, free, y = torch_operands("float32")
+    from anymax import _layer_operations
+
+    calls, made = [], _layer_operations._made
+    monkeypatch.setattr(_layer_operations, "_made", lambda *given: calls.append(1) or made(*given))
     y[2] = -100
     torch.compiler.reset()
 
@@ -523,6 +559,7 @@ def test_torch_compile(name):
     close(got.detach(), want.detach(), 1e-5)
     for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
         close(a, b, 1e-5)
+    assert len(calls) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
@@ -602,6 +639,8 @@ REFUSED = {
     "too few targets": (lambda: A.linear_loss(X, W, [0]), ValueError, r"of shape \(2,\)"),
     "a distribution of another shape": (lambda: A.linear_loss(X, W, [0.5, 0.5]), ValueError, "class indices must be integers"),
     "smoothing of 2": (lambda: A.linear_loss(X, W, [0, 1], label_smoothing=2), ValueError, "from 0 to 1"),
+    "a least probability of 1": (lambda: A.linear_loss(X, W, [0, 1], least=1.0), ValueError, "from 0 to below 1"),
+    "a least probability of sparsemax": (lambda: A.linear_loss(X, W, [0, 1], Sparsemax(), least=0.1), ValueError, "is for softmax"),
     "an unknown reduction": (lambda: A.linear_loss(X, W, [0, 1], reduction="average"), ValueError, "reduction must be"),
     "a fraction of a class": (lambda: A.linear_loss(X, W, [0, 1], chunk=2.5), TypeError, "the number of classes at a time"),
     "no classes at a time": (lambda: A.linear_loss(X, W, [0, 1], chunk=0), ValueError, "at least 1"),
@@ -610,9 +649,9 @@ REFUSED = {
     "a temperature of each row": (
         lambda: A.linear_loss(X, W, [0, 1], transform=A.temperature(np.ones((2, 1)))), ValueError, "other numbers for other rows",
     ),
-    "an alpha of each class": (lambda: A.linear_loss(X, W, [0, 1], Entmax(np.full(3, 1.5))), ValueError, "does not broadcast|one value a row"),
+    "an alpha of each class": (lambda: A.linear_loss(X, W, [0, 1], Entmax(np.full(3, 1.5))), ValueError, "does not broadcast"),
     "a float mask": (lambda: A.linear_loss(X, W, [0, 1], mask=[1.0, 0.0, 1.0]), TypeError, "boolean array"),
-    "a mask of another width": (lambda: A.linear_loss(X, W, [0, 1], mask=[True]*2), ValueError, "does not broadcast"),
+    "a mask of another width": (lambda: A.linear_loss(X, W, [0, 1], mask=[True] * 2), ValueError, "does not broadcast"),
     "axis": (lambda: A.linear_loss(X, W, [0, 1], axis=1), TypeError, "its last axis"),
     "a map without a threshold": (lambda: A.linear_threshold(X, W, Taylor(2)), TypeError, "has no threshold"),
     "a support and a mask": (
@@ -631,6 +670,6 @@ def test_what_is_refused(case):
 
 
 def test_dtypes_that_differ_are_refused():
-    torch, free, y = torch_operands()
+    _, free, y = torch_operands()
     with pytest.raises(TypeError, match="must have one dtype"):
         A.linear_loss(free[0].float(), free[1], y)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
-from ._array import Array, Namespace, is_array, known, namespace, upcast
+from ._array import Array, Namespace, is_array, known
 from ._layer import Layer
+from ._layer_asks import Thresholds
 from ._mapping import Mapping, Separable
 from ._terms import terms_of
 from .autodiff.layer import by_rows
@@ -76,23 +76,13 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
     return tau, size
 
 
-@dataclasses.dataclass(frozen=True)
-class Thresholds:
-    """tau and the size of the support of rows of scores."""
-
-    def __call__(self, layer: Layer, scores: Array, target: None, weight: None) -> tuple[Array, Array]:
-        xp = namespace(scores)
-        tau, size = tau_and_support(layer.mapping, upcast(scores, xp), xp)
-        return tau[:, 0], size[:, 0]
-
-
 # -- softmax -------------------------------------------------------------------------------------------------------------------------
 
 
 def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
     cross_entropy = layer.mapping.kernel == _SOFTMAX.kernel
     u = _spread(layer, weight if cross_entropy else None, ask, xp)
-    two, even = _leaf().of_softmax(layer, index, u, chunk)
+    two, even = _leaf().of_softmax(layer, index, u, chunk, ask.least)
     place = xp.zeros_like(index)
     if ask.margin is not None:
         moved = _moved(two[:, :1], ask)

@@ -32,6 +32,7 @@ class LinearLoss(OfMapping):
     reduction: "mean", "sum" or "none".
     label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
     chunk: how many classes are made at a time; None lets the library choose.
+    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. See `linear_loss`.
     learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
     bounds: the interval (low, high) of the number that is learned.
     device, dtype: of the weights.
@@ -63,6 +64,7 @@ class LinearLoss(OfMapping):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         chunk: int | None = None,
+        least: float = 0.0,
         learn: str | None = None,
         bounds: tuple[float, float] = (1.0, 2.0),
         device: torch.device | str | int | None = None,
@@ -78,7 +80,7 @@ class LinearLoss(OfMapping):
         self.register_buffer("class_weight", weight)
         self.chunk = chunk
         self.options: dict[str, Any] = {
-            "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing,
+            "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "least": least,
         }  # fmt: skip
         self.reset_parameters()
 

@@ -7,7 +7,6 @@ the backward pass makes each block of scores again. `_layer` reads the operands,
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from . import _array
 from . import _layer_quickly as quick
 from ._array import Array, Namespace, is_array, is_integer, is_torch, namespace, quiet, upcast
 from ._layer import Layer, class_indices
+from ._layer_asks import Ask, Thresholds
 from ._mapping import Mapping
 from ._options import answering, spelled
 from ._targets import check_reduction, class_weights, reduced
@@ -24,8 +24,7 @@ from ._transform import Transform, transforms_of
 from ._typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from .autodiff.layer import by_rows, gathered
 from .distributions import places_of, support_of
-from .losses import fenchel_young, nll, sparse_softmax_loss
-from .mappings import Softmax, SparseSoftmax
+from .mappings import Softmax
 from .margins import as_margin
 from .thresholds import Threshold
 
@@ -52,6 +51,7 @@ def linear_loss(
     mask: Mask = None,
     transform: Callable[[Any], Any] | None = None,
     chunk: int | None = None,
+    least: float = 0.0,
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
@@ -73,6 +73,9 @@ def linear_loss(
         one with random numbers, or with other numbers for other rows, is refused.
     chunk: how many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as many
         scores. By default a part of the scores that is small against them.
+    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the two products
+        that a sparse map does not need either. The value stays exact. Where it is no gain (JAX, torch.compile, rows that are nearly
+        flat) the gradient is exact too.
 
     Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
 
@@ -86,7 +89,14 @@ def linear_loss(
     smoothing = _array.number(label_smoothing)
     if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
-    ask = Ask(who, float(smoothing), _transforms(who, transform))
+    least = _array.number(least)
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
+        raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
+    if least and layer.mapping.kernel != _SOFTMAX.kernel:
+        raise ValueError(
+            f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
+        )
+    ask = Ask(who, float(smoothing), _transforms(who, transform), least=float(least))
     return _loss(layer, target, weight, reduction, ignore_index, ask, _checked(who, chunk))
 
 
@@ -185,7 +195,7 @@ def linear_threshold(
     xp, chunk = namespace(layer.x), _checked(who, chunk)
     layer = layer.constant()
     found = quick.thresholds(layer, chunk, xp) if is_torch(layer.x) else None
-    tau, size = by_rows(layer, quick.Thresholds(), None, None, chunk) if found is None else found
+    tau, size = by_rows(layer, Thresholds(), None, None, chunk) if found is None else found
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
@@ -193,43 +203,7 @@ linear_log_prob = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(lin
 linear_threshold = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(linear_threshold))
 
 
-# -- what is asked of the scores of a group of rows ----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Ask:
-    """One number for each row of scores; hashable, for programs that are compiled once."""
-
-    who: str
-    smoothing: float = 0.0
-    transforms: tuple[Callable[[Any], Any], ...] = ()
-    log_prob: bool = False
-    margin: Callable[..., Any] | None = None
-    scale: float = 1.0
-
-    def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
-        """Of the scores of the rows of a layer, all of them; a class index of -1 is none."""
-        xp = namespace(scores)
-        s = upcast(scores, xp)
-        for t in self.transforms:
-            s = _transformed(self.who, t, s)
-        if self.margin is not None:
-            s = self.scale * self.margin(s / self.scale, target, -1)
-        if self.log_prob:
-            return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
-        return self.loss(layer.mapping, s, target, weight, self.smoothing)
-
-    def loss(
-        self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0
-    ) -> Array:
-        """The loss of each row."""
-        options: dict[str, Any] = {
-            "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
-        }  # fmt: skip
-        if isinstance(mapping, SparseSoftmax):
-            return sparse_softmax_loss(s, target, weight, k=mapping.k, p=mapping.p, **options)
-        loss = fenchel_young if mapping.facts.has_potential and mapping.kernel != _SOFTMAX.kernel else nll
-        return loss(mapping, s, target, weight, **options)
+# -- what the caller says ---------------------------------------------------------------------------------------------------------------
 
 
 def _checked(who: str, chunk: Any) -> int | None:
@@ -255,16 +229,6 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
                 f"{who}: {t!r} has other numbers for other rows, and gets some of the rows at a time; divide or mask by x or mask="
             )
     return parts
-
-
-def _transformed(who: str, t: Callable[[Any], Any], s: Array) -> Array:
-    out = t(s)
-    if not is_array(out) or tuple(out.shape) != tuple(s.shape):
-        got = tuple(out.shape) if is_array(out) else type(out).__name__
-        raise ValueError(
-            f"{who}: transform must give back scores of the shape that it got, {tuple(s.shape)}, but gave {got}"
-        )
-    return out
 
 
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
@@ -311,7 +275,14 @@ def _values(
 ) -> Array:
     """What is asked for of each row; the class -1 is none, and has the value 0."""
     if is_torch(layer.x) and not ask.transforms:
-        found = quick.values(layer, index, out, weight, ask, chunk, xp)
+        if not _array.compiling():
+            found = quick.values(layer, index, out, weight, ask, chunk, xp)
+        elif _array.exporting(layer.x) or ask.margin is not None:
+            found = None
+        else:
+            from . import _layer_operations  # late: only where torch is loaded already
+
+            found = _layer_operations.values(layer, index, weight, ask, chunk)
         if found is not None:
             return found
     return by_rows(layer, ask, index, weight, chunk)

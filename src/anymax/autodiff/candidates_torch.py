@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import array_api_compat.torch as xp
 import torch
 
+from .. import kernels
 from .._layer import Layer
+from ..mappings import Softmax
 
 Tensor = torch.Tensor
+
+_SOFTMAX = Softmax()
 
 _TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays in the cache; a GPU takes more
 _MANY_ROWS = 8192
@@ -96,6 +100,7 @@ class Kept(NamedTuple):
     index: Tensor  # [rows, width]
     at: Tensor | None  # [rows], the place of the target
     full: Tensor  # [rows], True where there was no room: nothing is known of such a row
+    others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, where asked for
 
 
 class _Row:
@@ -141,6 +146,7 @@ def collect(
     most: int,
     target: Tensor | None,
     without_target: bool,
+    others: bool = False,
 ) -> Kept:
     """What is left of each row; `bound` gives a lower bound [rows, 1] of what counts, from any of its scores.
 
@@ -149,7 +155,7 @@ def collect(
     parts = []
     for tile in blocks.tiles(layer):
         t = None if target is None else target[tile]
-        parts.append(_collect(layer.part(tile), blocks, bound, most, t, without_target))
+        parts.append(_collect(layer.part(tile), blocks, bound, most, t, without_target, others))
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -159,6 +165,7 @@ def collect(
         torch.cat([pad(p.index, 0) for p in parts]),
         None if target is None else torch.cat([p.at for p in parts if p.at is not None]),
         torch.cat([p.full for p in parts]),
+        torch.cat([p.others for p in parts if p.others is not None]) if others else None,
     )
 
 
@@ -169,6 +176,7 @@ def _collect(
     most: int,
     target: Tensor | None,
     without_target: bool,
+    others: bool,
 ) -> Kept:
     rows, device = layer.rows, layer.x.device
     wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
@@ -178,6 +186,7 @@ def _collect(
     lost = _not_finite(layer.x)  # of such a row all is NaN
     low = torch.empty(0)
     next_cut = 1
+    sums = []
 
     def checked(found: Tensor) -> Tensor:
         """Rows that are NaN take nothing more."""
@@ -194,8 +203,11 @@ def _collect(
         if target is not None:
             row, place = scores.targets(a, b)
             of_target[row] = s[row, place].to(wide)
-            if without_target:
+            if without_target or others:
                 s[row, place] = -math.inf
+            if others:
+                sums.append(logsumexp(s, wide))
+                s[row, place] = of_target[row].to(s.dtype)
         if not count:
             low = bound(s, layer, xp).to(wide)
             if target is not None and not without_target:
@@ -211,12 +223,23 @@ def _collect(
             if bool((held.full | lost).all()):
                 break
     low = tighter()
+    rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if others else None
+    if rest is not None:
+        held.cut(checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer, xp))))
     at = None
     if target is not None:
         at = _place(held, target, of_target, without_target)
     held.value[lost] = math.nan
     width = max(int(held.count.max()) if rows else 0, 1)
-    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
+    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full, rest)
+
+
+def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
+    """Of each row, [rows, 1]."""
+    engine = kernels.compiled("threshold", _SOFTMAX, s)
+    if engine is not None:
+        return engine.threshold(_SOFTMAX, s).to(wide)
+    return s.to(wide).logsumexp(1, keepdim=True)
 
 
 def _not_finite(x: Tensor) -> Tensor:

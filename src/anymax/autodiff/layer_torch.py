@@ -20,12 +20,11 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .. import kernels
 from .._array import modes
 from .._layer import Layer
 from .._mapping import Mapping
 from ..mappings import Softmax
-from .candidates_torch import Blocks, Bound, Kept, Scores, collect
+from .candidates_torch import Blocks, Bound, Kept, Scores, collect, logsumexp
 from .layer import dots, rows_at_a_time
 from .saving import save, saved
 from .torch import KINDS, _transformed
@@ -59,12 +58,8 @@ class _Kept(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor, index: Tensor, u: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.biased = bias is not None
         ctx.set_materialize_grads(False)
-        mean = None if u is None else _mixed(weight, u)
-        even = value.new_zeros(0) if mean is None else x.to(mean.dtype) @ mean
-        if u is not None and bias is not None:
-            even += torch.where(u == 0, 0, bias.to(u.dtype)) @ u
+        even, mean = _even(value, x, weight, bias, u)
         save(ctx, x, weight, bias, index, u, mean)
         return value, even
 
@@ -79,20 +74,38 @@ class _Kept(torch.autograd.Function):
                 None,
                 None,
             )
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        dx = None
-        dw = torch.zeros_like(weight) if wants_w else None
-        db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants_b else None
-        if u is not None and g_even is not None:
-            dx = torch.outer(g_even, mean) if wants_x else None
-            if dw is not None:
-                _add_outer(dw, u, g_even @ x.to(u.dtype))
-            if db is not None:
-                db.add_(u, alpha=float(g_even.sum()))
-        if g is not None:
-            dx = _sparse(g, index, x, weight, wants_x, dx, dw, db)
-        return None if dx is None else dx.to(x.dtype), dw, None if db is None else db.to(bias.dtype), None, None, None
+        return *_few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), None, None, None
+
+
+def _few_back(
+    wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    u: Tensor | None, mean: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients in x, weight and bias of scores of the classes `index`, and of <x, u>."""
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    dx = None
+    dw = torch.zeros_like(weight) if wants[1] else None
+    db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
+    if u is not None and mean is not None and g_even is not None:
+        dx = torch.outer(g_even, mean) if wants[0] else None
+        if dw is not None:
+            _add_outer(dw, u, g_even @ x.to(u.dtype))
+        if db is not None:
+            db.add_(u, alpha=float(g_even.sum()))
+    if g is not None:
+        dx = _sparse(g, index, x, weight, wants[0], dx, dw, db)
+    return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
+
+
+def _even(
+    value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """<x, u> of the scores of each row, and `u @ weight`; nothing where u is None."""
+    if u is None:
+        return value.new_zeros(0), None
+    mean = _mixed(weight, u)
+    even = x.to(mean.dtype) @ mean
+    return even if bias is None else even + torch.where(u == 0, 0, bias.to(u.dtype)) @ u, mean
 
 
 def _mixed(weight: Tensor, u: Tensor) -> Tensor:
@@ -116,7 +129,14 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
 
 
 def _sparse(
-    g: Tensor, index: Tensor, x: Tensor, weight: Tensor, wants_x: bool, dx: Tensor | None, dw: Tensor | None, db: Tensor | None
+    g: Tensor,
+    index: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    wants_x: bool,
+    dx: Tensor | None,
+    dw: Tensor | None,
+    db: Tensor | None,
 ) -> Tensor | None:
     """Adds to the gradients those of scores [rows, width] of the classes `index`, most of which are 0; that in x is returned."""
     row, place = (~(g == 0)).nonzero(as_tuple=True)
@@ -202,10 +222,7 @@ class _Others(torch.autograd.Function):
         ctx.call = layer.keep, blocks
         ctx.set_materialize_grads(False)
         value = two_of(layer, target, blocks)
-        mean = None if u is None else _mixed(weight, u)
-        even = value.new_zeros(0) if mean is None else x.to(mean.dtype) @ mean
-        if u is not None and bias is not None:
-            even += torch.where(u == 0, 0, bias.to(u.dtype)) @ u
+        even, _ = _even(value, x, weight, bias, u)
         save(ctx, x, weight, bias, target, value, u)
         return value, even
 
@@ -224,6 +241,44 @@ class _Others(torch.autograd.Function):
         return *_others_back(layer, target, value, g, u, g_even, blocks, wants), *none
 
 
+class _Likely(torch.autograd.Function):
+    """The same, with a gradient in the classes that are kept only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: Layer,
+        target: Tensor,
+        held: Kept,
+        u: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        assert held.at is not None
+        assert held.others is not None
+        ctx.set_materialize_grads(False)
+        ctx.keep = layer.keep
+        two = torch.cat([held.value.gather(1, held.at[:, None]), held.others], 1)
+        even, mean = _even(two, x, weight, bias, u)
+        save(ctx, x, weight, bias, target, two, held.value, held.index, held.at, u, mean)
+        return two, even
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        x, weight, bias, target, two, value, index, at, u, mean = saved(ctx)
+        g, g_even = grads
+        none = (None,) * 4
+        if torch.is_grad_enabled():
+            layer = Layer(x, weight, bias, ctx.keep, _SOFTMAX, (x.shape[0],), x.dtype)
+            plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
+            return *_plain_grads(plain, (x, weight, bias), grads), *none
+        if g is not None:
+            level = torch.where(two[:, 1:] == -math.inf, math.inf, two[:, 1:])
+            g = ((value - level).exp_() * g[:, 1:]).scatter_(1, at[:, None], g[:, :1])
+        return *_few_back(ctx.needs_input_grad, g, g_even, index, x, weight, bias, u, mean), *none
+
+
 def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
     """The target's score and logsumexp of all others of each row, fp32 or fp64."""
     wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
@@ -237,16 +292,9 @@ def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
             row, place = scores.targets(a, b)
             out[row, 0] = s[row, place].to(wide)
             s[row, place] = -math.inf
-            sums.append(_logsumexp(s, wide))
+            sums.append(logsumexp(s, wide))
         out[:, 1] = torch.cat(sums, 1).logsumexp(1)
     return value
-
-
-def _logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
-    engine = kernels.compiled("threshold", _SOFTMAX, s)
-    if engine is not None:
-        return engine.threshold(_SOFTMAX, s).to(wide)
-    return s.to(wide).logsumexp(1, keepdim=True)
 
 
 def _others_back(
@@ -359,7 +407,7 @@ class _Groups(torch.autograd.Function):
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, params)), step):
+        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, tuple(params))), step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
                 own = {k: v.detach().requires_grad_() for k, v in part.mapping.params().items()}
@@ -430,17 +478,27 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
 # -- what the verbs ask for ------------------------------------------------------------------------------------------------------------
 
 
-def of_softmax(layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None) -> tuple[Tensor, Tensor]:
-    """The target's score and logsumexp of all others, [rows, 2], and <x, u>."""
+def of_softmax(
+    layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None, least: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The target's score and logsumexp of all others, [rows, 2], and <x, u>; above `least` only classes as probable have a gradient."""
+    if least and wants_gradient(layer):
+        wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+        bound = lambda s, layer, xp: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
+        held = kept(layer, target, bound, False, chunk, others=True)
+        if not bool(held.full.any()):
+            return _Likely.apply(layer.x, layer.weight, layer.bias, layer, target, held, u)
     return _Others.apply(layer.x, layer.weight, layer.bias, layer, target, Blocks.of(layer, chunk), u)
 
 
-def kept(layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None) -> Kept:
+def kept(
+    layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None, others: bool = False
+) -> Kept:
     """What each row keeps of its scores; without a gradient."""
     blocks, n = Blocks.of(layer, chunk), layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
-        return collect(layer.constant(), blocks, bound, most, target, without_target)
+        return collect(layer.constant(), blocks, bound, most, target, without_target, others)
 
 
 def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
