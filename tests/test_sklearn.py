@@ -320,6 +320,37 @@ def test_a_line_search_finds_a_flat_place():
     assert lbfgs.search(lambda t: (float(t), 1.0), 0.0, -1.0, 1.0) is None, "a function that rises"
 
 
+def test_a_line_search_finds_a_kink_far_below_its_first_step():
+    """It came down by a tenth a look, and gave up after 25: features that are nearly all 1 were not trained at all."""
+
+    def look(t):
+        bent = 1e5 * (t - 1e-4)
+        return 0.1 * np.logaddexp(0, bent) - 8e3 * t, 1e4 * np.exp(-np.logaddexp(0, -bent)) - 8e3
+
+    value, slope = look(0.0)
+    step = lbfgs.search(look, value, slope, 1.0)
+    assert step is not None
+    assert look(step)[0] < value
+    rng = np.random.default_rng(0)
+    x = 1.0 - (rng.random((60, 600)) < 0.003)
+    many = (rng.random((60, 9)) < 0.15).astype(int)
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5).fit(x, many)  # a warning here is an error
+    assert model.n_iter_[0] > 0
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+def test_many_features_that_go_together(kind):
+    """Words of few topics: by a diagonal alone it took more than twice as many iterations."""
+    rng = np.random.default_rng(0)
+    topics = rng.random((300, 8)) < 0.2
+    x = 1.0 - (rng.random((300, 700)) < 0.02 + topics @ (rng.random((8, 700)) < 0.2) * 0.3)
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5).fit(kind(x), topics.astype(int))
+    assert model.n_iter_[0] < 100
+    residual = model.predict_proba(x) - topics
+    gradient = residual.T @ x / 300 + model.coef_ / 300
+    assert np.abs(gradient).max() <= 1.01e-4
+
+
 def test_convergence_warnings_are_right():
     x, y = load_digits(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="max_iter=3 iterations were not enough: the largest entry"):
