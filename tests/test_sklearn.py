@@ -1,7 +1,6 @@
 """The estimators of scikit-learn's kind: the objective, its optimum, and the manners that scikit-learn asks for."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris, make_classification, make_multilabel_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, log_loss
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import anymax as am
 from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, lbfgs, levels, losses
@@ -56,17 +55,25 @@ def objective(w, x, intercept, loss, l2):
 # -- scikit-learn's own checks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
-@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
-def test_check_estimator(kind, mapping):
-    zeros = {"check_classifiers_multilabel_output_format_predict_proba": "it wants 0 < p; sparse maps give exact zeros"}
-    expected = zeros if (kind, mapping) == (MultiLabelMappingClassifier, "sparsemax") else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = check_estimator(kind(mapping), expected_failed_checks=expected, on_skip=None)
-    assert {row["check_name"] for row in found if row["status"] == "xfail"} == set(expected)
-    assert len(found) > 50
+ZEROS = "check_classifiers_multilabel_output_format_predict_proba"
+
+
+@parametrize_with_checks(
+    [
+        kind(mapping)
+        for kind in (MappingClassifier, MultiLabelMappingClassifier)
+        for mapping in ("softmax", "sparsemax")
+    ],
+    expected_failed_checks=lambda model: (
+        {ZEROS: "it wants 0 < p; sparse maps give exact zeros"}
+        if isinstance(model, MultiLabelMappingClassifier) and model.mapping == "sparsemax"
+        else {}
+    ),
+)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.whole(lambda estimator: estimator.mapping == "softmax")
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
 
 
 # -- the optimum ---------------------------------------------------------------------------------------------------------------
@@ -544,6 +551,75 @@ def test_pipeline_grid_pickle_and_clone():
         copy.predict(x)
 
 
+def test_the_parameters_of_a_map_are_searched():
+    x, y = blobs(150)
+    map_of = am.Entmax(1.5)
+    grid = {"mapping__alpha": [1.25, 1.5, 2.0], "C": [0.1, 1.0]}
+    search = GridSearchCV(MappingClassifier(map_of), grid, cv=3).fit(x, y)
+    assert search.best_estimator_.mapping == am.Entmax(search.best_params_["mapping__alpha"])
+    assert map_of == am.Entmax(1.5), "maps are frozen"
+    one = GridSearchCV(
+        MappingClassifier(), {"mapping": [am.Entmax(a) for a in (1.25, 1.5, 2.0)], "C": [0.1, 1.0]}, cv=3
+    )
+    np.testing.assert_array_equal(
+        np.sort(one.fit(x, y).cv_results_["mean_test_score"]), np.sort(search.cv_results_["mean_test_score"])
+    )
+    pipeline = make_pipeline(StandardScaler(), MultiLabelMappingClassifier("entmax"))
+    pipeline.set_params(multilabelmappingclassifier__mapping__alpha=1.3)
+    assert pipeline[-1].mapping == am.Entmax(1.3)
+    model = MappingClassifier().set_params(mapping="normmax", mapping__alpha=3.0)
+    assert model.mapping == am.NormMax(3.0)
+    assert model.get_params()["mapping__alpha"] == 3.0
+    assert "mapping__alpha" not in model.get_params(deep=False)
+    with pytest.raises(ValueError, match=r"mapping__beta: .*has no parameter 'beta'; it has alpha"):
+        model.set_params(mapping__beta=1.0)
+    with pytest.raises(ValueError, match="mapping__alpha: 'sigmoid' has no parameter 'alpha'; it has none"):
+        MultiLabelMappingClassifier("sigmoid").set_params(mapping__alpha=1.0)
+
+
+def test_smoothing_bounds_the_log_loss():
+    x, y = blobs(300, 6, 4)
+    plain = MappingClassifier("sparsemax", C=10).fit(x[:150], y[:150])
+    model = MappingClassifier("sparsemax", C=10, smoothing=0.04).fit(x[:150], y[:150])
+    p = model.predict_proba(x)
+    assert p.min() == pytest.approx(0.01)
+    np.testing.assert_allclose(p, 0.96 * plain.predict_proba(x) + 0.01)
+    np.testing.assert_allclose(model.predict_log_proba(x), np.log(p))
+    np.testing.assert_array_equal(model.predict(x), plain.predict(x))
+    assert log_loss(y[150:], p[150:]) < log_loss(y[150:], plain.predict_proba(x[150:])) / 2
+    x, many = labels()
+    for mapping, floor in (("sparsemax", 0.02), ("sigmoid", 0.05)):
+        rough = MultiLabelMappingClassifier(mapping).fit(x, many)
+        even = MultiLabelMappingClassifier(mapping, smoothing=0.1).fit(x, many)
+        np.testing.assert_array_equal(rough.predict(x), even.predict(x))
+        np.testing.assert_allclose(even.predict_proba(x), 0.9 * rough.predict_proba(x) + floor)
+        assert np.isfinite(even.predict_log_proba(x)).all()
+
+
+def test_no_penalty_is_an_infinite_c():
+    x, y = blobs(200, 4, 3)
+    a, b = MappingClassifier("softmax", penalty=None).fit(x, y), MappingClassifier("softmax", C=np.inf).fit(x, y)
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+
+
+def test_n_jobs_is_the_number_of_threads(monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    x, y = blobs(100)
+    seen, call = set(), losses.IndexLoss.__call__
+
+    def look(self, z):
+        seen.update(library["num_threads"] for library in threadpoolctl.threadpool_info())
+        return call(self, z)
+
+    monkeypatch.setattr(losses.IndexLoss, "__call__", look)
+    with threadpoolctl.threadpool_limits(2):
+        MappingClassifier(n_jobs=1, max_iter=3, tol=1.0).fit(x, y)
+        assert seen == {1}
+        seen.clear()
+        MappingClassifier(n_jobs=1).partial_fit(x, y, classes=range(4))
+        assert seen == {1}
+
+
 def test_feature_names():
     x, y = blobs(60, 3, 3)
 
@@ -573,6 +649,10 @@ def test_feature_names():
         ({"l2": -1}, "l2=-1: expected a number from 0"),
         ({"tol": float("nan")}, "tol=nan"),
         ({"max_iter": 1.5}, "max_iter=1.5: expected an integer"),
+        ({"penalty": "l1"}, "penalty='l1': expected 'l2', or None for no penalty"),
+        ({"penalty": None, "C": 2.0}, "without a penalty there is no weight of it"),
+        ({"n_jobs": 0}, "n_jobs=0: expected a number of threads from 1, -1 for one a processor, or None"),
+        ({"smoothing": 1.5}, "smoothing=1.5: expected a number from 0 to 1"),
         ({"solver": "sgd"}, "expected 'lbfgs' or 'lbfgs-scipy'"),
     ],
 )

@@ -227,5 +227,6 @@ def _whiten(x: np.ndarray, weights: np.ndarray, l2: float, intercept: bool) -> n
         low = linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
     except linalg.LinAlgError:
         return None
-    inverse = linalg.lapack.dtrtri(low, lower=True)[0].T / size[:, None]
+    (inverted,) = linalg.get_lapack_funcs(("trtri",), (low,))
+    inverse = inverted(low, lower=True)[0].T / size[:, None]
     return inverse.astype(x.dtype) if np.isfinite(inverse).all() else None
