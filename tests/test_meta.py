@@ -486,7 +486,7 @@ def test_kernels_do_not_know_maps():
 ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax"},
     "plot": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
-    "sklearn.classes": {"self"}, "sklearn.labels": {"self"},  # as scikit-learn has it: fitted or not
+    "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The estimators of scikit-learn's kind: the objective, its optimum, and the manners that scikit-learn asks for."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -9,18 +8,26 @@ import pytest
 pytest.importorskip("sklearn")
 
 from scipy import optimize, sparse
+from scipy.spatial import distance
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris, make_classification, make_multilabel_classification
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, log_loss
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import anymax as am
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier, lbfgs, levels, losses
+from anymax.sklearn import (
+    LabelDistributionClassifier,
+    MappingClassifier,
+    MultiLabelMappingClassifier,
+    lbfgs,
+    levels,
+    losses,
+)  # fmt: skip
 from anymax.sklearn.objective import Linear
 
 TIGHT = {"tol": 1e-9, "max_iter": 2000}
@@ -56,17 +63,25 @@ def objective(w, x, intercept, loss, l2):
 # -- scikit-learn's own checks -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(2)
-@pytest.mark.parametrize("mapping", ["softmax", "sparsemax"])
-@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
-def test_check_estimator(kind, mapping):
-    zeros = {"check_classifiers_multilabel_output_format_predict_proba": "it wants 0 < p; sparse maps give exact zeros"}
-    expected = zeros if (kind, mapping) == (MultiLabelMappingClassifier, "sparsemax") else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = check_estimator(kind(mapping), expected_failed_checks=expected, on_skip=None)
-    assert {row["check_name"] for row in found if row["status"] == "xfail"} == set(expected)
-    assert len(found) > 50
+ZEROS = "check_classifiers_multilabel_output_format_predict_proba"
+
+
+@parametrize_with_checks(
+    [
+        kind(mapping)
+        for kind in (MappingClassifier, MultiLabelMappingClassifier)
+        for mapping in ("softmax", "sparsemax")
+    ],
+    expected_failed_checks=lambda model: (
+        {ZEROS: "it wants 0 < p; sparse maps give exact zeros"}
+        if isinstance(model, MultiLabelMappingClassifier) and model.mapping == "sparsemax"
+        else {}
+    ),
+)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.whole(lambda estimator: estimator.mapping == "softmax")
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
 
 
 # -- the optimum ---------------------------------------------------------------------------------------------------------------
@@ -320,6 +335,37 @@ def test_a_line_search_finds_a_flat_place():
     assert lbfgs.search(lambda t: (float(t), 1.0), 0.0, -1.0, 1.0) is None, "a function that rises"
 
 
+def test_a_line_search_finds_a_kink_far_below_its_first_step():
+    """It came down by a tenth a look, and gave up after 25: features that are nearly all 1 were not trained at all."""
+
+    def look(t):
+        bent = 1e5 * (t - 1e-4)
+        return 0.1 * np.logaddexp(0, bent) - 8e3 * t, 1e4 * np.exp(-np.logaddexp(0, -bent)) - 8e3
+
+    value, slope = look(0.0)
+    step = lbfgs.search(look, value, slope, 1.0)
+    assert step is not None
+    assert look(step)[0] < value
+    rng = np.random.default_rng(0)
+    x = 1.0 - (rng.random((60, 600)) < 0.003)
+    many = (rng.random((60, 9)) < 0.15).astype(int)
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5).fit(x, many)  # a warning here is an error
+    assert model.n_iter_[0] > 0
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+def test_many_features_that_go_together(kind):
+    """Words of few topics: by a diagonal alone it took more than twice as many iterations."""
+    rng = np.random.default_rng(0)
+    topics = rng.random((300, 8)) < 0.2
+    x = 1.0 - (rng.random((300, 700)) < 0.02 + topics @ (rng.random((8, 700)) < 0.2) * 0.3)
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5).fit(kind(x), topics.astype(int))
+    assert model.n_iter_[0] < 100
+    residual = model.predict_proba(x) - topics
+    gradient = residual.T @ x / 300 + model.coef_ / 300
+    assert np.abs(gradient).max() <= 1.01e-4
+
+
 def test_convergence_warnings_are_right():
     x, y = load_digits(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="max_iter=3 iterations were not enough: the largest entry"):
@@ -484,7 +530,7 @@ def test_warm_start_and_verbose(capsys):
         model.fit(x[:, :3], y)
 
 
-@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier])
+@pytest.mark.parametrize("kind", [MappingClassifier, MultiLabelMappingClassifier, LabelDistributionClassifier])
 def test_pickles_name_the_public_path(kind):
     """And not the file of the package that the class lies in, which may change."""
     assert (kind.__module__, kind.__qualname__) == ("anymax.sklearn", kind.__name__)
@@ -511,6 +557,75 @@ def test_pipeline_grid_pickle_and_clone():
     assert "Entmax(alpha=1.2)" in repr(copy)
     with pytest.raises(NotFittedError):
         copy.predict(x)
+
+
+def test_the_parameters_of_a_map_are_searched():
+    x, y = blobs(150)
+    map_of = am.Entmax(1.5)
+    grid = {"mapping__alpha": [1.25, 1.5, 2.0], "C": [0.1, 1.0]}
+    search = GridSearchCV(MappingClassifier(map_of), grid, cv=3).fit(x, y)
+    assert search.best_estimator_.mapping == am.Entmax(search.best_params_["mapping__alpha"])
+    assert map_of == am.Entmax(1.5), "maps are frozen"
+    one = GridSearchCV(
+        MappingClassifier(), {"mapping": [am.Entmax(a) for a in (1.25, 1.5, 2.0)], "C": [0.1, 1.0]}, cv=3
+    )
+    np.testing.assert_array_equal(
+        np.sort(one.fit(x, y).cv_results_["mean_test_score"]), np.sort(search.cv_results_["mean_test_score"])
+    )
+    pipeline = make_pipeline(StandardScaler(), MultiLabelMappingClassifier("entmax"))
+    pipeline.set_params(multilabelmappingclassifier__mapping__alpha=1.3)
+    assert pipeline[-1].mapping == am.Entmax(1.3)
+    model = MappingClassifier().set_params(mapping="normmax", mapping__alpha=3.0)
+    assert model.mapping == am.NormMax(3.0)
+    assert model.get_params()["mapping__alpha"] == 3.0
+    assert "mapping__alpha" not in model.get_params(deep=False)
+    with pytest.raises(ValueError, match=r"mapping__beta: .*has no parameter 'beta'; it has alpha"):
+        model.set_params(mapping__beta=1.0)
+    with pytest.raises(ValueError, match="mapping__alpha: 'sigmoid' has no parameter 'alpha'; it has none"):
+        MultiLabelMappingClassifier("sigmoid").set_params(mapping__alpha=1.0)
+
+
+def test_smoothing_bounds_the_log_loss():
+    x, y = blobs(300, 6, 4)
+    plain = MappingClassifier("sparsemax", C=10).fit(x[:150], y[:150])
+    model = MappingClassifier("sparsemax", C=10, smoothing=0.04).fit(x[:150], y[:150])
+    p = model.predict_proba(x)
+    assert p.min() == pytest.approx(0.01)
+    np.testing.assert_allclose(p, 0.96 * plain.predict_proba(x) + 0.01)
+    np.testing.assert_allclose(model.predict_log_proba(x), np.log(p))
+    np.testing.assert_array_equal(model.predict(x), plain.predict(x))
+    assert log_loss(y[150:], p[150:]) < log_loss(y[150:], plain.predict_proba(x[150:])) / 2
+    x, many = labels()
+    for mapping, floor in (("sparsemax", 0.02), ("sigmoid", 0.05)):
+        rough = MultiLabelMappingClassifier(mapping).fit(x, many)
+        even = MultiLabelMappingClassifier(mapping, smoothing=0.1).fit(x, many)
+        np.testing.assert_array_equal(rough.predict(x), even.predict(x))
+        np.testing.assert_allclose(even.predict_proba(x), 0.9 * rough.predict_proba(x) + floor)
+        assert np.isfinite(even.predict_log_proba(x)).all()
+
+
+def test_no_penalty_is_an_infinite_c():
+    x, y = blobs(200, 4, 3)
+    a, b = MappingClassifier("softmax", penalty=None).fit(x, y), MappingClassifier("softmax", C=np.inf).fit(x, y)
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+
+
+def test_n_jobs_is_the_number_of_threads(monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    x, y = blobs(100)
+    seen, call = set(), losses.IndexLoss.__call__
+
+    def look(self, z):
+        seen.update(library["num_threads"] for library in threadpoolctl.threadpool_info())
+        return call(self, z)
+
+    monkeypatch.setattr(losses.IndexLoss, "__call__", look)
+    with threadpoolctl.threadpool_limits(2):
+        MappingClassifier(n_jobs=1, max_iter=3, tol=1.0).fit(x, y)
+        assert seen == {1}
+        seen.clear()
+        MappingClassifier(n_jobs=1).partial_fit(x, y, classes=range(4))
+        assert seen == {1}
 
 
 def test_feature_names():
@@ -542,6 +657,10 @@ def test_feature_names():
         ({"l2": -1}, "l2=-1: expected a number from 0"),
         ({"tol": float("nan")}, "tol=nan"),
         ({"max_iter": 1.5}, "max_iter=1.5: expected an integer"),
+        ({"penalty": "l1"}, "penalty='l1': expected 'l2', or None for no penalty"),
+        ({"penalty": None, "C": 2.0}, "without a penalty there is no weight of it"),
+        ({"n_jobs": 0}, "n_jobs=0: expected a number of threads from 1, -1 for one a processor, or None"),
+        ({"smoothing": 1.5}, "smoothing=1.5: expected a number from 0 to 1"),
         ({"solver": "sgd"}, "expected 'lbfgs' or 'lbfgs-scipy'"),
     ],
 )
@@ -784,6 +903,90 @@ def test_a_gradient_that_is_not_finite_is_named():
     X, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 2, 1])
     with pytest.warns(ConvergenceWarning, match=r"the gradient of the loss is nan, .*check_mapping"):
         MappingClassifier(Hole()).fit(X, y)
+
+
+# -- proportions ------------------------------------------------------------------------------------------------------------------
+
+
+def mixtures(k=4, n=150, seed=0):
+    """Proportions that are sparsemax of linear scores: many of them are 0."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 5))
+    return x, am.sparsemax(x @ rng.normal(size=(5, k)))
+
+
+@pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15", am.Entmax(1.2), "taylor"], ids=str)
+@pytest.mark.parametrize("k", [2, 4])
+def test_proportions_are_fitted_by_the_maps_loss(mapping, k):
+    x, q = mixtures(k)
+    model = LabelDistributionClassifier(mapping, l2=0.01, tol=1e-7, max_iter=3000).fit(x, q)
+    assert model.coef_.shape == ((1, 5) if k == 2 and mapping != "taylor" else (k, 5))
+    again = LabelDistributionClassifier(mapping, l2=0.01, tol=1e-7, max_iter=3000).fit(x, sparse.csr_matrix(q))
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+    if mapping == "taylor":
+        return
+    p = model.predict_proba(x)
+    residual = q - p if k > 2 else (q - p)[:, 1:]
+    np.testing.assert_allclose(0.01 * model.coef_, residual.T @ x / len(x), atol=1e-6)
+    z = np.random.default_rng(1).normal(size=q.shape)
+    value, gradient = losses.SharesLoss(model.mapping_, sparse.csr_matrix(q), np.full(150, 1 / 150))(z)
+    assert value == pytest.approx(float(am.fenchel_young(model.mapping_, z, q)), rel=1e-9)
+    np.testing.assert_allclose(gradient, (am.apply(model.mapping_, z) - q) / 150, atol=1e-12)
+
+
+def test_the_score_is_the_jensen_shannon_divergence():
+    x, q = mixtures()
+    model = LabelDistributionClassifier("sparsemax", C=1e4).fit(x, q)
+    theirs = distance.jensenshannon(model.predict_proba(x), q, axis=1) ** 2
+    assert model.score(x, q) == pytest.approx(-theirs.mean(), abs=1e-9)
+    assert model.score(x, q, np.arange(150.0)) == pytest.approx(-np.average(theirs, weights=np.arange(150.0)), abs=1e-9)
+    assert model.score(x, q) > -1e-3
+    assert model.score(x, q) > LabelDistributionClassifier("softmax", C=1e4).fit(x, q).score(x, q)
+    apart = LabelDistributionClassifier("sparsemax", max_iter=0)
+    with pytest.warns(ConvergenceWarning):
+        apart.fit(x, q)
+    assert apart.score(x, np.eye(4)[[0] * 150]) == pytest.approx(
+        -(distance.jensenshannon(np.full(4, 0.25), [1, 0, 0, 0]) ** 2)
+    )
+    search = GridSearchCV(LabelDistributionClassifier("entmax"), {"mapping__alpha": [1.1, 2.0]}, cv=3).fit(x, q)
+    assert search.best_params_ == {"mapping__alpha": 2.0}
+
+
+def test_one_class_a_row_of_proportions_is_a_mapping_classifier():
+    x, y = blobs(150, 6, 3)
+    a, b = MappingClassifier().fit(x, y), LabelDistributionClassifier().fit(x, y)
+    np.testing.assert_array_equal(a.coef_, b.coef_)
+    assert a.score(x, y) == b.score(x, y)
+    np.testing.assert_allclose(LabelDistributionClassifier().fit(x, np.eye(3)[y]).coef_, a.coef_, atol=1e-3)
+    heavy = LabelDistributionClassifier(class_weight={1: 3.0}, **TIGHT).fit(x, np.eye(3)[y])
+    np.testing.assert_allclose(
+        heavy.coef_, MappingClassifier(class_weight={1: 3.0}, **TIGHT).fit(x, y).coef_, atol=1e-6
+    )
+
+
+def test_proportions_a_few_rows_at_a_time():
+    x, q = mixtures(n=600)
+    model = LabelDistributionClassifier("sparsemax", l2=1e-3)
+    for _ in range(4):
+        for rows in np.array_split(np.arange(600), 4):
+            model.partial_fit(x[rows], q[rows])
+    assert model.score(x, q) > LabelDistributionClassifier("sparsemax", l2=1e-3).fit(x, q).score(x, q) - 0.005
+    with pytest.raises(ValueError, match="are not those of the first call"):
+        model.partial_fit(x, mixtures(5, 600)[1])
+
+
+@pytest.mark.parametrize(
+    ("q", "options", "words"),
+    [
+        (np.full((150, 4), 0.5), {}, "row 0 of y sums to 2: expected proportions that sum to 1"),
+        (np.full((150, 4), [2.0, -1.0, 0.0, 0.0]), {}, "y holds -1.0: expected proportions from 0"),
+        (np.eye(4)[[0] * 150], {"class_weight": "balanced"}, "of proportions it is a dict of column: weight, or None"),
+        (np.eye(4)[[0] * 150], {"class_weight": {7: 1.0}}, "names the class 7; the classes are the columns 0 to 3"),
+    ],
+)
+def test_errors_of_proportions(q, options, words):
+    with pytest.raises(ValueError, match=words):
+        LabelDistributionClassifier(**options).fit(mixtures()[0], q)
 
 
 # -- a few rows at a time ---------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Linear classifiers of scikit-learn's kind, trained with the own loss of any map (extra `sklearn`).
 
-`MappingClassifier` is `LogisticRegression` with the map for a parameter, and `MultiLabelMappingClassifier` predicts sets of labels.
+`MappingClassifier` is `LogisticRegression` with the map for a parameter, `MultiLabelMappingClassifier` predicts sets of labels,
+and `LabelDistributionClassifier` proportions.
 """
 
 try:
     from .classes import MappingClassifier
+    from .distributions import LabelDistributionClassifier
     from .labels import MultiLabelMappingClassifier
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
@@ -13,7 +15,7 @@ except ModuleNotFoundError as error:
         "anymax.sklearn needs scikit-learn; install it with: pip install 'anymax[sklearn]'", name=error.name
     ) from None
 
-__all__ = ["MappingClassifier", "MultiLabelMappingClassifier"]
+__all__ = ["MappingClassifier", "MultiLabelMappingClassifier", "LabelDistributionClassifier"]
 
-for _kind in (MappingClassifier, MultiLabelMappingClassifier):
+for _kind in (MappingClassifier, MultiLabelMappingClassifier, LabelDistributionClassifier):
     _kind.__module__ = __name__  # the public path, by which pickles find them

@@ -25,7 +25,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import mapping_of, number_of
+from .parameters import mapping_of, number_of, parameters_of, threads, with_parameters
 from .solvers import descend
 from .stochastic import Stream
 
@@ -50,7 +50,8 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     mapping : str or Mapping, default="sparsemax"
         A map such as `anymax.Sparsemax()`, or its name: "softmax", "sparsemax", "entmax15", "entmax", "normmax", ...
     alpha : float, default=None
-        The alpha of a map that has one (entmax, normmax), in place of its own.
+        The alpha of a map that has one (entmax, normmax), in place of its own. The parameters of a map can be set as those of an
+        estimator can: `set_params(mapping__alpha=1.3)`, or in the grid of a search.
     C : float, default=1.0
         The weight of the loss against the penalty. `inf` is no penalty.
     l2 : float, default=None
@@ -71,6 +72,13 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         1 prints a line for each iteration.
     random_state : int, RandomState or None, default=0
         The order in which `partial_fit` visits its rows; `fit` has no use for it.
+    penalty : "l2" or None, default="l2"
+        None is no penalty, as is C=inf.
+    n_jobs : int or None, default=None
+        The most threads of BLAS while it is trained; -1 is one a processor, None leaves it to BLAS.
+    smoothing : float, default=0.0
+        The weight of the uniform distribution that `predict_proba` is mixed with. A sparse map gives classes the probability 0, which
+        makes the log-loss infinite where one of them is true; with 0.01 it is finite, and what is predicted stays the same.
 
     Attributes
     ----------
@@ -125,6 +133,9 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         warm_start: bool = False,
         verbose: int = 0,
         random_state: Any = 0,
+        penalty: Literal["l2"] | None = "l2",
+        n_jobs: int | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         self.mapping = mapping
         self.alpha = alpha
@@ -138,6 +149,32 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         self.warm_start = warm_start
         self.verbose = verbose
         self.random_state = random_state
+        self.penalty = penalty
+        self.n_jobs = n_jobs
+        self.smoothing = smoothing
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters by name; those of the map are `mapping__alpha`, ...
+
+        deep: whether those of the map are among them.
+
+        Returns a dict.
+        """
+        own = super().get_params(deep=deep)
+        return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name; `mapping__alpha=1.3` puts a map with this alpha in place of the map.
+
+        params: the parameters.
+
+        Returns the classifier itself.
+        """
+        of_map = {name: params.pop(name) for name in list(params) if name.startswith("mapping__")}
+        super().set_params(**params)
+        if of_map:
+            self.mapping = with_parameters(self.mapping, {name[9:]: value for name, value in of_map.items()})
+        return self
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
@@ -167,6 +204,13 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
             if self.C != 1.0:
                 raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
         number_of("tol", self.tol, 0.0, False, "a number from 0")
+        if self.penalty not in ("l2", None):
+            raise ValueError(f"penalty={self.penalty!r}: expected 'l2', or None for no penalty; there is no other here")
+        if self.penalty is None and (self.C != 1.0 or self.l2 is not None):
+            raise ValueError(
+                f"penalty=None with C={self.C!r} and l2={self.l2!r}: without a penalty there is no weight of it; leave them out"
+            )
+        self._uniform(2)
         if not isinstance(self.max_iter, Integral) or self.max_iter < 0:
             raise ValueError(f"max_iter={self.max_iter!r}: expected an integer from 0")
         if self.solver not in ("lbfgs", "lbfgs-scipy"):
@@ -210,12 +254,15 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
 
     def _penalty(self, weight: float) -> float:
         """l2 of the mean objective over rows of this weight."""
+        if self.penalty is None:
+            return 0.0
         return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
 
     def _descend(self, X: Any, loss: Any, l2: float, k: int, curvature: float, share: np.ndarray) -> None:
         start = self._start(X.shape[1], k, X.dtype, bool(self.warm_start))
-        model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
-        iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
+        with threads(self.n_jobs):
+            model = Linear(X, loss, l2, start, bool(self.fit_intercept), curvature, share)
+            iterations, complaint = descend(model, self.solver, self.tol, self.max_iter, self.verbose)
         if complaint is not None:
             warnings.warn(complaint, ConvergenceWarning, stacklevel=4)
         vars(self).pop("stream_", None)
@@ -323,12 +370,13 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
             start = self._start(X.shape[1], k, X.dtype, True)
             self.stream_ = stream = Stream(start, bool(self.fit_intercept), vars(self).get("weight_", 0.0))
         seed = check_random_state(self.random_state).randint(2**31)
-        for rows, x in parts(X):
-            order = np.random.default_rng([seed, stream.steps]).permutation(len(rows))
-            stream.go(
-                x, weights[rows], lambda at, share, rows=rows: loss_of(rows[at], share), self._penalty, order,
-                None if seen is None else lambda at, z, rows=rows: seen(rows[at], z),
-            )  # fmt: skip
+        with threads(self.n_jobs):
+            for rows, x in parts(X):
+                order = np.random.default_rng([seed, stream.steps]).permutation(len(rows))
+                stream.go(
+                    x, weights[rows], lambda at, share, rows=rows: loss_of(rows[at], share), self._penalty, order,
+                    None if seen is None else lambda at, z, rows=rows: seen(rows[at], z),
+                )  # fmt: skip
         self.weight_ = stream.weight
         self._keep(stream.mean_w.astype(dtype), stream.steps)
 
@@ -353,7 +401,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Rows) -> np.ndarray:
         """The probabilities of the classes for the rows of X, [rows, classes], in the order of `classes_`.
 
-        Some of them are exactly 0 where the map is sparse.
+        Some of them are exactly 0 where the map is sparse and there is no smoothing.
         """
         return self._answer(X, self._probable)
 
@@ -374,10 +422,23 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
             return z[:, 0]
         return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
 
+    def _uniform(self, classes: int) -> tuple[float, float]:
+        """What the probabilities are multiplied by, and what is added to each."""
+        weight = number_of("smoothing", self.smoothing, 0.0, False, "a number from 0 to 1")
+        if weight > 1:
+            raise ValueError(f"smoothing={self.smoothing!r}: expected a number from 0 to 1")
+        return 1.0 - weight, weight / classes
+
+    def _smooth(self, p: np.ndarray, classes: int) -> np.ndarray:
+        factor, more = self._uniform(classes)
+        return p if factor == 1.0 else p * p.dtype.type(factor) + p.dtype.type(more)
+
     def _probable(self, z: np.ndarray) -> np.ndarray:
-        return apply(self.mapping_, _all_classes(z))
+        return self._smooth(apply(self.mapping_, _all_classes(z)), len(self.classes_))
 
     def _log_probable(self, z: np.ndarray) -> np.ndarray:
+        if self.smoothing:
+            return np.log(self._probable(z))
         z = _all_classes(z)
         with quiet(z):
             return log_apply(self.mapping_, z)

@@ -46,7 +46,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     Parameters
     ----------
     alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
-        The class weight of a row is the mean of those of its labels.
+    penalty, n_jobs, smoothing : as there
+        The class weight of a row is the mean of those of its labels. Smoothing changes `predict_proba`, and no set.
     mapping : str or Mapping, default="sparsemax"
         A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
@@ -123,10 +124,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
         | Callable[[Any, Any], float] = "f1_micro",
         cv: Any = 5,
         random_state: Any = 0,
+        penalty: Literal["l2"] | None = "l2",
+        n_jobs: int | None = None,
+        smoothing: float = 0.0,
     ) -> None:
         super().__init__(
             mapping, alpha=alpha, C=C, l2=l2, tol=tol, max_iter=max_iter, fit_intercept=fit_intercept,
             class_weight=class_weight, solver=solver, warm_start=warm_start, verbose=verbose, random_state=random_state,
+            penalty=penalty, n_jobs=n_jobs, smoothing=smoothing,
         )  # fmt: skip
         self.decision = decision
         self.threshold = threshold
@@ -390,9 +395,13 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return super()._decided(z) if self.indicator_ is None else z
 
     def _probable(self, z: np.ndarray) -> np.ndarray:
-        return super()._probable(z) if self.indicator_ is None else self._probabilities(z)
+        if self.indicator_ is None:
+            return super()._probable(z)
+        return self._smooth(self._probabilities(z), 2 if self.mapping_ in NO_MAP else z.shape[1] + self.none_)
 
     def _log_probable(self, z: np.ndarray) -> np.ndarray:
+        if self.smoothing:
+            return np.log(self._probable(z))
         if self.indicator_ is not None and self.mapping_ in NO_MAP:
             return -np.logaddexp(0, -z)
         if self.indicator_ is None:

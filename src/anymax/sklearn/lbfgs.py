@@ -112,6 +112,7 @@ def search(
     """
     low, slope_low, high, slope_high = 0.0, slope, math.inf, math.nan
     slack = 4 * eps * abs(value)  # what rounding may do to the value; there the derivative alone decides
+    drops = 0  # of the upper end, one after the other: beside a kink the secant alone would leave it where it is
     for _ in range(_LOOKS):
         f, d = look(step)
         finite = math.isfinite(f) and math.isfinite(d)
@@ -121,6 +122,7 @@ def search(
         if falls and abs(d) <= -_CURVATURE * slope:
             return step
         if falls and d < 0:
+            drops = 0
             before, slope_before = low, slope_low
             low, slope_low = step, d
             if high == math.inf:
@@ -129,11 +131,12 @@ def search(
                 step = min(max(ahead, 2.0 * step), 10.0 * step)
                 continue
         else:
+            drops += 1
             high, slope_high = step, d if finite else math.nan
         width = high - low
         if slope_high > 0:
             guess = low - slope_low * width / (slope_high - slope_low)
-            step = min(max(guess, low + 0.1 * width), high - 0.1 * width)
+            step = min(max(guess, low + 0.1 * width), high - (0.1, 0.5, 0.9)[min(drops - 1, 2) if drops else 0] * width)
         else:
             step = low + (0.5 if finite else 0.1) * width
         if not low < step < high:

@@ -134,6 +134,8 @@ def bends(z: np.ndarray) -> np.ndarray:
 class BinaryLoss:
     """The same for two classes with the scores (0, z), one column of z."""
 
+    both: Loss
+
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.both = IndexLoss(mapping, target, weights)
 
@@ -186,6 +188,13 @@ class SharesLoss:
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
         return bends(z)
+
+
+class BinarySharesLoss(BinaryLoss):
+    """The loss of shares of two classes with the scores (0, z)."""
+
+    def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
+        self.both = SharesLoss(mapping, shares, weights)
 
 
 def evenly(labels: Any, none: bool) -> Any:

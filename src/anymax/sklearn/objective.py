@@ -3,7 +3,7 @@
 `W` is [features, classes], with one more row, not penalised, for the intercepts. L-BFGS walks in coordinates V with
 `W = T V`, in which the objective is round: `T T^t` is near the inverse of `c x^t x / n + l2`, c the curvature of the loss: at
 first where all scores are equal, the same for all classes (Boehning 1992), later that of each class at the point reached.
-For many features T is diagonal.
+For many features T is diagonal, and a matrix only where that turns out to be slow.
 
 Arrays of dense data have their columns one after another, those of CSR data their rows: so both kinds of product are quick.
 """
@@ -14,10 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 
 from .losses import Loss
 
 _FULL = 512  # features up to which T is a matrix
+_LATE = 1536  # and up to which it becomes one, where two choices of a diagonal were not enough
 _ROWS = 16  # times as many rows as features are enough to find it
 
 
@@ -41,7 +43,7 @@ class Linear:
         self.ones = np.ones(x.shape[0], x.dtype) if intercept else None
         self.round = first_rounding(x, weights, curvature, l2, intercept)
         self.put(start)
-        self.worst = np.inf
+        self.worst, self.refits = np.inf, 0
 
     def put(self, w: np.ndarray) -> None:
         """Go to W."""
@@ -124,7 +126,12 @@ class Linear:
     def refit(self) -> bool:
         if self.w.dtype == np.float32:
             self.put(self.w)  # free of what rounding has added to the scores on the way
-        found = second_rounding(self.x, self.weights, self.loss.curvature(self.z), self.l2, self.ones is not None)
+        self.refits += 1
+        curvature = self.loss.curvature(self.z)
+        if self.refits > 1 and _FULL < self.d + (self.ones is not None) <= _LATE:
+            found = late_rounding(self.x, self.weights, curvature, self.l2, self.ones is not None)
+        else:
+            found = second_rounding(self.x, self.weights, curvature, self.l2, self.ones is not None)
         if found is None:
             return False
         self.round = found
@@ -174,6 +181,15 @@ def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: floa
     return lambda v, transposed: np.matmul(transposes if transposed else stack, v.T[:, :, None])[:, :, 0].T
 
 
+def late_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
+    """One matrix for all classes, by the mean of their curvatures."""
+    step = max(1, x.shape[0] // (_ROWS * (x.shape[1] + intercept)))
+    share = (weights * curvature.mean(axis=1))[::step].astype(np.float64)
+    share *= float(weights.sum() / weights[::step].sum())
+    full = _whiten(x[::step], share, l2, intercept)
+    return None if full is None else lambda v, transposed: (v.T @ (full if transposed else full.T)).T
+
+
 def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding:
     """The diagonal of `x^t curvature x + l2`, for each column of curvature."""
     d = x.shape[1]
@@ -208,8 +224,9 @@ def _whiten(x: np.ndarray, weights: np.ndarray, l2: float, intercept: bool) -> n
     gram /= np.outer(size, size)
     gram[range(len(size)), range(len(size))] = 1 + 1e-7
     try:
-        low = np.linalg.cholesky(gram)
-        inverse = np.linalg.inv(low).T / size[:, None]
-    except np.linalg.LinAlgError:
+        low = linalg.cholesky(gram, lower=True, overwrite_a=True, check_finite=False)
+    except linalg.LinAlgError:
         return None
+    (inverted,) = linalg.get_lapack_funcs(("trtri",), (low,))
+    inverse = inverted(low, lower=True)[0].T / size[:, None]
     return inverse.astype(x.dtype) if np.isfinite(inverse).all() else None

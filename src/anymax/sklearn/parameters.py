@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from numbers import Real
+import os
+from collections.abc import Iterator
+from numbers import Integral, Real
 from typing import Any
 
 from .. import _names
@@ -50,6 +53,45 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
     if getattr(found, "mass", 1.0) != 1.0:
         raise ValueError(f"mapping={found!r} sums to {found.mass:g}; a classifier needs a map that sums to 1")  # type: ignore[attr-defined]
     return found
+
+
+def parameters_of(mapping: Any) -> dict[str, Any]:
+    """The parameters of a map or of the map that a name means; none of what is no map."""
+    if isinstance(mapping, str):
+        try:
+            mapping = mapping_of(mapping, None, NO_MAP)
+        except ValueError:
+            return {}
+    if not isinstance(mapping, Mapping):
+        return {}
+    return {field.name: getattr(mapping, field.name) for field in dataclasses.fields(mapping)}  # type: ignore[arg-type]
+
+
+def with_parameters(mapping: Any, changes: dict[str, Any]) -> Mapping:
+    """The map with other parameters: a new one, since maps are frozen."""
+    known = parameters_of(mapping)
+    for name in changes:
+        if name not in known:
+            raise ValueError(
+                f"mapping__{name}: {mapping!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}"
+            )
+    return _names.as_mapping(mapping, "mapping").replace(**changes)
+
+
+@contextlib.contextmanager
+def threads(n_jobs: Any) -> Iterator[None]:
+    """At most so many threads in products with the data; None: as many as BLAS likes, -1: all processors."""
+    if n_jobs is None:
+        yield
+        return
+    if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
+        raise ValueError(f"n_jobs={n_jobs!r}: expected a number of threads from 1, -1 for one a processor, or None")
+    import threadpoolctl  # late: it looks at every library that is loaded
+
+    count = int(n_jobs)
+    count = count if count > 0 else max((os.cpu_count() or 1) + 1 + count, 1)
+    with threadpoolctl.threadpool_limits(count):
+        yield
 
 
 def number_of(name: str, value: Any, low: float, open_end: bool, words: str) -> float:
