@@ -551,7 +551,7 @@ def test_an_odd_tensor_is_one_sentence():
     nested = "must be a dense tensor, got a nested one; pad it, and say mask="
     packed = torch.empty(2, dtype=torch.float4_e2m1fn_x2) if hasattr(torch, "float4_e2m1fn_x2") else None
     verbs = (
-        am.softmax, am.sparsemax, am.log_softmax, am.logsumexp, am.entropy, am.support, lambda v: am.jacobian("sparsemax", v),
+        am.log_softmax, am.logsumexp, am.entropy, am.support, lambda v: am.jacobian("sparsemax", v),
         lambda v: am.threshold("softmax", v), lambda v: am.sample("softmax", v, generator=0), lambda v: am.cross_entropy(v, y),
         lambda v: am.sparsemax_loss(v, y), am.temperature(2.0), lambda v: am.explain("softmax", v),
     )  # fmt: skip
@@ -562,6 +562,8 @@ def test_an_odd_tensor_is_one_sentence():
             one_sentence(lambda verb=verb, options=options: verb(torch.nested.nested_tensor(ragged, **options)), nested)
     for call, words in (
         (lambda: am.cross_entropy(x, y.to_sparse()), f"target {sparse}"),
+        (lambda: am.softmax(torch.nested.nested_tensor(ragged)), "apply takes nested tensors of the layout torch.jagged; make it with"),
+        (lambda: am.softmax(x.to_sparse(), mask=x > 0), sparse),
         (lambda: am.softmax([x, x]), "got a list of tensors; make one of them: torch.stack(x)"),
         (lambda: am.softmax([[x[0, 0].requires_grad_()]]), "got a list of tensors"),
         (lambda: am.softmax(X, mask=x > 0), "mask: got a torch tensor for scores of another framework; convert one of them"),

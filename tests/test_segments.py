@@ -620,6 +620,48 @@ def test_jit_asks_for_the_number_of_segments():
         jax.jit(lambda x, i: segment_apply("softmax", x, index=i))(jnp.zeros(3), jnp.zeros(3, int))
 
 
+# -- what the packages ask of their own softmax --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", JAX])
+def test_the_cases_of_torch_geometric(kind):
+    make = {"numpy": np.asarray, "torch": torch.tensor, "jax": jnp.asarray}[kind]
+    src, index, ptr = make([1.0, 1.0, 1.0, 1.0]), make([0, 0, 1, 2]), make([0, 2, 3, 4])
+    for given in ({"index": index}, {"ptr": ptr}, {"index": index, "num_segments": 5}):
+        np.testing.assert_allclose(segment_apply("softmax", src, **given), [0.5, 0.5, 1.0, 1.0])
+    src = scores(16)[:4]
+    want = segment_apply("softmax", src, ptr=[0, 2, 3, 4])
+    for axis, shape in ((0, (4, 16)), (1, (16, 4)), (1, (2, 4, 8)), (-1, (2, 8, 4))):
+        moved = np.moveaxis(src, 0, -1).reshape([n for i, n in enumerate(shape) if i != axis % len(shape)] + [4])
+        moved = np.moveaxis(moved, -1, axis)
+        p = np.asarray(segment_apply("softmax", make(moved), index=index, axis=axis))
+        np.testing.assert_allclose(np.moveaxis(p, axis, -1).reshape(16, 4).T, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_the_cases_of_torch_scatter(make):
+    src, index = np.array([0.2, 0, 0.2, -2.1, 3.2, 7, -1, -np.inf]), [0, 1, 0, 1, 1, 2, 4, 4]
+    parts = {0: [0.2, 0.2], 1: [0, -2.1, 3.2], 2: [7], 4: [-1, -np.inf]}
+    p, log_p = (verb("softmax", make(src), index=index) for verb in (segment_apply, segment_log_apply))
+    for s, part in parts.items():
+        own = np.nonzero(np.array(index) == s)[0]
+        np.testing.assert_allclose(np.asarray(p)[own], anymax.softmax(part))
+        np.testing.assert_allclose(np.asarray(log_p)[own], anymax.log_softmax(part))
+    want = [anymax.logsumexp(parts[s]) if s in parts else -np.inf for s in range(5)]
+    np.testing.assert_allclose(segment_logsumexp(make(src), index=index), want)
+
+
+def test_the_cases_of_jraph_and_dgl():
+    logits, index = jnp.arange(6.0), jnp.asarray([0, 0, 1, 1, 1, 3])
+    for f in (segment_apply, jax.jit(segment_apply, static_argnames=("mapping", "num_segments"))):
+        p = f(mapping="softmax", x=logits, index=index, num_segments=4)
+        np.testing.assert_allclose(jax.ops.segment_sum(p, index, 4), [1.0, 1.0, 0.0, 1.0], atol=1e-6)
+    # edge_softmax of a graph whose edges are in no order, by the node that they come to
+    to, score = torch.tensor([1, 2, 1, 0, 2]), torch.ones(5, 1)
+    p = segment_apply("softmax", score, index=to, num_segments=3)
+    np.testing.assert_allclose(p[:, 0], [0.5, 0.5, 0.5, 1.0, 0.5])
+
+
 # -- segments, and bad input -------------------------------------------------------------------------------------------------------------
 
 

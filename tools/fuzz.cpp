@@ -1294,6 +1294,115 @@ void decoded(Random &random, const std::string &isa) {
     }
 }
 
+// -- ragged rows ----------------------------------------------------------------------------------------------------------------------------
+
+// Random segments, heads, layouts and orders: each row is what a call of it alone makes, to the last bit, however many threads share the work.
+void ragged(Random &random, const std::string &isa) {
+    anymax_call c;
+    memset(&c, 0, sizeof c);
+    c.map = (int32_t)random.below(ANYMAX_MAPS), c.dtype = (int32_t)random.below(4);
+    const MapRow &map = MAPS[c.map];
+    std::vector<int32_t> ops = {ANYMAX_FORWARD, ANYMAX_FORWARD, ANYMAX_VJP};
+    if (map.log) ops.insert(ops.end(), {ANYMAX_LOG, ANYMAX_LOG_VJP});
+    if (map.loss) ops.insert(ops.end(), {ANYMAX_LOSS, ANYMAX_LOSS_GRAD, ANYMAX_THRESHOLD});
+    c.op = ops[(size_t)random.below((int64_t)ops.size())];
+    c.param = c.map == ANYMAX_TAYLOR ? 2.0 : c.map == ANYMAX_TOPK ? (double)(1 + random.below(6)) : c.map == ANYMAX_TOPP ? 0.9 : c.map == ANYMAX_BUDGET || c.map == ANYMAX_PERTURB ? 1.0 : random.pick({1.5, 2.0, 1.25, random.real(1.05, 3.0)});
+    c.noise = (int32_t)random.below(5), c.nodes = 32;
+    c.outer = random.below(14), c.inner = random.pick({(int64_t)1, (int64_t)1, (int64_t)2, (int64_t)3, (int64_t)4, (int64_t)8, (int64_t)17});
+    const int64_t size = size_of(c.dtype), wide = c.dtype == ANYMAX_F64 ? 8 : 4, heads = c.inner, rows = c.outer * heads;
+    std::vector<int64_t> ptr = {0};
+    const int64_t usual = 1 + random.below(c.map == ANYMAX_PERTURB ? 12 : 70);
+    for (int64_t s = 0; s < c.outer; s++)
+        ptr.push_back(ptr.back() + (random.chance(0.2) ? 0 : random.chance(0.5) ? usual : random.chance(0.1) && c.map != ANYMAX_PERTURB ? random.below(3000) : random.below(usual + 20)));
+    c.n = ptr.back();
+    std::vector<int64_t> order((size_t)c.n);
+    std::iota(order.begin(), order.end(), 0);
+    const bool mixed = random.chance(0.4);
+    for (int64_t e = c.n; mixed && e > 1; e--) std::swap(order[(size_t)e - 1], order[(size_t)random.below(e)]);
+    const bool across = random.chance(0.3), row_params = map.per_row && random.chance(0.3);  // heads one after another
+    const int64_t pad = random.chance(0.3) ? 3 : 0, cls = across ? 1 : heads + pad, inner = across ? c.n + pad : 1;
+    const int64_t places = c.n && rows ? (c.n - 1) * cls + (heads - 1) * inner + 1 : 0;
+    Block x, p, g, out, index, scale, result, params;
+    for (Block *b : {&x, &p, &g}) {
+        b->make(places * size, 0);
+        for (int64_t i = 0; i < places; i++) encode(b->data + i * size, c.dtype, random.chance(0.03) && b == &x ? -INF : random.normal() * 2.0);
+    }
+    out.make(places * size, 0xa5), index.make(rows * 8, 0), scale.make(rows * wide, 0), result.make(rows * wide, 0xa5), params.make(rows * 8, 0);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t n = ptr[(size_t)(r / heads) + 1] - ptr[(size_t)(r / heads)];
+        ((int64_t *)index.data)[r] = n && random.chance(0.9) ? random.below(n) : -1;
+        encode(scale.data + r * wide, wide == 8 ? ANYMAX_F64 : ANYMAX_F32, random.real(0.1, 2.0));
+        ((double *)params.data)[r] = c.map == ANYMAX_TOPP ? random.real(0.3, 1.0) : c.map == ANYMAX_BUDGET ? 1.0 : random.pick({1.5, 2.0, random.real(1.05, 3.0)});
+    }
+    const auto view = [&](Block &b) { return anymax_view{b.data, 0, inner, cls}; };
+    const bool backward = c.op == ANYMAX_VJP || c.op == ANYMAX_LOG_VJP, to_rows = c.op != ANYMAX_LOSS && c.op != ANYMAX_THRESHOLD;
+    c.params = row_params && c.op != ANYMAX_LOG && c.op != ANYMAX_LOG_VJP ? (const double *)params.data : nullptr;
+    c.x = view(x);
+    if (backward) c.p = view(p), c.g = view(g);
+    if (to_rows) c.out = view(out);
+    if (c.op == ANYMAX_LOSS || c.op == ANYMAX_LOSS_GRAD) c.index = (const int64_t *)index.data;
+    if (c.op == ANYMAX_LOSS_GRAD) c.scale = scale.data;
+    if (c.op == ANYMAX_LOSS) c.value = result.data;
+    if (c.op == ANYMAX_THRESHOLD) c.tau = result.data;
+    const std::vector<int64_t> bounds = ptr;  // of exactly their sizes
+    const anymax_segments segments{bounds.data(), mixed && c.n ? order.data() : nullptr};
+    snprintf(words + strlen(words), sizeof words - strlen(words), "; segments by %s, op %d, map %d, %s: %ld of %ld heads, %ld entries", isa.c_str(), c.op, c.map, DTYPE[c.dtype], (long)c.outer, (long)heads, (long)c.n);
+    c.pool = random.chance(0.5) ? 0 : -1;
+    anymax_set_num_threads((int)(1 + random.below(4)));
+    calls++;
+    if (const int code = anymax_run_segments(&c, &segments)) fail("the segments were refused: %s", anymax_error(code));
+    std::vector<bool> written((size_t)places, false);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t s = r / heads, h = r % heads, first = ptr[(size_t)s], n = ptr[(size_t)s + 1] - first;
+        const auto place = [&](int64_t k) { return order[(size_t)(first + k)] * cls + h * inner; };
+        const char *each = result.data + r * wide;
+        const int32_t kind = wide == 8 ? ANYMAX_F64 : ANYMAX_F32;
+        if (!n) {
+            const double empty = c.op == ANYMAX_THRESHOLD ? -INF : 0.0;
+            if (!to_rows && decode(each, kind) != empty) fail("segment %ld has no entry and the number %g", (long)s, decode(each, kind));
+            continue;
+        }
+        Block rx, rp, rg, rout;
+        for (auto [to, from] : {std::pair<Block *, Block *>{&rx, &x}, {&rp, &p}, {&rg, &g}}) {
+            to->make(n * size, 0);
+            for (int64_t k = 0; k < n; k++) memcpy(to->data + k * size, from->data + place(k) * size, (size_t)size);
+        }
+        rout.make(n * size, 0xa5);
+        char number[8] = {};
+        anymax_call one = c;
+        one.outer = one.inner = 1, one.n = n, one.pool = -1;
+        const auto row = [&](const anymax_view &v, Block &b) { return v.data ? anymax_view{b.data, n, 0, 1} : anymax_view{}; };
+        one.x = row(c.x, rx), one.p = row(c.p, rp), one.g = row(c.g, rg), one.out = row(c.out, rout);
+        if (one.params) one.params += r;
+        if (one.index) one.index += r;
+        if (one.scale) one.scale = scale.data + r * wide;
+        if (one.value) one.value = number;
+        if (one.tau) one.tau = number;
+        calls++;
+        if (const int code = anymax_run(&one)) fail("row %ld alone was refused: %s", (long)r, anymax_error(code));
+        if (!to_rows && bits_of(each, kind) != bits_of(number, kind)) fail("row %ld is %.9g, and alone %.9g", (long)r, decode(each, kind), decode(number, kind));
+        for (int64_t k = 0; to_rows && k < n; k++) {
+            written[(size_t)place(k)] = true;
+            const char *got = out.data + place(k) * size;
+            if (bits_of(got, c.dtype) != bits_of(rout.data + k * size, c.dtype)) fail("entry %ld of row %ld is %.9g, and alone %.9g", (long)k, (long)r, decode(got, c.dtype), decode(rout.data + k * size, c.dtype));
+        }
+    }
+    for (int64_t i = 0; i < places * size; i++)
+        if (!written[(size_t)(i / size)] && out.data[i] != (char)0xa5) fail("byte %ld between the entries was written", (long)i);
+    // what must be refused
+    if (c.outer && c.n && rows) {
+        std::vector<int64_t> wrong = ptr;
+        wrong[(size_t)random.below((int64_t)wrong.size())] += random.chance(0.5) ? c.n + 1 : -c.n - 1;
+        const anymax_segments bad{wrong.data(), segments.order};
+        if (anymax_run_segments(&c, &bad) == 0) fail("bounds that don't ascend were served");
+        if (mixed) {
+            order[(size_t)random.below(c.n)] = random.chance(0.5) ? c.n : -1;
+            const anymax_segments strange{bounds.data(), order.data()};
+            if (anymax_run_segments(&c, &strange) == 0) fail("an order with an entry out of range was served");
+        }
+    }
+}
+
 void one_case(uint64_t seed, const std::vector<std::string> &units) {
     Random random(seed);
     const std::string isa = units[(size_t)random.below((int64_t)units.size())];
@@ -1318,6 +1427,7 @@ void one_case(uint64_t seed, const std::vector<std::string> &units) {
     }
     again(random, c, got);
     if (random.chance(0.2)) decoded(random, isa);
+    if (random.chance(0.4)) ragged(random, isa);
     if (random.chance(0.1)) (random.chance(0.5) ? linear_heads<float> : linear_heads<double>)(random, isa);
     alarm(0);
     words[0] = 0;
@@ -1443,7 +1553,7 @@ void refused() {
                 if (anymax_run(&empty) != 0) fail("a call of no rows was refused");
             }
     snprintf(words, sizeof words, "calls without a call");
-    if (anymax_run(nullptr) == 0 || anymax_decode(nullptr) == 0) fail("nothing was served");
+    if (anymax_run(nullptr) == 0 || anymax_decode(nullptr) == 0 || anymax_run_segments(nullptr, nullptr) == 0) fail("nothing was served");
     if (anymax_rows(0, nullptr, nullptr, 1, 1, 0.0) == 0) fail("nothing was served");
     for (int64_t code : {(int64_t)ANYMAX_VJP, (int64_t)ANYMAX_LOSS, (int64_t)ANYMAX_LARGEST, (int64_t)255, (int64_t)200 << 8, (int64_t)9 << 16, (int64_t)-1, INT64_MIN})
         if (anymax_rows(code, bytes.data(), bytes.data(), 1, n, 1.5) == 0) fail("the short call with code %ld was served", (long)code);

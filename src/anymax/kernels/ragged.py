@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_torch, namespace, upcast
+from .._array import Array, from_last, is_torch, namespace
 from .._mapping import Mapping
 from . import asked, native
 from .link import NEED_SCORES, OPS, Link, link_of
@@ -70,17 +70,6 @@ def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layo
 def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
     """tau of each segment, float or double; logsumexp for softmax; -inf of an empty one."""
     return _each("threshold", mapping, layout, x, None)
-
-
-def logsumexp(x: Array, layout: Layout, maxima: Any) -> Array:
-    """The threshold of softmax, but +inf for a segment with +inf; `maxima()` gives the largest score of each, where that is asked for."""
-    tau = threshold(_SOFTMAX, x, layout)
-    xp = namespace(x)
-    lost = xp.isnan(tau)
-    return xp.where(lost, upcast(maxima(), xp), tau) if bool(xp.any(lost)) else tau
-
-
-_SOFTMAX: Any = Link("softmax", 0, 0.0, None, 0, 0)
 
 
 def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:

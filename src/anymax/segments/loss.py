@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, counts, is_integer, known_any, upcast
+from .._array import Array, counts, is_array, is_integer, known_any, upcast
 from .._mapping import Mapping
 from .._options import answering, spelled
 from .._segments.call import Call
@@ -90,7 +90,8 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     place = xp.where(ignored, none, counts(place, xp))
     value = None
     leaf = leaf_of(call)
-    if leaf is not None and getattr(call.mapping, "mass", 1.0) == 1.0:
+    mass = getattr(call.mapping, "mass", 1.0)
+    if leaf is not None and not is_array(mass) and mass == 1.0:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
         made = leaf.index_loss(call, native_ready(first))
         value = None if made is None else call.moved(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
@@ -159,15 +160,14 @@ def segment_logsumexp(
     """
     tensors.refuse("segment_logsumexp", x)
     call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
-    t = call.one_each(temperature, "temperature")
+    t: Any = call.one_each(_array.number(temperature), "temperature")
     leaf = leaf_of(call) if not is_array(t) and t == 1 and type(t) is not bool else None
     out = None if leaf is None or tracked(call.x) else leaf.threshold(call)
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
         return _narrowed(call.moved(out), call)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        each = t if not is_array(t) or not t.ndim else _one_of(t, bucket)
-        return logsumexp(rows, temperature=each)
+        return logsumexp(rows, temperature=_one_of(t, bucket) if is_array(t) and t.ndim else t)
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
 
@@ -351,4 +351,4 @@ def opened(who: str, options: Any) -> tuple[Any, ...]:
 
 def tracked(x: Array) -> bool:
     """True where a gradient is asked for."""
-    return is_torch(x) and x.requires_grad
+    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
