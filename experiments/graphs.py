@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import sys
 import time
 from typing import Any
@@ -24,6 +26,7 @@ EXPERIMENT = Experiment(
     },
     seeds=10,
     needs=("matplotlib", "scipy", "torch"),
+    options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it"}},
 )  # fmt: skip
 MAPS = {"softmax": "softmax", "1.5-entmax": "entmax15", "sparsemax": "sparsemax"}
 SPARSE = ("1.5-entmax", "sparsemax")
@@ -94,7 +97,12 @@ def fit(name: str, seed: int, noise: float, rate: float, decay: float, plan: dic
         loss = float(torch.nn.functional.cross_entropy(out[valid], y[valid]))
         if loss < best["loss"]:
             right = out[test].argmax(1) == y[test]
-            best = {"loss": loss, "epoch": epoch, "accuracy": 100 * float(right.float().mean()), **_zeros(weights, y, edges)}
+            best = {
+                "loss": loss,
+                "epoch": epoch,
+                "accuracy": 100 * float(right.float().mean()),
+                **_zeros(weights, y, edges),
+            }
         elif epoch - best["epoch"] >= plan["patience"]:
             break
     return best
@@ -143,12 +151,19 @@ def tuned(name: str, noise: float, plan: dict[str, Any]) -> dict[str, Any]:
     return {"rate": rate, "decay": decay, "rates": rates, "decays": decays, "inside": inside and also}
 
 
-@quick_on_one_thread
-def run(settings: Settings, found: Findings) -> None:
+def cell(noise: float, name: str, seeds: list[int], plan: dict[str, Any]) -> tuple[Any, Any, float]:
+    """What was chosen, the figures of each seed, and the seconds of a processor that it took."""
     import torch  # late: listing the experiments needs no torch
 
     torch.set_num_threads(1)
     begun = time.process_time()
+    chosen = tuned(name, noise, plan)
+    results = [fit(name, seed, noise, chosen["rate"], chosen["decay"], plan) for seed in seeds]
+    return chosen, results, time.process_time() - begun
+
+
+@quick_on_one_thread
+def run(settings: Settings, found: Findings) -> None:
     quick = settings.quick
     plan = {
         "nodes": 120 if quick else 400,
@@ -163,15 +178,18 @@ def run(settings: Settings, found: Findings) -> None:
         **plan,
         "classes": CLASSES, "features": FEATURES, "edges of a node to its class": TRUE, "to other classes": list(noises),
         "chosen by": "validation loss on graphs that are not tested: the learning rate, then the weight decay, each by steps of "
-                     f"{RATE[1]:g} and {DECAY[1]:g} from {RATE[0]:g} and {DECAY[0]:g} until neither neighbour is better by more than {TIE:g}",
+                     f"{RATE[1]:g} and {DECAY[1]:g} from {RATE[0]:g} and {DECAY[0]:g}, until neither neighbour is better by more "
+                     f"than {TIE:g}",
     }  # fmt: skip
     cells = [(noise, name) for noise in noises for name in names]
-    chosen, results = {}, {}
-    for noise, name in settings.track(cells, "setting", lambda c: f"{c[1]}, {c[0]} noisy edges a node"):
-        cell = noise, name
-        chosen[cell] = tuned(name, noise, plan)
-        rate, decay = chosen[cell]["rate"], chosen[cell]["decay"]
-        results[cell] = [fit(name, seed, noise, rate, decay, plan) for seed in settings.seeds]
+    chosen, results, seconds = {}, {}, 0.0
+    jobs = multiprocessing.get_context("spawn").Pool(settings.options.jobs) if settings.options.jobs > 1 else None
+    with jobs or contextlib.nullcontext():
+        work = [(*one, settings.seeds, plan) for one in cells]
+        waiting = None if jobs is None else [jobs.apply_async(cell, one) for one in work]
+        for i, key in enumerate(settings.track(cells, "setting", lambda c: f"{c[1]}, {c[0]} noisy edges a node")):
+            chosen[key], results[key], took = cell(*work[i]) if waiting is None else waiting[i].get()
+            seconds += took
 
     def values(noise: int, name: str, figure: str) -> list[float]:
         return [one[figure] for one in results[noise, name]]
@@ -188,12 +206,15 @@ def run(settings: Settings, found: Findings) -> None:
     rows = [
         {
             "noisy edges": _share(noise), "map": name, "all edges": over_seeds(values(noise, name, "zeros")),
-            "true edges": over_seeds(values(noise, name, "zeros, true")), "noisy edges only": over_seeds(values(noise, name, "zeros, noise")),
+            "true edges": over_seeds(values(noise, name, "zeros, true")),
+            "noisy edges only": over_seeds(values(noise, name, "zeros, noise")),
             "zero in all heads of layer 1": over_seeds(values(noise, name, "removed")),
         }
         for noise in noises for name in MAPS
     ]  # fmt: skip
-    found.table("Weights that are exactly 0", rows, "Percent of an edge's weights, over heads and both layers, mean over seeds.")
+    found.table(
+        "Weights that are exactly 0", rows, "Percent of an edge's weights, over heads and both layers, mean over seeds."
+    )
     rows = [
         {
             "noisy edges": _share(noise), "map": name, "learning rate": one["rate"], "weight decay": one["decay"],
@@ -202,21 +223,30 @@ def run(settings: Settings, found: Findings) -> None:
         }
         for (noise, name), one in chosen.items()
     ]  # fmt: skip
-    found.table("What was chosen", rows, "Mean validation loss over the graphs for tuning, at each value that was tried.")
+    found.table(
+        "What was chosen", rows, "Mean validation loss over the graphs for tuning, at each value that was tried."
+    )
     for name in SPARSE:
-        found.test("clean", f"accuracy, {name} - softmax, {_share(noises[0])} noise", apart(noises[0], name), at_least=-1.0)
-        found.test("noisy", f"accuracy, {name} - softmax, {_share(noises[-1])} noise", apart(noises[-1], name), at_least=0.0)
+        found.test(
+            "clean", f"accuracy, {name} - softmax, {_share(noises[0])} noise", apart(noises[0], name), at_least=-1.0
+        )
+        found.test(
+            "noisy", f"accuracy, {name} - softmax, {_share(noises[-1])} noise", apart(noises[-1], name), at_least=0.0
+        )
         for noise in noises:
             what = f"{name}, {_share(noise)} noise"
-            found.test("prunes", f"weights of 0, percent: {what}", over_seeds(values(noise, name, "zeros")), at_least=10.0)
+            found.test(
+                "prunes", f"weights of 0, percent: {what}", over_seeds(values(noise, name, "zeros")), at_least=10.0
+            )
             both = [values(noise, name, f"zeros, {kind}") for kind in ("noise", "true")]
             found.test("finds noise", f"weights of 0, noisy - true edges: {what}", difference(*both), at_least=5.0)
     found.picture(lambda figure: draw(figure, results, noises), (9.5, 3.6),
                   caption="Accuracy, and the share of weights that are exactly 0, against the share of noisy edges")  # fmt: skip
+    harm = "where it is above the others, the graph does more harm than good to this network"
     found.notes += [
-        f"'{ALONE}' is the same network on self-loops alone: where it is above the others, the graph does more harm than good to this network.",
+        f"'{ALONE}' is the same network on self-loops alone: {harm}.",
         "One network and one kind of graph: the claims are about these, not about graphs at large.",
-        f"All of it took {(time.process_time() - begun) / 60:.1f} minutes of one processor.",
+        f"All of it took {seconds / 60:.1f} minutes of one processor.",
     ]
 
 
@@ -236,9 +266,13 @@ def draw(figure: Any, results: dict[Any, Any], noises: tuple[int, ...]) -> None:
 
     def line(ax: Any, name: str, figure_: str, k: int, label: str, dash: Any) -> None:
         spans = [over_seeds([one[figure_] for one in results[noise, name]]) for noise in noises]
-        ax.plot(shares, [s.mean for s in spans], color=COLOURS[k], linestyle=dash, marker="o", markersize=4, label=label)
+        ax.plot(
+            shares, [s.mean for s in spans], color=COLOURS[k], linestyle=dash, marker="o", markersize=4, label=label
+        )
         if spans[0].n > 1:
-            ax.fill_between(shares, [s.low for s in spans], [s.high for s in spans], color=COLOURS[k], alpha=0.15, linewidth=0)
+            ax.fill_between(
+                shares, [s.low for s in spans], [s.high for s in spans], color=COLOURS[k], alpha=0.15, linewidth=0
+            )
 
     for k, name in enumerate((*MAPS, ALONE)):
         line(left, name, "accuracy", k, name, DASHES[k])

@@ -4,11 +4,23 @@ import itertools
 
 import numpy as np
 import pytest
+from kinds import KINDS, back, every_kind, generator
 
 import anymax
-from anymax import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax, Taylor, attention, attention_varlen, segments, temperature, topk
+from anymax import (
+    Budget,
+    Entmax,
+    Softmax,
+    Sparsemax,
+    SparseSoftmax,
+    Taylor,
+    attention,
+    attention_varlen,
+    segments,
+    temperature,
+    topk,
+)
 from anymax.attention import packed
-from kinds import KINDS, back, every_kind, generator
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),
@@ -16,7 +28,10 @@ pytestmark = [
 ]
 
 H, D, DV = 4, 6, 5
-CU_Q, CU_K = [0, 3, 3, 10, 11, 30, 33], [0, 5, 7, 7, 20, 41, 46]  # an empty sequence of queries, and one of keys
+CU_Q, CU_K = (
+    [0, 3, 3, 10, 11, 30, 34],
+    [0, 5, 7, 7, 20, 41, 48],
+)  # one has no queries, one no keys; two are of one class
 TOTAL_Q, TOTAL_K = CU_Q[-1], CU_K[-1]
 MAPS = [Softmax(), Sparsemax(), Entmax(1.3), SparseSoftmax(k=3), Taylor(2)]
 by_map = pytest.mark.parametrize("mapping", MAPS, ids=repr)
@@ -74,19 +89,24 @@ def test_every_framework_and_dtype(kind, dtype):
         pytest.skip("array_api_strict has no float16")
     q, k, v = operands(dtype=dtype)
     for options in ({}, {"is_causal": True, "mapping": "sparsemax"}):
-        got = attention_varlen(*map(KINDS[kind], (q, k, v)), KINDS[kind](np.array(CU_Q)), KINDS[kind](np.array(CU_K)), **options)
-        assert type(got) is type(KINDS[kind](q)) and str(got.dtype).endswith(dtype)
+        got = attention_varlen(
+            *map(KINDS[kind], (q, k, v)), KINDS[kind](np.array(CU_Q)), KINDS[kind](np.array(CU_K)), **options
+        )
+        assert type(got) is type(KINDS[kind](q))
+        assert str(got.dtype).endswith(dtype)
         want = one_by_one(*(a.astype(np.float64) for a in (q, k, v)), CU_Q, CU_K, **options)
         np.testing.assert_allclose(back(got).astype(np.float64), want, atol=4e-3 if dtype == "float16" else 2e-6)
 
 
-@pytest.mark.parametrize("offset", [0, 2, -1, np.array([0, 1, 2, -3, 4, 0])], ids=str)
+@pytest.mark.parametrize("offset", [0, 2, -1, np.array([4, 1, 2, -3, 4, 0])], ids=str)
 def test_offsets(offset, ways):
     q, k, v = operands()
     each = (lambda i: int(offset[i])) if isinstance(offset, np.ndarray) else offset
     for options in ({"is_causal": True}, {"window": 2}, {"alibi": True}):
         got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Sparsemax(), offset=offset, **options)
-        np.testing.assert_allclose(got, one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), offset=each, **options), atol=1e-13)
+        np.testing.assert_allclose(
+            got, one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), offset=each, **options), atol=1e-13
+        )
 
 
 def test_the_last_query_stands_at_the_last_key():
@@ -129,7 +149,9 @@ def test_heads_that_share_keys():
 def test_a_number_for_each_sequence_or_head(ways):
     q, k, v = operands()
     alpha = np.linspace(1.1, 2.0, 6)
-    got = attention_varlen(q, k, v, CU_Q, CU_K, mapping=Entmax(alpha.reshape(6, 1, 1, 1)), scale=1 / alpha.reshape(6, 1, 1, 1))
+    got = attention_varlen(
+        q, k, v, CU_Q, CU_K, mapping=Entmax(alpha.reshape(6, 1, 1, 1)), scale=1 / alpha.reshape(6, 1, 1, 1)
+    )
     want = np.concatenate([
         one_by_one(q[a:b], k[c:d], v[c:d], [0, b - a], [0, d - c], Entmax(n), scale=1 / n)
         for n, (a, b), (c, d) in zip(alpha, itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True)
@@ -181,7 +203,8 @@ def test_dropout(kind):
     v = make(np.ones((400, 1, 1), np.float32))
     call = lambda g: back(attention_varlen(q, k, v, ends, dropout_p=0.5, generator=g))  # noqa: E731
     out = call(generator(kind))
-    assert set((out * 2).round(6).ravel()) == {0, 1, 2, 3, 4} and abs(out.mean() - 1.0) < 0.1
+    assert set((out * 2).round(6).ravel()) == {0, 1, 2, 3, 4}
+    assert abs(out.mean() - 1.0) < 0.1
     np.testing.assert_array_equal(out, call(generator(kind)))
     np.testing.assert_array_equal(call(3), call(3))
 
@@ -195,7 +218,7 @@ def test_two_batches_drop_other_entries(kind):
     v = make(np.concatenate([np.eye(n, dtype=np.float32), np.eye(n, dtype=np.float32)[: n // 4]])[:, None])
     for g in (generator(kind), 5):
         out = back(attention_varlen(q, k, v, ends, dropout_p=0.5, generator=g))[:, 0]
-        first, second = out[: n // 4, : n // 4] > 0, out[n:, : n // 4] > 0
+        first, second = out[0, : n // 4] > 0, out[n, : n // 4] > 0  # of one seed these would be the same numbers
         assert (first != second).any()
 
 
@@ -214,7 +237,9 @@ def test_gradients(mapping, torch, ways):
     q, k, v = (torch.tensor(a, requires_grad=True) for a in operands())
     g = torch.randn(TOTAL_Q, H, DV, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for options in ({}, {"is_causal": True}):
-        got = torch.autograd.grad((attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options) * g).sum(), (q, k, v))
+        got = torch.autograd.grad(
+            (attention_varlen(q, k, v, CU_Q, CU_K, mapping=mapping, **options) * g).sum(), (q, k, v)
+        )
         outs = []
         for (a, b), (c, d) in zip(itertools.pairwise(CU_Q), itertools.pairwise(CU_K), strict=True):
             own = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))
@@ -239,7 +264,10 @@ def test_second_derivatives_and_alpha(torch):
 @pytest.mark.whole
 def test_compile(torch):
     q, k, v = (torch.tensor(a, dtype=torch.float32) for a in operands())
-    call = torch.compile(lambda q, k, v, a, b: attention_varlen(q, k, v, a, b, 19, 21, mapping="sparsemax", is_causal=True), fullgraph=True)
+    call = torch.compile(
+        lambda q, k, v, a, b: attention_varlen(q, k, v, a, b, 19, 21, mapping="sparsemax", is_causal=True),
+        fullgraph=True,
+    )
     got = call(q, k, v, torch.tensor(CU_Q), torch.tensor(CU_K))
     torch.testing.assert_close(got, attention_varlen(q, k, v, CU_Q, CU_K, mapping="sparsemax", is_causal=True))
 
@@ -275,7 +303,7 @@ def test_jit_with_traced_bounds(jax, offset):
 
     want = one_by_one(q, k, v, CU_Q, CU_K, Sparsemax(), is_causal=True, offset=offset)
     np.testing.assert_allclose(call(q, k, v, np.array(CU_Q), np.array(CU_K)), want, atol=2e-6)
-    other_q, other_k = [0, 1, 2, 3, 20, 30, 33], [0, 2, 4, 7, 25, 40, 46]
+    other_q, other_k = [0, 1, 2, 3, 20, 30, 34], [0, 2, 4, 7, 25, 40, 48]
     want = one_by_one(q, k, v, other_q, other_k, Sparsemax(), is_causal=True, offset=offset)
     np.testing.assert_allclose(call(q, k, v, np.array(other_q), np.array(other_k)), want, atol=2e-6)
     assert call._cache_size() == 1
@@ -289,7 +317,8 @@ def test_traced_bounds_that_do_not_fit_give_nan(jax):
     np.testing.assert_allclose(got[:11], want[:11], atol=2e-6)
     assert np.isnan(got[11:30]).all()
     short = np.asarray(call(np.array([*CU_Q[:-1], 31]), np.array(CU_K)))
-    assert np.isnan(short[31:]).all() and not np.isnan(short[:11]).any()
+    assert np.isnan(short[31:]).all()
+    assert not np.isnan(short[:11]).any()
     with pytest.raises(TypeError, match="max_seqlen_q=, the length"):
         jax.jit(lambda a: attention_varlen(q, q, q[..., :DV], a))(np.array(CU_Q))
     with pytest.raises(TypeError, match="traced by JAX, and q is of another framework"):
@@ -304,17 +333,17 @@ def test_traced_bounds_that_do_not_fit_give_nan(jax):
     [
         ({"cu_seqlens_q": [0, 3, 2, TOTAL_Q]}, ValueError, r"cu_seqlens_q\[2\] is 2, below cu_seqlens_q\[1\], 3"),
         ({"cu_seqlens_k": [1, 3, TOTAL_K]}, ValueError, r"cu_seqlens_k\[0\] is 1"),
-        ({"cu_seqlens_q": [0, 3]}, ValueError, "3 entries in all, and q has 33"),
-        ({"cu_seqlens_k": [0, 3, 46]}, ValueError, "6 sequences and cu_seqlens_k has 2"),
-        ({"cu_seqlens_q": [0.0, 33.0]}, TypeError, "cu_seqlens_q must be integers"),
+        ({"cu_seqlens_q": [0, 3]}, ValueError, "3 entries in all, and q has 34"),
+        ({"cu_seqlens_k": [0, 3, 48]}, ValueError, "6 sequences and cu_seqlens_k has 2"),
+        ({"cu_seqlens_q": [0.0, 34.0]}, TypeError, "cu_seqlens_q must be integers"),
         ({"cu_seqlens_q": []}, ValueError, "cu_seqlens_q is empty"),
         ({"max_seqlen_q": 18}, ValueError, "max_seqlen_q is 18, and sequence 4 has 19"),
         ({"max_seqlen_k": 2.5}, TypeError, "max_seqlen_k must be an integer"),
-        ({"q": np.zeros((1, 33, H, D))}, ValueError, r"q must have the shape \[entries, heads, features\]"),
-        ({"v": np.zeros((45, H, DV))}, ValueError, "k has 46 keys and v has 45"),
-        ({"k": np.zeros((46, H, D + 1))}, ValueError, "features"),
+        ({"q": np.zeros((1, 34, H, D))}, ValueError, r"q must have the shape \[entries, heads, features\]"),
+        ({"v": np.zeros((45, H, DV))}, ValueError, "k has 48 keys and v has 45"),
+        ({"k": np.zeros((48, H, D + 1))}, ValueError, "features"),
         ({"q": [[[1.0]]]}, TypeError, "numpy.asarray"),
-        ({"mask": np.ones((33, 46), bool)}, TypeError, "is_causal= or window="),
+        ({"mask": np.ones((34, 48), bool)}, TypeError, "is_causal= or window="),
         ({"bias": 1.0}, TypeError, "no option 'bias'"),
         ({"need_weights": True}, TypeError, "call attention for each sequence"),
         ({"mix": (1.0, 0.5)}, TypeError, "call attention for each sequence"),
@@ -322,7 +351,7 @@ def test_traced_bounds_that_do_not_fit_give_nan(jax):
         ({"window_size": (-1, 0)}, TypeError, "where FlashAttention has -1"),
         ({"offset": np.zeros(3, int)}, TypeError, r"shape \(6,\)"),
         ({"offset": 0.5}, TypeError, "offset must be an integer"),
-        ({"mapping": Entmax(np.full((H, 33, 1), 1.5))}, ValueError, r"\[sequences, 1 or heads, 1, 1\]"),
+        ({"mapping": Entmax(np.full((H, 34, 1), 1.5))}, ValueError, r"\[sequences, 1 or heads, 1, 1\]"),
         ({"sink": np.zeros(3)}, ValueError, "sink"),
         ({"is_causal": 1}, TypeError, "True or False"),
         ({"mapping": "softmaxx"}, ValueError, "softmax"),

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ OPTIONS = [
     {"edge_dim": EDGE, "add_self_loops": False},
     *({"edge_dim": EDGE, "fill_value": fill} for fill in ("add", "min", "max", "mul", 0.25, torch.linspace(0, 1, EDGE))),
 ]  # fmt: skip
-by_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()) or "plain")
+by_option = pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()) or "plain"
+)
 
 
 def graph(edge_dim=None, seed=0, dtype=torch.float32):
@@ -218,7 +221,9 @@ def test_a_learned_alpha_and_dropout():
     out, (_, weights) = layer(x, edges, return_attention_weights=True)
     (out**2).sum().backward()
     assert layer.raw_alpha.grad.abs().min() > 0
-    torch.testing.assert_close(torch.zeros(N, HEADS).index_add(0, layer._with_loops(edges, None, N)[0][1], weights), torch.ones(N, HEADS))
+    torch.testing.assert_close(
+        torch.zeros(N, HEADS).index_add(0, layer._with_loops(edges, None, N)[0][1], weights), torch.ones(N, HEADS)
+    )
     assert not torch.allclose(layer(x, edges), layer(x, edges))
     layer.eval()
     assert torch.equal(layer(x, edges), layer(x, edges))
@@ -307,7 +312,7 @@ def pooled(mapping, x, scores):
     """A segment and a head at a time."""
     scores = scores if scores.ndim == 2 else scores[:, None]
     out = torch.zeros(4, scores.shape[1], x.shape[1], dtype=x.dtype)
-    for s, (a, b) in enumerate(zip(PTR[:-1], PTR[1:], strict=True)):
+    for s, (a, b) in enumerate(itertools.pairwise(PTR)):
         for head in range(scores.shape[1]) if b > a else ():
             out[s, head] = anymax.apply(mapping, scores[a:b, head]) @ x[a:b]
     return out
@@ -345,7 +350,11 @@ def test_pool_of_a_nested_tensor():
 def test_pool_gradients_and_weights():
     pool = nn.AttentionPool(Entmax(1.5), 4, 2, learn="alpha", dtype=torch.float64)
     x = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, q: torch.func.functional_call(pool, {"query": q}, (x,), {"lengths": LENGTHS}), (x, pool.query))
+
+    def call(x, query):
+        return torch.func.functional_call(pool, {"query": query}, (x,), {"lengths": LENGTHS})
+
+    assert torch.autograd.gradcheck(call, (x, pool.query))
     pool(x, lengths=LENGTHS).square().sum().backward()
     assert pool.raw_alpha.grad.abs() > 0
     other = nn.AttentionPool(Entmax(1.5), 4, 2, learn="alpha", dtype=torch.float64)

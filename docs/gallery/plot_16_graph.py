@@ -28,7 +28,9 @@ i, j = np.nonzero(np.triu(rng.random((nodes, nodes)) < p, 1))
 source, target = np.concatenate([i, j]), np.concatenate([j, i])  # each edge both ways
 noise = label[source] != label[target]
 
-features = 1.2 * rng.standard_normal((communities, 8))[label] + rng.standard_normal((nodes, 8))
+features = 1.2 * rng.standard_normal((communities, 8))[label] + rng.standard_normal(
+    (nodes, 8)
+)
 scores = (features[source] * features[target]).sum(1) / np.sqrt(8)
 
 # %%
@@ -39,7 +41,9 @@ names = {"softmax": "softmax", "entmax15": "1.5-entmax", "sparsemax": "sparsemax
 weights = {name: anymax.segment_apply(name, scores, index=rows) for name in names}
 for name, w in weights.items():
     zero = w == 0
-    print(f"{names[name]:>10}: weight 0 on {zero[noise].mean():.0%} of the noisy edges and {zero[~noise].mean():.0%} of the true ones")
+    print(
+        f"{names[name]:>10}: weight 0 on {zero[noise].mean():.0%} of the noisy edges and {zero[~noise].mean():.0%} of the true ones"
+    )
 
 # %%
 # An edge is drawn as dark as the larger of its two weights, and dashed where both are exactly 0.
@@ -48,13 +52,29 @@ figure, axes = plt.subplots(1, 3, figsize=(13, 4.9), layout="constrained")
 for ax, (name, w) in zip(axes, weights.items()):
     larger = np.maximum(w[: len(i)], w[len(i) :])
     for a, b, weight in zip(i, j, larger):
-        style = {"color": "#C9302C", "linestyle": (0, (2, 2)), "linewidth": 0.9, "alpha": 0.75}
+        style = {
+            "color": "#C9302C",
+            "linestyle": (0, (2, 2)),
+            "linewidth": 0.9,
+            "alpha": 0.75,
+        }
         if weight > 0:
-            style = {"color": "#303030", "linewidth": 0.4 + 2.6 * weight, "alpha": 0.25 + 0.75 * weight}
+            style = {
+                "color": "#303030",
+                "linewidth": 0.4 + 2.6 * weight,
+                "alpha": 0.25 + 0.75 * weight,
+            }
         ax.plot(*place[[a, b]].T, zorder=1, **style)
     for c in range(communities):
-        ax.scatter(*place[label == c].T, s=42, color=plot.COLOURS[c], edgecolor="white", zorder=2)
-    ax.set(title=f"{names[name]}: {(larger == 0).sum()} of {len(i)} edges pruned", xticks=[], yticks=[], aspect="equal")
+        ax.scatter(
+            *place[label == c].T, s=42, color=plot.COLOURS[c], edgecolor="white", zorder=2
+        )
+    ax.set(
+        title=f"{names[name]}: {(larger == 0).sum()} of {len(i)} edges pruned",
+        xticks=[],
+        yticks=[],
+        aspect="equal",
+    )
     ax.spines[:].set_visible(False)
 
 # %%
@@ -63,6 +83,12 @@ for ax, (name, w) in zip(axes, weights.items()):
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for k, (name, w) in enumerate(weights.items()):
     kept = anymax.segment_support(w, index=rows)
-    ax.plot(np.sort(kept)[::-1], color=plot.COLOURS[k], linestyle=plot.DASHES[k], linewidth=2, label=names[name])
+    ax.plot(
+        np.sort(kept)[::-1],
+        color=plot.COLOURS[k],
+        linestyle=plot.DASHES[k],
+        linewidth=2,
+        label=names[name],
+    )
 ax.set(xlabel="nodes, sorted", ylabel="neighbours with a weight above 0", ylim=(0, None))
 ax.legend()

@@ -88,7 +88,12 @@ class GraphAttention(OfMapping):
         sides = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
         if len(sides) != 2:
             raise ValueError(f"GraphAttention: in_channels must be an integer or a pair of them, got {in_channels!r}")
-        sizes = {"in_channels": sides[0], "in_channels of targets": sides[1], "out_channels": out_channels, "heads": heads}
+        sizes = {
+            "in_channels": sides[0],
+            "in_channels of targets": sides[1],
+            "out_channels": out_channels,
+            "heads": heads,
+        }
         for name, size in (sizes if edge_dim is None else {**sizes, "edge_dim": edge_dim}).items():
             _positive("GraphAttention", name, size)
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
@@ -128,18 +133,6 @@ class GraphAttention(OfMapping):
         nn.init.uniform_(self.att, -bound, bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-    @overload
-    def forward(
-        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None,
-        return_attention_weights: Literal[False] | None = None,
-    ) -> Tensor: ...  # fmt: skip
-
-    @overload
-    def forward(
-        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None, *,
-        return_attention_weights: Literal[True],
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...  # fmt: skip
 
     def forward(
         self,
@@ -184,13 +177,17 @@ class GraphAttention(OfMapping):
     def _nodes(self, x: Any) -> tuple[Tensor, Tensor]:
         both = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
         if len(both) != 2:
-            raise ValueError(f"GraphAttention: x must be a tensor or a pair (of sources, of targets), got {len(both)} of them")
+            raise ValueError(
+                f"GraphAttention: x must be a tensor or a pair (of sources, of targets), got {len(both)} of them"
+            )
         for a, layer in zip(both, (self.lin_l, self.lin_r), strict=True):
             if not isinstance(a, Tensor):
                 raise TypeError(f"GraphAttention: x must be a tensor or a pair of tensors, got {type(a).__name__}")
             dense(a, "GraphAttention: x", "call to_dense()")
             if a.ndim != 2 or a.shape[1] != layer.in_features:
-                raise ValueError(f"GraphAttention: x must have the shape [nodes, {layer.in_features}], got {tuple(a.shape)}")
+                raise ValueError(
+                    f"GraphAttention: x must have the shape [nodes, {layer.in_features}], got {tuple(a.shape)}"
+                )
         return both[0], both[1]
 
     def _edge_features(self, edge_attr: Tensor | None, edge_index: Tensor) -> Tensor | None:
@@ -232,7 +229,20 @@ class GraphAttention(OfMapping):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {super().extra_repr()}"
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        @overload
+        def __call__(
+            self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None,
+            return_attention_weights: Literal[False] | None = None,
+        ) -> Tensor: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None, *,
+            return_attention_weights: Literal[True],
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...
 
 
 def _positive(who: str, name: str, size: Any) -> None:
@@ -244,9 +254,13 @@ def _positive(who: str, name: str, size: Any) -> None:
 
 def _check_edges(edge_index: Any, n_sources: int, n_targets: int) -> None:
     if not isinstance(edge_index, Tensor):
-        raise TypeError(f"GraphAttention: edge_index must be a tensor of integers [2, edges], got {type(edge_index).__name__}")
+        raise TypeError(
+            f"GraphAttention: edge_index must be a tensor of integers [2, edges], got {type(edge_index).__name__}"
+        )
     if is_ragged(edge_index):
-        raise TypeError("GraphAttention: edge_index is not a sparse tensor: it has the source and the target of each edge, integers [2, edges]")
+        raise TypeError(
+            "GraphAttention: edge_index is not a sparse tensor: it has the source and the target of each edge, integers [2, edges]"
+        )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"GraphAttention: edge_index must have the shape [2, edges], got {tuple(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):
@@ -313,7 +327,9 @@ class AttentionPool(OfMapping):
             if size is not None:
                 _positive("AttentionPool", name, size)
         if heads is not None and features is None:
-            raise ValueError("AttentionPool: heads are those of a learned query, which needs features=; scores may have heads")
+            raise ValueError(
+                "AttentionPool: heads are those of a learned query, which needs features=; scores may have heads"
+            )
         self.features, self.heads = features, heads
         query = None
         if features is not None:
@@ -337,7 +353,7 @@ class AttentionPool(OfMapping):
         lengths: Any = None,
         num_segments: int | None = None,
         return_attention_weights: bool = False,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The sums, [segments, features], or [segments, heads, features] where the query or the scores have heads.
 
         x: the vectors, [entries, features]; or a nested tensor of torch (jagged), which knows its segments.
@@ -347,8 +363,9 @@ class AttentionPool(OfMapping):
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"AttentionPool: x must be a tensor, got {type(x).__name__}")
+        nested: Any = x
         if x.is_nested and x.layout is torch.jagged and all(a is None for a in (index, ptr, lengths, num_segments)):
-            x, ptr = x.values(), x.offsets()
+            x, ptr = nested.values(), nested.offsets()
         dense(x, "AttentionPool: x", "of a jagged nested one without holes leave out index, ptr and lengths")
         if x.ndim != 2 or (self.features is not None and x.shape[1] != self.features):
             raise ValueError(
@@ -360,7 +377,9 @@ class AttentionPool(OfMapping):
             scores = x @ self.query.mT if self.query.ndim == 2 else x @ self.query
         elif not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or scores.shape[0] != x.shape[0]:
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ValueError(f"AttentionPool: scores must have the shape ({x.shape[0]},) or ({x.shape[0]}, heads), got {got}")
+            raise ValueError(
+                f"AttentionPool: scores must have the shape ({x.shape[0]},) or ({x.shape[0]}, heads), got {got}"
+            )
         rows = segments(index, ptr=ptr, lengths=lengths, num_segments=num_segments)
         weights = segment_apply(self.mapping, scores, index=rows)
         entries = x if weights.ndim == 1 else x[:, None]
@@ -372,4 +391,17 @@ class AttentionPool(OfMapping):
         return f"{super().extra_repr()}{words}"
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        @overload
+        def __call__(
+            self, x: Tensor, scores: Tensor | None = None, *, index: Tensor | Segments | None = None, ptr: Any = None,
+            lengths: Any = None, num_segments: int | None = None, return_attention_weights: Literal[False] = False,
+        ) -> Tensor: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: Tensor, scores: Tensor | None = None, *, index: Tensor | Segments | None = None, ptr: Any = None,
+            lengths: Any = None, num_segments: int | None = None, return_attention_weights: Literal[True],
+        ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...

@@ -1,7 +1,8 @@
 """`attention_varlen`: packed sequences, one after another without padding, as FlashAttention's `varlen` calls have them.
 
 Where the bounds are known, sequences of similar lengths are padded to one batch, and `attention` serves each batch; on a CPU a long
-sequence is a batch of its own. Under a compiler the bounds are not known: then all sequences are one batch, padded to `max_seqlen_q` and `max_seqlen_k`.
+sequence is a batch of its own. Under a compiler the bounds are not known: then all sequences are one batch, padded to `max_seqlen_q` and
+`max_seqlen_k`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .verb import ImplementationName, attention
 
 _ALONE = 1 << 14  # scores of a head from which padding costs a CPU more than another call, as measured
 _NO_MATRIX = (
-    "the scores of packed sequences are no rectangle that it could lie on; say is_causal= or window=, or call attention for each sequence"
+    "their scores are no rectangle for it to lie on; say is_causal= or window=, or call attention for each sequence"
 )
 _WORDS = {
     "mask": _NO_MATRIX,
@@ -137,7 +138,7 @@ def attention_varlen(
     most = [_most(*given) for given in (("max_seqlen_q", max_seqlen_q, at_q), ("max_seqlen_k", max_seqlen_k, at_k))]
     known = at_q.known and at_k.known and (not is_array(offset) or eager(offset))
     job = _Job(q, k, v, at_q, at_k, mapping, bool(is_causal), scale, offset)
-    batches, place = job.known() if known else job.traced(*most)
+    batches, place = job.known() if known else job.traced(most)
     sources = apart(generator, q, len(batches)) if dropout_p else [None] * len(batches)
     outs = [
         attention(
@@ -190,9 +191,11 @@ class _Job:
             offset = self.offset.detach().cpu() if is_torch(self.offset) else self.offset
             offsets = np.broadcast_to(np.asarray(offset, dtype=np.int64), q_lengths.shape)
         batches, row, rows = [], np.zeros(self.at_q.num_entries, np.int64), 0
-        many = is_jax(self.q) or (is_torch(self.q) and self.q.device.type != "cpu")  # where calls, and shapes, are expensive
+        many = is_jax(self.q) or (
+            is_torch(self.q) and self.q.device.type != "cpu"
+        )  # where calls, and shapes, are expensive
         alone = (q_lengths * k_lengths >= _ALONE) & (not many)
-        for ids in _alike(alone, q_lengths, k_lengths, offsets):
+        for ids in _alike(alone, q_lengths, k_lengths):
             width = int(q_lengths[ids].max())
             batches.append(self._batch(ids, width, k_lengths[ids], offsets[ids], q_lengths[ids]))
             at, valid = _places(self.at_q.ptr[ids], q_lengths[ids], width)
@@ -241,18 +244,19 @@ class _Job:
 
     # -- traced bounds ------------------------------------------------------------------------------------------------------------
 
-    def traced(self, most_q: int | None, most_k: int | None) -> tuple[list[_Batch], Callable[[Array], Array]]:
-        for name, most in (("max_seqlen_q", most_q), ("max_seqlen_k", most_k)):
-            if most is None:
-                raise TypeError(
-                    f"attention_varlen: under a compiler whose bounds are traced it needs {name}=, the length that is padded to"
-                )
+    def traced(self, most: list[int | None]) -> tuple[list[_Batch], Callable[[Array], Array]]:
+        most_q, most_k = most
+        if most_q is None or most_k is None:
+            name = "max_seqlen_q" if most_q is None else "max_seqlen_k"
+            raise TypeError(
+                f"attention_varlen: under a compiler whose bounds are traced it needs {name}=, the length that is padded to"
+            )
         xp = namespace(self.q)
         at_q, at_k = (beside(at.ptr, self.q, "cu_seqlens", xp) for at in (self.at_q, self.at_k))
         q_lengths, k_lengths = at_q[1:] - at_q[:-1], at_k[1:] - at_k[:-1]
         offset = k_lengths - q_lengths if self.offset is None else self.offset
         q = _gathered(self.q, at_q, q_lengths, most_q, xp)
-        k, v = (_gathered(a, at_k, k_lengths, max(most_k or 0, least_width(self.mapping)), xp) for a in (self.k, self.v))
+        k, v = (_gathered(a, at_k, k_lengths, max(most_k, least_width(self.mapping)), xp) for a in (self.k, self.v))
         batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset)
 
         def place(out: Array) -> Array:
@@ -273,18 +277,21 @@ class _Job:
 
     def _mapping_of(self, ids: Array, xp: Namespace) -> Mapping:
         name = self.mapping.name
-        return self.mapping.replace(**{n: self._of(a, f"{name}: {n}", ids, xp) for n, a in self.mapping.params().items()})
+        return self.mapping.replace(
+            **{n: self._of(a, f"{name}: {n}", ids, xp) for n, a in self.mapping.params().items()}
+        )
 
     def _of(self, value: Any, name: str, ids: Array, xp: Namespace) -> Any:
         if not is_array(value) or not value.ndim:
             return value
-        if value.ndim > 4 or any(n != 1 for n in value.shape[-2:]) or (value.ndim == 4 and value.shape[0] not in (1, self.at_q.num_segments)):
-            heads, sequences = self.q.shape[1], self.at_q.num_segments
+        sequences = self.at_q.num_segments
+        leading = value.shape[0] if value.ndim == 4 else 1
+        if value.ndim > 4 or any(n != 1 for n in value.shape[-2:]) or leading not in (1, sequences):
             raise ValueError(
-                f"attention_varlen: {name} of shape {tuple(value.shape)} must be a number, or have the shape [heads, 1, 1] or [sequences, 1 or "
-                f"heads, 1, 1], with {sequences} sequences and {heads} heads"
+                f"attention_varlen: {name} of shape {tuple(value.shape)} must be a number, or have the shape [heads, 1, 1] or "
+                f"[sequences, 1 or heads, 1, 1], with {sequences} sequences and {self.q.shape[1]} heads"
             )
-        if value.ndim < 4 or value.shape[0] == 1:
+        if leading == 1:
             return value
         return xp.take(beside(value, self.q, name, xp), ids, axis=0)
 
@@ -299,7 +306,8 @@ def _operand(a: Any, name: str) -> Array:
     a = dense(in_memory(a, name), f"attention_varlen: {name}", "give its values() and, as cu_seqlens, its offsets()")
     if a.ndim != 3:
         raise ValueError(
-            f"attention_varlen: {name} must have the shape [entries, heads, features], all sequences one after another, got {tuple(a.shape)}"
+            f"attention_varlen: {name} must have the shape [entries, heads, features], all sequences one after another, "
+            f"got {tuple(a.shape)}"
         )
     return a
 
@@ -307,7 +315,9 @@ def _operand(a: Any, name: str) -> Array:
 def _bounds(name: str, value: Any, a: Array, what: str) -> Segments:
     at = bounds("attention_varlen", name, value)
     if is_jax(at.ptr) and not is_jax(a):
-        raise TypeError(f"attention_varlen: {name} is traced by JAX, and {what} is of another framework; make {what} an array of JAX")
+        raise TypeError(
+            f"attention_varlen: {name} is traced by JAX, and {what} is of another framework; make {what} an array of JAX"
+        )
     return along("attention_varlen", at, a.shape[0], what)
 
 
@@ -330,19 +340,22 @@ def _offset(offset: Any, sequences: int) -> Any:
     offset = number(offset)
     if offset is None or (isinstance(offset, int) and not isinstance(offset, bool)):
         return offset
-    value = np.asarray(offset) if isinstance(offset, (list, tuple)) else offset
-    if not is_array(value) or not is_integer(value) or tuple(value.shape) not in ((), (1,), (sequences,)):
-        raise TypeError(f"attention_varlen: offset must be an integer, or integers of the shape ({sequences},), got {shown(offset)}")
-    return value
+    offset = np.asarray(offset) if isinstance(offset, (list, tuple)) else offset
+    shape = tuple(offset.shape) if is_array(offset) and is_integer(offset) else None
+    if shape not in ((), (1,), (sequences,)):
+        raise TypeError(
+            f"attention_varlen: offset must be an integer, or integers of the shape ({sequences},), got {shown(offset)}"
+        )
+    return offset
 
 
 # -- rows and batches -------------------------------------------------------------------------------------------------------------------
 
 
-def _alike(alone: np.ndarray, q_lengths: np.ndarray, k_lengths: np.ndarray, offsets: np.ndarray) -> Iterator[np.ndarray]:
+def _alike(alone: np.ndarray, q_lengths: np.ndarray, k_lengths: np.ndarray) -> Iterator[np.ndarray]:
     """The numbers of the sequences of each batch: of exactly the same lengths, or where not `alone` below twice another's."""
-    key = [np.where(alone, n, np.frexp(np.maximum(n, 1) - 0.5)[1]) for n in (q_lengths, k_lengths)]
-    keys = np.stack([alone, *key, np.where(alone, offsets, 0)], axis=1)
+    lengths = (np.where(alone, n, np.frexp(np.maximum(n, 1) - 0.5)[1]) for n in (q_lengths, k_lengths))
+    keys = np.stack([alone, *lengths], axis=1)
     ids = np.nonzero(q_lengths > 0)[0]
     _, batch = np.unique(keys[ids], axis=0, return_inverse=True)
     for each in range(int(batch.max(initial=-1)) + 1):
