@@ -32,10 +32,10 @@ except ModuleNotFoundError as error:
 from . import samplers, transforms
 from ._categorical import global_generator
 from ._mapping import Mapping
+from ._of_mapping import OfMapping
 from ._terms import log_p_rows, read
 from .attention import attention
 from .mappings import CATALOGUE, Entmax, Softmax
-from .nn import _OfMapping
 
 try:
     import transformers
@@ -241,7 +241,7 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
         parts.append(getattr(transforms, key)(**{k: _number(v, query) for k, v in options.items()}))
     transform = transforms.compose(*parts) if parts else None
     owned = getattr(module, "anymax", None)
-    if isinstance(owned, _OfMapping):
+    if isinstance(owned, OfMapping):
         return owned.mapping, transform
     kind = name.removeprefix(_PREFIX)
     if kind == "sparse_softmax" and not given:

@@ -42,7 +42,8 @@ class Layout:
 
     def __init__(self, who: str, x: DTensor, axes: Any, split: bool) -> None:
         given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
-        self.who, self.axes = who, tuple(check_axis(a, x.ndim) for a in given)
+        self.who = who
+        self.axes: tuple[int, ...] = tuple(check_axis(a, x.ndim) for a in given)
         self.mesh, self.shape, self.places = x.device_mesh, x.shape, []
         self.along: int | None = None  # the dimension of the mesh along which the classes stay apart
         for dim, place in enumerate(x.placements):
@@ -171,7 +172,8 @@ def _in_its_place(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[...,
 def _like_scores(
     who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
 ) -> DTensor:
-    layout = Layout(who, x if dtype is None else x.to(_array.asked_for(dtype, x)), axes, True)
+    cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
+    layout = Layout(who, cast, axes, True)
     mapping, keep = layout.mapping(mapping), layout.mask(mask)
     if layout.along is None:
         return layout.like(whole(mapping, layout.local, keep))
@@ -215,23 +217,24 @@ def _loss(
     indices = is_integer(target)
     t = layout.beside(target, "target", dropped=indices)
     given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
-    scores, w = layout.local, None
-    axis = layout.axes if len(layout.axes) > 1 else layout.axes[0]
+    w: Any = None
     if weight is not None:
         weight = weight if is_torch(weight) else torch.as_tensor(np.asarray(weight), device=x.device)
         w = weight.full_tensor() if isinstance(weight, DTensor) else weight
     mapping = layout.mapping(mapping)
     if layout.along is None:
-        value = whole(mapping, scores, t, w, axis=axis, **given)
+        every: Any = layout.axes
+        axis = every if len(every) > 1 else every[0]
+        value = whole(mapping, layout.local, t, w, axis=axis, **given)
     else:
-        split = layout.split
-        start, here = split["class_start"], scores.shape[axis]
-        part = (
-            w if w is None else class_weights(w, x.new_empty(1).to_local().expand(x.shape[axis]), _array.namespace(w))
-        )
-        value = apart(
-            mapping, scores, t, None if part is None else part[start : start + here], axis=axis, **given, **split
-        )  # type: ignore[misc]
+        assert apart is not None
+        axis, split = layout.axes[0], layout.split
+        if w is not None:
+            like = layout.local.new_empty(layout.shape[axis])
+            w = class_weights(w, like, _array.namespace(like))
+            start = split["class_start"]
+            given["weight"] = w[start : start + layout.local.shape[axis]]
+        value = apart(mapping, layout.local, t, axis=axis, **given, **split)
     if reduction == "none":
         return layout.one(value)
     return _reduced(layout, value, t, w, indices, options.get("ignore_index", -100), reduction)
