@@ -24,8 +24,8 @@ MODULES = [
 ]
 # Where every public name has an example and a line for each of its arguments: top-level modules and packages.
 COMPLETE = (
-    "_config", "_facts", "_mapping", "_noises", "attention", "contract", "functional", "inspection", "kernels", "losses", "mappings",
-    "margins", "multilabel", "nn", "output_layers", "plot", "sklearn", "thresholds",
+    "_config", "_facts", "_mapping", "_noises", "attention", "contract", "distributed", "functional", "inspection", "kernels",
+    "losses", "mappings", "margins", "multilabel", "nn", "output_layers", "plot", "sklearn", "thresholds",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_an_example_that_lies_is_found():
 # -- signatures and arguments -----------------------------------------------------------------------------------------------------
 
 
-OWN = ("margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
+OWN = ("distributed", "margins", "nn", "hf", "sklearn", "plot")  # modules whose own names are public
 
 
 def home(thing):

@@ -42,6 +42,10 @@ PAGES = {
     ),
     "attention": ("Attention", "Any map in attention, on NumPy, PyTorch and JAX."),
     "inspection": ("Inspection", "What a map promises, its derivatives, and which engine serves it."),
+    "distributed": (
+        "Classes on several processes",
+        "`anymax.distributed`, for torch and JAX; {doc}`/many_machines` says how.",
+    ),
     "nn": ("Torch modules", "`anymax.nn`, which loads torch."),
     "hf": ("Hugging Face", "`anymax.hf`, for transformers 5."),
     "numpyro": ("NumPyro", "`anymax.numpyro`, for models in NumPyro."),
@@ -81,7 +85,7 @@ RESULTS = {  # types that public functions return or raise
     "kernels": ("Explanation",),
     "contract": ("BrokenLaw",),
 }
-MODULES = ("margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
+MODULES = ("distributed", "margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
 
 
 def names() -> dict[str, list[str]]:

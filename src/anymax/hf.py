@@ -32,10 +32,10 @@ except ModuleNotFoundError as error:
 from . import samplers, transforms
 from ._categorical import global_generator
 from ._mapping import Mapping
+from ._of_mapping import OfMapping
 from ._terms import log_p_rows, read
 from .attention import attention
 from .mappings import CATALOGUE, Entmax, Softmax
-from ._of_mapping import OfMapping
 
 try:
     import transformers

@@ -7,9 +7,10 @@ communicates a few numbers a row: docs/many_machines.md has the table. Every pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from .._array import check_axis, pick_axis
+from .._array import check_axis, pick_axis, torch_loaded
 from .._mapping import Mapping
 from .._options import spelled
 from .._targets import class_axis
@@ -62,8 +63,8 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    call = Call.of("apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    return solve(call, lambda out: out.shard.back(out.p()))
+    asked = ("apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_probabilities, asked, False)
 
 
 @spelled(apply)
@@ -91,8 +92,8 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    call = Call.of("log_apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    return solve(call, lambda out: out.shard.back(out.log_p()))
+    asked = ("log_apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_probabilities, asked, True)
 
 
 @spelled(apply)
@@ -123,8 +124,8 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    call = Call.of("threshold", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    return _rows.threshold(call, keepdims)
+    asked = ("threshold", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_rows.threshold, asked, keepdims)
 
 
 @spelled(apply)
@@ -157,8 +158,8 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    call = Call.of("logsumexp", "softmax", x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    return _rows.logsumexp(call, temperature, keepdims)
+    asked = ("logsumexp", "softmax", x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_rows.logsumexp, asked, temperature, keepdims)
 
 
 @spelled(apply)
@@ -202,9 +203,9 @@ def fenchel_young(
     >>> dist.destroy_process_group()
     """
     axis = _axis(scores, axis, dim)
-    call = Call.of("fenchel_young", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
+    asked = ("fenchel_young", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
     options = _losses.Options.of("fenchel_young", weight, ignore_index, reduction, label_smoothing, True, False)
-    return _losses.loss(call, target, options)
+    return _eagerly(_losses.loss, asked, target, options)
 
 
 @spelled(fenchel_young)
@@ -243,9 +244,9 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    call = Call.of("nll", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = ("nll", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count)
     options = _losses.Options.of("nll", weight, ignore_index, reduction, label_smoothing, False, True)
-    return _losses.loss(call, target, options)
+    return _eagerly(_losses.loss, asked, target, options)
 
 
 @spelled(apply)
@@ -278,10 +279,8 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    call = Call.of(
-        "log_prob_entropy", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count
-    )
-    return _rows.log_prob_entropy(call, y)
+    asked = ("log_prob_entropy", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_rows.log_prob_entropy, asked, y)
 
 
 @spelled(apply)
@@ -316,8 +315,8 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    call = Call.of("sample", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
-    return _rows.sample(call, generator, num_samples)
+    asked = ("sample", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    return _eagerly(_rows.sample, asked, generator, num_samples)
 
 
 def _without_constant(
@@ -325,9 +324,22 @@ def _without_constant(
     reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, class_start: int, class_count: int,
 ) -> Any:  # fmt: skip
     """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
-    call = Call.of("sparse_softmax_loss", mapping, scores, axis, mask, group, None, class_start, class_count)
+    asked = ("sparse_softmax_loss", mapping, scores, axis, mask, group, None, class_start, class_count)
     options = _losses.Options.of("sparse_softmax_loss", weight, ignore_index, reduction, label_smoothing, False, False)
-    return _losses.loss(call, target, options)
+    return _eagerly(_losses.loss, asked, target, options)
+
+
+def _probabilities(call: Call, logs: bool) -> Any:
+    return solve(call, lambda out: out.shard.back(out.log_p() if logs else out.p()))
+
+
+def _eagerly(verb: Callable[..., Any], asked: tuple[Any, ...], *given: Any) -> Any:
+    """Outside of what torch.compile traces, since how much is sent depends on the scores."""
+    return verb(Call.of(*asked), *given)
+
+
+if torch := torch_loaded():
+    _eagerly = torch.compiler.disable(_eagerly, reason="anymax.distributed sends as much as the scores make necessary")
 
 
 def _axis(scores: Any, axis: int | None, dim: int | None) -> int:

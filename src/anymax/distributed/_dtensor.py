@@ -42,7 +42,8 @@ class Layout:
 
     def __init__(self, who: str, x: DTensor, axes: Any, split: bool) -> None:
         given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
-        self.who, self.axes = who, tuple(check_axis(a, x.ndim) for a in given)
+        self.who = who
+        self.axes: tuple[int, ...] = tuple(check_axis(a, x.ndim) for a in given)
         self.mesh, self.shape, self.places = x.device_mesh, x.shape, []
         self.along: int | None = None  # the dimension of the mesh along which the classes stay apart
         for dim, place in enumerate(x.placements):
@@ -133,14 +134,10 @@ class Layout:
 
 
 def like_scores(
-    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, *given: Any
 ) -> DTensor:
-    """p or log p: `whole(mapping, rows, mask)` where a device has all classes."""
-    layout = Layout(who, x if dtype is None else x.to(_array.asked_for(dtype, x)), axes, True)
-    mapping, keep = layout.mapping(mapping), layout.mask(mask)
-    if layout.along is None:
-        return layout.like(whole(mapping, layout.local, keep))
-    return layout.like(APART[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.split))
+    """p or log p: `whole(mapping, rows, mask)` where a device has all classes. given: mask, dtype."""
+    return _in_its_place(_like_scores, x, axes)(who, whole, mapping, x, axes, *given)
 
 
 def of_rows(
@@ -151,6 +148,42 @@ def of_rows(
 
     y: classes of each row, or with axes before the rows; parameters: what has one value a row.
     """
+    return _in_its_place(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
+
+
+def loss(
+    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, target: Any, weight: Any, options: dict[str, Any]
+) -> DTensor:
+    """A loss: one number for each row by the device that has it, then the reduction. A mean of class indices adds up their weights."""
+    axes, dim = options.get("axis"), options.get("dim")
+    axes = axes if isinstance(axes, (tuple, list)) else class_axis(x, axes, dim)
+    options = {k: v for k, v in options.items() if k not in ("axis", "dim")}
+    return _in_its_place(_loss, x, axes)(who, whole, mapping, x, axes, target, weight, options)
+
+
+def _in_its_place(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
+    """`f`, outside of what torch.compile traces where the classes lie on several devices."""
+    given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
+    classes = [a % x.ndim for a in given if isinstance(a, int)]
+    apart = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
+    return _EAGERLY[f.__name__] if apart else f
+
+
+def _like_scores(
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, mask: Any, dtype: Any
+) -> DTensor:
+    cast: Any = x if dtype is None else x.to(_array.asked_for(dtype, x))
+    layout = Layout(who, cast, axes, True)
+    mapping, keep = layout.mapping(mapping), layout.mask(mask)
+    if layout.along is None:
+        return layout.like(whole(mapping, layout.local, keep))
+    return layout.like(APART[who](mapping, layout.local, layout.axes[0], mask=keep, **layout.split))
+
+
+def _of_rows(
+    who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
+    **parameters: Any,
+) -> list[DTensor]:  # fmt: skip
     layout = Layout(who, x, axes, True)
     given: dict[str, Any] = {k: layout.beside(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
@@ -174,36 +207,34 @@ def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
     return y.redistribute(placements=layout.of_rows(first=first)).to_local()
 
 
-def loss(
-    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, target: Any, weight: Any, options: dict[str, Any]
-) -> DTensor:
-    """A loss: one number for each row by the device that has it, then the reduction. A mean of class indices adds up their weights."""
+def _loss(
+    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, axes: Any, target: Any, weight: Any, options: dict[str, Any]
+) -> DTensor:  # fmt: skip
     mapping, apart, options = as_mapping(mapping, who), APART.get(who), dict(options)
-    axes = options.pop("axis", None)
-    dim, mask, reduction = options.pop("dim", None), options.pop("mask", None), options.pop("reduction", "mean")
-    axes = axes if isinstance(axes, (tuple, list)) else class_axis(x, axes, dim)
+    mask, reduction = options.pop("mask", None), options.pop("reduction", "mean")
     layout = Layout(who, x, axes, apart is not None)
     target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
     indices = is_integer(target)
     t = layout.beside(target, "target", dropped=indices)
     given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
-    scores, w = layout.local, None
-    axis = layout.axes if len(layout.axes) > 1 else layout.axes[0]
+    w: Any = None
     if weight is not None:
         weight = weight if is_torch(weight) else torch.as_tensor(np.asarray(weight), device=x.device)
         w = weight.full_tensor() if isinstance(weight, DTensor) else weight
     mapping = layout.mapping(mapping)
     if layout.along is None:
-        value = whole(mapping, scores, t, w, axis=axis, **given)
+        every: Any = layout.axes
+        axis = every if len(every) > 1 else every[0]
+        value = whole(mapping, layout.local, t, w, axis=axis, **given)
     else:
-        split = layout.split
-        start, here = split["class_start"], scores.shape[axis]
-        part = (
-            w if w is None else class_weights(w, x.new_empty(1).to_local().expand(x.shape[axis]), _array.namespace(w))
-        )
-        value = apart(
-            mapping, scores, t, None if part is None else part[start : start + here], axis=axis, **given, **split
-        )  # type: ignore[misc]
+        assert apart is not None
+        axis, split = layout.axes[0], layout.split
+        if w is not None:
+            like = layout.local.new_empty(layout.shape[axis])
+            w = class_weights(w, like, _array.namespace(like))
+            start = split["class_start"]
+            given["weight"] = w[start : start + layout.local.shape[axis]]
+        value = apart(mapping, layout.local, t, axis=axis, **given, **split)
     if reduction == "none":
         return layout.one(value)
     return _reduced(layout, value, t, w, indices, options.get("ignore_index", -100), reduction)
@@ -216,7 +247,7 @@ def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, ig
     wide = value if value.dtype == torch.float64 else value.float()
     out = wide.sum()
     if reduction == "mean":
-        count = math.prod(n for i, n in enumerate(layout.shape) if i not in layout.axes)
+        count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
         if indices:
             counted = (t != ignored).to(wide.dtype)
             if w is not None:
@@ -227,3 +258,7 @@ def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, ig
             norm = torch.full((), float(count), dtype=wide.dtype, device=wide.device)
         out = out / torch.where(norm == 0, torch.ones_like(norm), norm)
     return DTensor.from_local(out.to(result_dtype(value)), mesh, summed, run_check=False)
+
+
+_WHY = "classes on several devices: anymax.distributed sends as much as the scores make necessary"
+_EAGERLY = {f.__name__: torch.compiler.disable(f, reason=_WHY) for f in (_like_scores, _of_rows, _loss)}

@@ -21,9 +21,7 @@ class TorchGroup(Group):
         self.name: str = group.group_name
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    @property
-    def strict(self) -> bool:  # type: ignore[override]
-        return not torch.compiler.is_compiling()
+    strict = True
 
     def stack(self, a: Tensor) -> Tensor:
         return _Stack.apply(a, self)
@@ -50,8 +48,6 @@ class TorchGroup(Group):
 
     def _run(self, collective: Any, *args: Any) -> Tensor:
         wait = torch.ops._c10d_functional.wait_tensor
-        if torch.compiler.is_compiling():
-            return wait(collective(*args))
         try:
             return wait(collective(*args))
         except RuntimeError as error:
@@ -127,6 +123,10 @@ class _Sum(torch.autograd.Function):
 
 def torch_group(who: str, group: Any) -> TorchGroup:
     """The group that is meant: a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"{who}: import torch before anymax.distributed is first used; torch.compile then leaves it out of its graphs"
+        )
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(f"{who}: there are no processes yet; call torch.distributed.init_process_group first")
     given = group

@@ -330,5 +330,6 @@ def _start(out: Solved, mapping: Any, anchor: Array) -> Array | None:
     if isinstance(mapping, Entmax) and out.way != "search":
         if _array.is_array(mapping.alpha):
             return None
-        tau = tau + 1.0 / (mapping.alpha - 1.0)
+        alpha: Any = mapping.alpha
+        tau = tau + 1.0 / (alpha - 1.0)
     return xp.where(tau > -math.inf, anchor - tau, xp.zeros_like(anchor))
