@@ -314,6 +314,78 @@ def test_what_is_no_part_of_scores_is_refused():
 # -- the margin head, as partial FC has it -----------------------------------------------------------------------------------------
 
 
+LAYERS = [
+    "softmax",
+    "sparsemax",
+    "entmax15",
+    A.SparseSoftmax(k=4),
+    A.Taylor(2),
+    A.NormMax(2.0),
+    A.Entmax(numbers(9, 6, 1).abs() + 1.1),
+]
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("mapping", LAYERS, ids=lambda m: m if isinstance(m, str) else m.name)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing": 0.1, "reduction": "none"}, {"weight": True, "mask": True}, {"soft": True}],
+    ids=str,
+)
+def test_an_output_layer_over_processes(mapping, options):
+    """The loss and all gradients are those of one process, with rows made some at a time, and a process without classes."""
+    sizes, x, weight, bias = (20, 0, 17), numbers(1, 2, 3, 5), numbers(2, N, 5), numbers(3, N)
+    if isinstance(mapping, A.Entmax):
+        mapping = A.Entmax(mapping.alpha.reshape(2, 3, 1))
+    t = torch.randint(N, (2, 3), generator=torch.Generator().manual_seed(4))
+    t[1, 2] = -100
+    if "soft" in options:
+        t = torch.softmax(numbers(5, 2, 3, N), -1)
+    given = {k: v for k, v in options.items() if k in ("label_smoothing", "reduction")}
+    if "mask" in options:
+        given["mask"], given["weight"] = numbers(6, 2, 3, N) > -1.5, numbers(7, N).abs()
+        given["mask"].scatter_(-1, t.clamp(0)[..., None], True)
+    if isinstance(mapping, A.SparseSoftmax) and options.keys() & {"label_smoothing", "soft"}:
+        pytest.skip("k classes do not reach such a target")
+
+    def run(f, x, weight, bias):
+        leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
+        value = f(*leaves)
+        (value * (1.0 if not value.ndim else numbers(8, *value.shape))).sum().backward()
+        return value, [a.grad for a in leaves]
+
+    want, gradients = run(lambda x, w, b: A.linear_loss(x, w, t, mapping, linear_bias=b, **given), x, weight, bias)
+
+    def one(group, chunk):
+        part = lambda a: cut(a, sizes, group.rank)  # noqa: E731
+        mine = {k: part(v) if torch.is_tensor(v) else v for k, v in given.items()}
+        target = part(t) if "soft" in options else t
+        f = lambda x, w, b: D.linear_loss(x, w, target, mapping, linear_bias=b, group=group, chunk=chunk, **mine)  # noqa: E731
+        return run(f, x, part(weight.T).T, part(bias))
+
+    for chunk in (None, 4):
+        found = together(len(sizes), lambda group: one(group, chunk))
+        for value, (of_x, _, _) in found:
+            same(value, want)
+            same(of_x, gradients[0], rtol=1e-8, atol=1e-9)
+        same(torch.cat([g[1] for _, g in found]), gradients[1], rtol=1e-8, atol=1e-9)
+        same(torch.cat([g[2] for _, g in found]), gradients[2], rtol=1e-8, atol=1e-9)
+
+
+def test_an_output_layer_says_what_is_wrong():
+    x, weight, t = numbers(1, 4, 5), numbers(2, N, 5), torch.zeros(4, dtype=torch.long)
+    for change, words in (
+        ({"linear_weight": numbers(1, N, 6)}, r"expected features \[..., features\] and this process's part"),
+        ({"target": t[:3]}, r"target of shape \(3,\)"),
+        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"class_count": 5}, "class_count=5, but the processes have 37"),
+        ({"reduction": "average"}, "reduction"),
+    ):
+        given = {"x": x, "linear_weight": weight, "target": t, "mapping": "sparsemax", **change}
+        with pytest.raises(ValueError, match=words):
+            together(1, lambda group: D.linear_loss(**given, group=group))
+
+
 def heads(group, **options):
     """A head with this process's part of the centres."""
     head = A.nn.MarginHead(6, 11, options.pop("mapping", "softmax"), scale=4.0, group=group, **options).double()

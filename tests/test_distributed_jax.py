@@ -62,6 +62,27 @@ def test_classes_on_four_devices():
 
 
 @pytest.mark.whole
+def test_an_output_layer_on_four_devices():
+    right("""
+    x, w, b = (jnp.asarray(rng.normal(size=s)) for s in ((2, 3, 6), (40, 6), (40,)))
+    t = jnp.asarray(rng.integers(0, 40, (2, 3)))
+    factors = jnp.asarray(rng.uniform(size=40))
+    for mapping, options in (("softmax", {}), ("sparsemax", {"reduction": "none"}), ("entmax15", {"weight": factors})):
+        def one(x, w, b, f, chunk):
+            given = {k: f if k == "weight" else v for k, v in options.items()}
+            return D.linear_loss(x, w, t, mapping, linear_bias=b, axis_name="classes", chunk=chunk, **given)
+        for chunk in (None, 4):
+            g = jax.jit(jax.shard_map(lambda x, w, b, f: one(x, w, b, f, chunk), mesh=mesh,
+                in_specs=(P(), P("classes"), P("classes"), P("classes")), out_specs=P()))
+            ref = lambda x, w, b: A.linear_loss(x, w, t, mapping, linear_bias=b, **options)
+            np.testing.assert_allclose(g(x, w, b, factors), ref(x, w, b), rtol=1e-10)
+            for got, want in zip(jax.grad(lambda *a: g(*a, factors).sum(), (0, 1, 2))(x, w, b),
+                                 jax.grad(lambda *a: ref(*a).sum(), (0, 1, 2))(x, w, b)):
+                np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
+    """)
+
+
+@pytest.mark.whole
 def test_maps_on_four_devices():
     right("""
     w, t = jnp.asarray(rng.normal(size=(3, 36))), jnp.asarray([0, 35, 5])

@@ -16,11 +16,21 @@ from .._options import spelled
 from .._targets import class_axis
 from .._typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
-from . import _losses, _rows
+from . import _layer, _losses, _rows
 from ._shard import Call
 from ._ways import solve
 
-__all__ = ["apply", "fenchel_young", "log_apply", "log_prob_entropy", "logsumexp", "nll", "sample", "threshold"]
+__all__ = [
+    "apply",
+    "fenchel_young",
+    "linear_loss",
+    "log_apply",
+    "log_prob_entropy",
+    "logsumexp",
+    "nll",
+    "sample",
+    "threshold",
+]
 
 
 def __dir__() -> list[str]:
@@ -247,6 +257,55 @@ def nll(
     asked = ("nll", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count)
     options = _losses.Options.of("nll", weight, ignore_index, reduction, label_smoothing, False, True)
     return _eagerly(_losses.loss, asked, target, options)
+
+
+@spelled(fenchel_young)
+def linear_loss(
+    x: ArrayT,
+    linear_weight: Any,
+    target: Any,
+    mapping: Mapping | str = "softmax",
+    *,
+    linear_bias: Any = None,
+    weight: Any = None,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    mask: Mask = None,
+    group: Any = None,
+    axis_name: Any = None,
+    class_start: int | None = None,
+    class_count: int | None = None,
+    chunk: int | None = None,
+) -> ArrayT:
+    """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes lie on all processes.
+
+    As `anymax.linear_loss`: for a vocabulary that is split over processes. Each makes the scores of its own classes for some rows at a
+    time, and again for the gradient, so that they are never all held.
+
+    x: the features, [..., features], the same on every process; their gradient is the sum over all processes.
+    linear_weight: this process's part of the weight of the layer, [classes of this process, features].
+    mapping: the map, such as `anymax.Entmax(1.5)`, or its name; the same on every process.
+    linear_bias: one number for each class of this process, added to the scores.
+    mask: booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
+    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
+        None is all processes.
+    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
+    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
+    class_count: how many classes there are on all processes; it is checked where it is given.
+    chunk: how many rows are made at a time; by default as many as make 4 million scores of a process.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 1.0], [0.0, 2.0]])
+    >>> anymax.distributed.linear_loss(x, weight, torch.tensor([0]), "sparsemax")
+    tensor(0.0625)
+    >>> dist.destroy_process_group()
+    """
+    return _layer.linear_loss(
+        x, linear_weight, target, mapping, linear_bias, weight, reduction, ignore_index, label_smoothing, mask, group, axis_name,
+        class_start, class_count, chunk,
+    )  # fmt: skip
 
 
 @spelled(apply)
