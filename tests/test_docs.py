@@ -30,7 +30,7 @@ from generator import api, build, docstrings, evidence, maps, measured, migratin
 
 PAGES = sorted(DOCS.glob("*.md"))
 FENCE = re.compile(r"^(`{3,})(?:python|pycon)\n(.*?)^\1", flags=re.M | re.S)
-NEEDS = ("torch", "jax", "matplotlib", "sklearn", "transformers", "entmax")
+NEEDS = ("torch", "jax", "matplotlib", "sklearn", "transformers", "entmax", "dask")
 
 
 def blocks(page):

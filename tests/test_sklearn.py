@@ -425,7 +425,7 @@ def test_csr(dtype, index, monkeypatch):
     array = MappingClassifier("sparsemax", tol=1e-6, max_iter=500).fit(sparse.csr_array(x), y)
     np.testing.assert_array_equal(array.coef_, model.coef_)
     _, many = labels(150, 4, 5)
-    both = MultiLabelMappingClassifier(scale=1.0).fit(x, sparse.csr_matrix(many)).predict(x)
+    both = MultiLabelMappingClassifier("sparsemax", scale=1.0).fit(x, sparse.csr_matrix(many)).predict(x)
     assert sparse.issparse(both)
 
 
@@ -757,10 +757,18 @@ def test_the_empty_set_is_learned():
             np.testing.assert_allclose(
                 np.log(p, where=p > 0, out=np.full(p.shape, -np.inf)), model.predict_log_proba(x)
             )
+    rare = MultiLabelMappingClassifier("softmax", threshold=0.01).fit(x, many)
+    assert not rare.predict(x)[kind == 0].any(), "where none is the most probable, whatever the threshold is"
     some = kind > 0
     assert not MultiLabelMappingClassifier().fit(x[some], many[some]).none_
     assert MultiLabelMappingClassifier(none=True).fit(x[some], many[some]).none_
-    assert MultiLabelMappingClassifier(none=False, scale=1.0).fit(x, many).predict(x)[kind == 0].any(axis=1).all()
+    assert (
+        MultiLabelMappingClassifier("sparsemax", none=False, scale=1.0)
+        .fit(x, many)
+        .predict(x)[kind == 0]
+        .any(axis=1)
+        .all()
+    )
 
 
 @pytest.mark.parametrize("mapping", ["softmax", "sparsemax", "entmax15"])
@@ -837,7 +845,7 @@ def test_sparse_and_dense_labels_are_the_same():
 
 def test_one_class_a_row_is_a_mapping_classifier():
     x, y = blobs()
-    a, b = MappingClassifier().fit(x, y), MultiLabelMappingClassifier().fit(x, y)
+    a, b = MappingClassifier().fit(x, y), MultiLabelMappingClassifier("sparsemax").fit(x, y)
     assert b.decision_ == "argmax"
     np.testing.assert_array_equal(a.coef_, b.coef_)
     np.testing.assert_array_equal(a.predict(x), b.predict(x))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import anymax
 from anymax import Entmax, LinearState, Sparsemax, hf, margins, nn, plot
-from anymax.sklearn import MappingClassifier, MultiLabelMappingClassifier
+from anymax.sklearn import LabelDistributionClassifier, MappingClassifier, MultiLabelMappingClassifier
 
 
 def attention_of_numpy(q: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:
@@ -78,6 +78,8 @@ def estimators(x: NDArray[np.float64], y: NDArray[np.int64]) -> None:
     assert_type(model.predict_proba([[1.0, 2.0]]), np.ndarray)
     assert_type(model.coef_, np.ndarray)
     assert_type(MultiLabelMappingClassifier(decision="support", scale=2.0).fit(x, y), MultiLabelMappingClassifier)
+    assert_type(MappingClassifier(penalty=None, n_jobs=2).partial_fit(x, y, classes=[0, 1]), MappingClassifier)
+    assert_type(LabelDistributionClassifier("sparsemax", smoothing=0.1).fit(x, x).score(x, x), float)
 
 
 def pictures(x: torch.Tensor, ax: Axes) -> None:

@@ -40,15 +40,16 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     For rows that may have several labels, or none. The map is trained on the even distribution over the labels of a row,
     `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without a label has a class of its own,
-    "none", whose score is 0. A label is predicted where its probability is above 0, or above a threshold; the scale or the threshold
-    is tuned by cross-validation. Martins and Astudillo 2016, section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
+    "none", whose score is 0; where that is the most probable, the empty set is predicted. Otherwise a label is predicted where its
+    probability is above 0, or above a threshold; the scale or the threshold is tuned by cross-validation. Martins and Astudillo 2016,
+    section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
 
     Parameters
     ----------
     alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
     penalty, n_jobs, smoothing : as there
         The class weight of a row is the mean of those of its labels. Smoothing changes `predict_proba`, and no set.
-    mapping : str or Mapping, default="sparsemax"
+    mapping : str or Mapping, default="softmax"
         A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
     decision : {"auto", "support", "threshold"}, default="auto"
@@ -89,7 +90,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
     >>> Y = (X @ [[1, 0, 0], [1, 1, 0], [0, 1, 1]]).astype(int)
-    >>> MultiLabelMappingClassifier(C=10).fit(X, Y).predict(np.eye(3))
+    >>> MultiLabelMappingClassifier("sparsemax", C=10).fit(X, Y).predict(np.eye(3))
     array([[1, 0, 0],
            [1, 1, 0],
            [0, 1, 1]])
@@ -103,7 +104,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     def __init__(
         self,
-        mapping: str | Mapping = "sparsemax",
+        mapping: str | Mapping = "softmax",
         *,
         alpha: float | None = None,
         C: float = 1.0,
@@ -271,6 +272,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, given: list[float] | None) -> None:
         """Set `threshold_` or `scale_` by the scores of rows that the model did not see."""
         ranks = self._of_labels(lambda z: lasting(self.mapping_, z), z) if name == "scale" else self._probabilities(z)
+        ranks = np.where(self._empty(z), 0.0, ranks)
         level, found = best(ranks, truth, self.scoring, given, name == "scale")
         setattr(self, f"{name}_", float(level))
         self.cv_results_ = {name: found["level"], "score": found["score"]}
@@ -362,8 +364,18 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def _chosen(self, z: np.ndarray) -> np.ndarray:
         """Which labels the scores mean, boolean."""
         if self.decision_ == "support":
-            return self._probabilities(z * z.dtype.type(self.scale_)) > 0
-        return self._probabilities(z) > self.threshold_
+            chosen = self._probabilities(z * z.dtype.type(self.scale_)) > 0
+        else:
+            chosen = self._probabilities(z) > self.threshold_
+        return chosen & ~self._empty(z)
+
+    def _empty(self, z: np.ndarray) -> np.ndarray:
+        """Where "none" is the most probable class, [rows, 1]."""
+        if not self.none_:
+            return np.zeros((len(z), 1), np.bool_)
+        best = z if self.mapping_.facts.monotone else self._probabilities(z)
+        none = 0.0 if self.mapping_.facts.monotone else 1.0 - best.sum(axis=1, keepdims=True)
+        return best.max(axis=1, keepdims=True) <= none
 
     def _probabilities(self, z: np.ndarray) -> np.ndarray:
         if self.mapping_ in NO_MAP:
