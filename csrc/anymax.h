@@ -87,6 +87,7 @@ typedef struct {
                              the stores do not bypass these; 2: and it holds zeros, which are not written again */
     const int64_t *starts; /* [outer]: how many numbers from `data` row (o, i) of x, p, g and out begins, less i * inner; NULL: o * outer. Without mask
                               and support */
+    const int64_t *sizes; /* [outer], of calls that anymax_run_segments makes by itself: how many classes each row has, n at most; else NULL */
 } anymax_call;
 
 /* 0, or one of the codes that anymax_error() puts into words. Nothing is written where the call is refused, but for a support whose classes are

@@ -154,6 +154,12 @@ inline Plan plan(const anymax_call &call) {
     return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD || way == SAVED_GRADIENT)};
 }
 
+// The ways that take rows of lengths of their own, up to this one.
+inline int64_t uneven(anymax_call call) {
+    call.n = DENSE_MOST;
+    return plan(call).way == DENSE_BACKWARD ? DENSE_MOST : 0;
+}
+
 // The way of a single row, which may have a parameter of its own.
 inline Way row_plan(const anymax_call &call, Link link) { return first_of(SWEEP, call, link); }
 

@@ -10,6 +10,8 @@ typedef struct {
     /* The rows [begin, end) of a call; `team` splits a single long row, NULL: the caller alone. */
     int (*rows)(const anymax_call *call, int64_t begin, int64_t end, int bypass, anymax_parallel team);
     const char *(*plan)(const anymax_call *call);
+    /* Up to how many classes the rows of a call may have lengths of their own (sizes), from 1 on; 0: they may not. */
+    int64_t (*uneven)(const anymax_call *call);
     int64_t (*saves)(int32_t op, int32_t map, double param, int64_t rows, int64_t n);
     int (*linear)(const anymax_linear_call *call, anymax_parallel team);
     int (*linear_vjp)(const anymax_linear_call *call, anymax_parallel team);

@@ -181,7 +181,7 @@ int check_map(const anymax_call *c) {
 int check_operands(const anymax_call *c) {
     if (c->support.count && c->support.capacity < 0) return ANYMAX_BAD_SHAPE;
     if (c->support.count && c->support.capacity > 0 && (!c->support.index || !c->support.value)) return ANYMAX_BAD_POINTER;
-    if (c->starts && (c->mask.data || c->support.count)) return ANYMAX_BAD_CALL;
+    if (c->sizes || (c->starts && (c->mask.data || c->support.count))) return ANYMAX_BAD_CALL;
     const bool x = c->x.data, out = c->out.data, given = c->p.data && c->g.data && out && (x || !MAPS[c->map].scores);
     bool there = x && out;
     switch (c->op) {

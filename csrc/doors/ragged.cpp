@@ -144,7 +144,7 @@ void move_each(const Group &g, void *own, char *staged, int64_t size) {
 // -- rows of one length ----------------------------------------------------------------------------------------------------------------------
 
 struct Stage {
-    Memory x, p, g, out, starts, params, index, scale, result, sorted;
+    Memory x, p, g, out, starts, sizes, params, index, scale, result, sorted;
 };
 
 bool rows_lie_dense(const anymax_call &call) {
@@ -158,7 +158,7 @@ int serve_group(const Work &w, Group &g, Stage &stage) {
     const anymax_call &call = *w.call;
     const int64_t rows = g.count * g.heads, numbers = rows * g.n;
     anymax_call c = call;
-    c.n = g.n, c.fresh = 0, c.starts = nullptr;
+    c.n = g.n, c.fresh = 0, c.starts = c.sizes = nullptr;
     g.beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && g.heads > 1 && call.x.inner == 1 && call.out.inner == 1;
     c.outer = g.beside ? 1 : rows, c.inner = g.beside ? rows : 1;
     const anymax_view like = g.beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
@@ -212,7 +212,7 @@ int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
     const anymax_call &call = *w.call;
     anymax_call c = call;
     const int64_t first = w.segments->ptr[s], row = s * call.inner;
-    c.starts = nullptr, c.outer = 1, c.n = w.segments->ptr[s + 1] - first, c.fresh = 0;
+    c.starts = c.sizes = nullptr, c.outer = 1, c.n = w.segments->ptr[s + 1] - first, c.fresh = 0;
     anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
     for (anymax_view *v : views)
         if (v->data) v->data = (char *)v->data + first * v->cls * w.size, v->outer = 0;
@@ -292,15 +292,37 @@ void bring(const Work &w, int64_t begin, int64_t end) {
     }
 }
 
+// The segments of up to `most` entries at once, in order, by a kernel that takes rows of any such length.
+int serve_uneven(const Work &w, int64_t begin, int64_t end, int64_t most, Stage &stage) {
+    const int64_t *ptr = w.segments->ptr;
+    int64_t *starts = stage.starts.take<int64_t>(end - begin), *sizes = stage.sizes.take<int64_t>(end - begin), rows = 0;
+    if (!starts || !sizes) return ANYMAX_NO_MEMORY;
+    for (int64_t s = begin; s < end; s++) {
+        const int64_t n = ptr[s + 1] - ptr[s];
+        starts[rows] = ptr[s], sizes[rows] = n;
+        rows += n > 0 && n <= most;
+    }
+    anymax_call c = *w.call;
+    c.outer = rows, c.inner = 1, c.n = most, c.fresh = 0, c.starts = starts, c.sizes = sizes;
+    return rows ? w.unit->rows(&c, 0, rows, 0, nullptr) : ANYMAX_OK;
+}
+
 int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     const anymax_call &call = *w.call;
     const int64_t *ptr = w.segments->ptr, heads = call.inner;
     const bool lies = !w.segments->order;
-    bring(w, begin, end);
+    const int64_t uneven = lies && rows_lie_dense(call) ? w.unit->uneven(&call) : 0;
+    if (uneven) {
+        const int code = serve_uneven(w, begin, end, uneven, stage);
+        if (code) return code;
+    } else {
+        bring(w, begin, end);
+    }
     int32_t start[SHORT_MOST + 2] = {};
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = ptr[s + 1] - ptr[s];
         if (n == 0) serve_empty(w, s);
+        if (n <= uneven) continue;
         if (n > 0 && n <= SHORT_MOST) start[n + 1]++;
         if (n <= SHORT_MOST || w.long_one(n)) continue;
         const int code = lies ? serve_in_place(w, s, nullptr) : serve_apart(w, s, stage);
@@ -311,7 +333,7 @@ int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
     if (!which) return ANYMAX_NO_MEMORY;
     for (int64_t s = begin; s < end; s++) {
         const int64_t n = ptr[s + 1] - ptr[s];
-        if (n > 0 && n <= SHORT_MOST) which[start[n]++] = (int32_t)(s - begin);
+        if (n > uneven && n <= SHORT_MOST) which[start[n]++] = (int32_t)(s - begin);
     }
     for (int64_t n = 1; n <= SHORT_MOST; n++) {
         // each start has moved on to the next length's

@@ -231,6 +231,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     float *const weight = F::expensive ? scratch.take<float>(EXTRA, W * step) : nullptr;
     if (scratch.failed) return;
     auto row = [&](const anymax_view &v, int64_t r) { return (float *)at(call, v, sizeof(float), r, 0); };
+    auto size_of = [&](int64_t r) { return call.sizes ? call.sizes[r] : n; };
     const int64_t block = n > 128 && W > 8 ? 8 : W;  // rows whose p, g and results stay in the first cache
     for (int64_t first = begin; first < end; first += block) {
         const int64_t count = end - first < block ? end - first : block;
@@ -239,6 +240,7 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
         float mean[W], norm[W], total[W];
         for (int64_t r = 0; r < W; r++) rate[r] = dot[r] = power[r] = centre[r] = vf{};
         for (int64_t r = 0; r < count; r++) {
+            const int64_t size = size_of(first + r);
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             vf of_w{}, of_wg{}, of_power{}, of_pg{};  // in registers
             auto weighed = [&](int64_t i, vf q, vf w, vf v) ANYMAX_EACH {
@@ -248,15 +250,15 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
                 of_wg += w == vf{} ? vf{} : w * v;
             };
             int64_t i = 0;
-            for (; i + 4 * W <= n; i += 4 * W) {
+            for (; i + 4 * W <= size; i += 4 * W) {
                 vf q[4], w[4];
                 for (int64_t j = 0; j < 4; j++) q[j] = load(p + i + j * W);
                 weigh.template operator()<4>(q, w);
                 for (int64_t j = 0; j < 4; j++) weighed(i + j * W, q[j], w[j], load(g + i + j * W));
             }
-            for (; i < n; i += W) {
-                const vf q = load_or(p, i, n, 0.0f);
-                weighed(i, q, weigh(q), load_or(g, i, n, 0.0f));
+            for (; i < size; i += W) {
+                const vf q = load_or(p, i, size, 0.0f);
+                weighed(i, q, weigh(q), load_or(g, i, size, 0.0f));
             }
             rate[r] = of_w, dot[r] = of_wg, power[r] = of_power, centre[r] = of_pg;
         }
@@ -271,15 +273,16 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
             store(mean, all_of_it > vf{} ? weighted / all_of_it : all_of_it);
         }
         for (int64_t r = 0; r < count; r++) {
+            const int64_t size = size_of(first + r);
             const float *p = row(call.p, first + r), *g = row(call.g, first + r);
             const vf m = splat(mean[r]);
             for (int64_t i = 0; ahead && i < n; i += 16) {
                 __builtin_prefetch(p + block * n + i);
                 __builtin_prefetch(g + block * n + i);
             }
-            write(row(call.out, first + r), 0, n, bypass, [&](int64_t i) ANYMAX_EACH {
-                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, n, 0.0f)), v = w * (load_or(g, i, n, 0.0f) - m);
-                return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, n, 0.0f) * total[r] : v;
+            write(row(call.out, first + r), 0, size, bypass, [&](int64_t i) ANYMAX_EACH {
+                const vf w = F::expensive ? load(weight + r * step + i) : weigh(load_or(p, i, size, 0.0f)), v = w * (load_or(g, i, size, 0.0f) - m);
+                return w == vf{} ? vf{} : NORM ? rounded(v * norm[r]) - load_or(p, i, size, 0.0f) * total[r] : v;
             });
         }
     }

@@ -100,6 +100,8 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass,
     return code;
 }
 
+static int64_t uneven_most(const anymax_call *call) { return uneven(*call); }
+
 static const char *plan_name(const anymax_call *call) { return WAY_NAMES[plan(*call).way]; }
 
 #if defined(ANYMAX_MAPS_ALONE)
@@ -111,5 +113,5 @@ constexpr decltype(anymax_unit::decode) decode = nullptr;
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp,
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::uneven_most, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp,
                                                                             ANYMAX_UNIT::decode};

@@ -167,13 +167,15 @@ def segment_logsumexp(
         return _narrowed(call.moved(out), call)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return logsumexp(rows, temperature=_one_of(t, bucket) if is_array(t) and t.ndim else t)
+        return logsumexp(rows, temperature=_one_of(t, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, -math.inf))
 
 
-def _one_of(value: Array, bucket: Bucket) -> Array:
-    """The numbers of a bucket's rows, [..., rows, 1]."""
+def _one_of(value: Any, bucket: Bucket) -> Any:
+    """The numbers of a bucket's rows, [..., rows, 1]; one number for all as it is."""
+    if not is_array(value) or not value.ndim:
+        return value
     xp = namespace(value)
     value = value if value.shape[-1] == 1 else xp.take(value, bucket.ids, axis=-1)
     return xp.expand_dims(value, axis=-1)
@@ -281,7 +283,7 @@ def segment_entropy(
     entropy([1.0], kind, order if not is_array(order) else 2.0)  # says what is wrong where there is no segment too
 
     def verb(bucket: Bucket, rows: Array) -> Array:
-        return entropy(rows, kind, _one_of(order, bucket) if is_array(order) and order.ndim else order)
+        return entropy(rows, kind, _one_of(order, bucket))
 
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
