@@ -1,4 +1,4 @@
-"""torch modules, generic over maps: `Activation`, `Loss`, `LinearLoss`, `Attention`, `GraphAttention`, `AttentionPool`, `MarginHead`, `Categorical`.
+"""torch modules, generic over maps: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
 
 A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
 learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
