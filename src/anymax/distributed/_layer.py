@@ -1,4 +1,4 @@
-"""The loss of an output layer whose classes lie on several processes: the scores are made for some rows at a time, and again for the gradient."""
+"""The loss of an output layer whose classes lie on several processes: scores are made for some rows at a time, again for the gradient."""
 
 from __future__ import annotations
 
