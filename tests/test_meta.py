@@ -314,7 +314,19 @@ FLOORS = (
     ("output_layers",),
     ("contract",),
     ("_categorical",),
-    ("_drawing", "_multihead", "_modules", "_heads", "_model_pictures", "_html", "nn", "plot", "hf", "numpyro", "sklearn"),
+    (
+        "_drawing",
+        "_multihead",
+        "_modules",
+        "_heads",
+        "_model_pictures",
+        "_html",
+        "nn",
+        "plot",
+        "hf",
+        "numpyro",
+        "sklearn",
+    ),
     ("__init__",),
     ("cli",),
     ("__main__",),
@@ -456,7 +468,8 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
-        "autodiff.layer_jax", "_layer_operations", "_modules", "_heads", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
+        "autodiff.layer_jax", "_layer_operations", "_modules", "_heads",
+        "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip

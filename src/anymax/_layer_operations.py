@@ -71,7 +71,7 @@ def _forward(*given: Any) -> Tensor:
 
 def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
-        free = [None if a is None else a.detach().requires_grad_() for a in (x, weight, bias)]
+        free: list[Any] = [None if a is None else a.detach().requires_grad_() for a in (x, weight, bias)]
         value = _made(*free, *others)
         made = torch.autograd.grad(value, [a for a in free if a is not None], g)
     return made[0].contiguous(), made[1].contiguous(), made[2].contiguous() if bias is not None else x.new_empty(0)

@@ -50,6 +50,7 @@ def modules(x: torch.Tensor, y: torch.Tensor) -> None:
     out, weights = nn.Attention(16, 4, Sparsemax(), batch_first=True)(x, x, x, need_weights=False)
     assert_type(out, torch.Tensor)
     assert_type(weights, torch.Tensor | None)
+    assert_type(nn.LinearLoss(8, 5, "entmax15", bias=True)(x, y), torch.Tensor)
     head = nn.MarginHead(8, 5, margin=margins.ArcFace(0.3))
     assert_type(head(x, y), torch.Tensor)
     assert_type(head.probabilities(x), torch.Tensor)
