@@ -23,7 +23,7 @@ from .cases import OURS, Bar, Case, Workload, differs
 SCORES = "x @ W.T and F.cross_entropy"
 LINEAR = "F.linear_cross_entropy"
 ROWS, FEATURES = 512, 1024
-MOST = 0.1  # of the memory of the scores, above that of the weight and of the gradients; twice that is an error, since the system counts pages
+MOST = 0.1  # of the memory of the scores, above that of weight and gradients; twice that is an error: the system counts pages
 LEAST = 2.0**-8  # the probability below which a class has no gradient, in the cases that say so
 MAPS: dict[str, Mapping] = {
     "entmax15": Entmax(1.5), "sparsemax": Sparsemax(), "softmax": Softmax(), "softmax, the likely": Softmax(),

@@ -45,6 +45,11 @@ def of_torch(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     assert_type(anymax.margin_loss(Sparsemax(), x, y, margin=0.2, axis=1), torch.Tensor)
     assert_type(anymax.margin_loss(Sparsemax(), x, y, margin=anymax.margins.ArcFace(0.5)), torch.Tensor)
     assert_type(anymax.multilabel_softmax_loss(x, y, mask=x > 0), torch.Tensor)
+    assert_type(
+        anymax.linear_loss(x, x, y, Entmax(1.5), reduction="none", label_smoothing=0.1, chunk=512), torch.Tensor
+    )
+    assert_type(anymax.linear_log_prob(x, x, y, "sparsemax"), torch.Tensor)
+    assert_type(anymax.linear_threshold(x, x, Sparsemax()).tau, torch.Tensor)
     assert_type(anymax.logsumexp(x, axis=(0, 1), keepdims=True), torch.Tensor)
     assert_type(anymax.support(x), torch.Tensor)
     assert_type(anymax.logit_gap(x, 10), torch.Tensor)

@@ -183,7 +183,7 @@ def _collect(
     scores = Scores(layer, blocks, target)
     held = _Row(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
-    lost = _not_finite(layer.x)  # of such a row all is NaN
+    lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows of NaN
     low = torch.empty(0)
     next_cut = 1
     sums = []
@@ -240,14 +240,6 @@ def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
     if engine is not None:
         return engine.threshold(_SOFTMAX, s).to(wide)
     return s.to(wide).logsumexp(1, keepdim=True)
-
-
-def _not_finite(x: Tensor) -> Tensor:
-    """The rows with NaN or an infinity."""
-    if not x.shape[1]:
-        return torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
-    low, high = x.aminmax(dim=1)
-    return ~(low.isfinite() & high.isfinite())
 
 
 def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
