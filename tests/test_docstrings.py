@@ -24,8 +24,8 @@ MODULES = [
 ]
 # Where every public name has an example and a line for each of its arguments: top-level modules and packages.
 COMPLETE = (
-    "_config", "_facts", "_mapping", "_noises", "attention", "contract", "distributed", "functional", "inspection", "kernels", "losses", "mappings",
-    "margins", "multilabel", "nn", "plot", "sklearn", "thresholds",
+    "_config", "_facts", "_mapping", "_noises", "attention", "contract", "distributed", "functional", "inspection", "kernels", "losses",
+    "mappings", "margins", "multilabel", "nn", "plot", "sklearn", "thresholds",
 )  # fmt: skip
 
 
