@@ -246,6 +246,25 @@ def test_other_dtypes_and_axes(dtype):
         same(torch.cat(found, 0), want, rtol=1e-2 if dtype is not torch.float32 else 1e-5, atol=1e-6)
 
 
+def test_the_classes_need_not_be_in_the_order_of_the_ranks():
+    x, t = rows()[:3], torch.tensor([30, 5, 36])
+    places = [slice(25, 37), slice(0, 10), slice(10, 25)]
+    for mapping in (A.Softmax(), A.SparseSoftmax(k=3), A.Entmax(1.5), A.PerturbMax("normal"), A.Taylor(2)):
+        verb = "fenchel_young" if mapping.facts.has_potential else "nll"
+        draws = A.sample(mapping, x, generator=1, num_samples=40)
+
+        def one(g):
+            part, start = x[:, places[g.rank]], places[g.rank].start
+            value = getattr(D, verb)(mapping, part, t, axis=-1, group=g, class_start=start)
+            drawn = D.sample(mapping, part, generator=1, num_samples=40, group=g, class_start=start)
+            return D.apply(mapping, part, group=g, class_start=start), value, drawn
+
+        for (p, value, drawn), place in zip(together(3, one), places):
+            same(p, A.apply(mapping, x)[:, place])
+            same(value, getattr(A, verb)(mapping, x, t, axis=-1))
+            assert torch.equal(drawn, draws)
+
+
 def test_poison_on_one_process_is_seen_on_all():
     x = rows()[:4]
     x[2, 36], x[3, 0] = torch.nan, torch.inf

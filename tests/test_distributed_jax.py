@@ -49,6 +49,7 @@ def right(program):
     assert done.stdout == "right\n"
 
 
+@pytest.mark.whole
 def test_classes_on_four_devices():
     right("""
     x, w = jnp.asarray(rng.normal(size=(3, 2000))), jnp.asarray(rng.normal(size=(3, 2000)))
@@ -129,7 +130,6 @@ def test_rows_on_several_devices_need_no_communication():
     """)
 
 
-@pytest.mark.whole
 def test_what_is_missing_is_said():
     right("""
     def said(f, words, x=jnp.zeros((2, 4))):
