@@ -122,9 +122,13 @@ def test_long_segments(mapping, long):
     mixed[segments(index).order] = x
     p, q = segment_apply(mapping, x, ptr=ptr), segment_apply(mapping, mixed, index=index)
     np.testing.assert_array_equal(q[segments(index).order], p)
-    for a, b in itertools.pairwise(ptr):
+    tau, shuffled = segment_threshold(mapping, x, ptr=ptr).tau, segment_threshold(mapping, mixed, index=index).tau
+    np.testing.assert_array_equal(shuffled, tau)
+    for s, (a, b) in enumerate(itertools.pairwise(ptr)):
         for h in range(2):
-            np.testing.assert_array_equal(p[a:b, h], anymax.apply(mapping, x[a:b, h].copy()) if b > a else x[:0, h])
+            row = x[a:b, h].copy()
+            np.testing.assert_array_equal(p[a:b, h], anymax.apply(mapping, row) if b > a else row)
+            assert tau[s, h] == (anymax.threshold(mapping, row).tau if b > a else -np.inf)
 
 
 @compiled
@@ -414,13 +418,13 @@ def test_second_derivatives(mapping):
 @compiled
 @by_map
 def test_a_gradient_is_that_of_the_rows_to_the_last_bit(mapping):
-    for heads in ((), (8,)):
+    for heads, index in (((), SHUFFLED), ((), SORTED), ((8,), SHUFFLED)):
         x = scores(*heads)
         g = scores(*heads, seed=9)
         t = torch.tensor(x, requires_grad=True)
-        (got,) = torch.autograd.grad(segment_apply(mapping, t, index=SHUFFLED, num_segments=COUNT), t, torch.tensor(g))
+        (got,) = torch.autograd.grad(segment_apply(mapping, t, index=index, num_segments=COUNT), t, torch.tensor(g))
         for s in range(COUNT):
-            own = np.nonzero(s == SHUFFLED)[0]
+            own = np.nonzero(index == s)[0]
             for head in np.ndindex(*heads):
                 if len(own):
                     row = torch.tensor(x[(own, *head)], requires_grad=True)
