@@ -180,14 +180,16 @@ def test_empty_calls():
 
 
 def test_nan_stays_in_its_sequence(ways):
-    q, k, v = operands()
-    want = attention_varlen(q, k, v, CU_Q, CU_K, mapping="sparsemax")
-    for a in (q, k, v):
-        bad = [b.copy() for b in (q, k, v)]
-        next(b for b, c in zip(bad, (q, k, v)) if c is a)[0] = np.nan
-        got = attention_varlen(*bad, CU_Q, CU_K, mapping="sparsemax")
+    """Padding is made of zeros, and not of the first entry."""
+    q, k, v = (a[:n] for a, n in zip(operands(), (7, 12, 12), strict=True))
+    at_q, at_k = [0, 4, 7], [0, 7, 12]  # of one class
+    want = attention_varlen(q, k, v, at_q, at_k, mapping="sparsemax")
+    for n in range(3):
+        bad = [a.copy() for a in (q, k, v)]
+        bad[n][0] = np.nan
+        got = attention_varlen(*bad, at_q, at_k, mapping="sparsemax")
         assert np.isnan(got[0]).all()
-        np.testing.assert_array_equal(got[3:], want[3:])
+        np.testing.assert_array_equal(got[4:], want[4:])
 
 
 # -- dropout --------------------------------------------------------------------------------------------------------------------------
