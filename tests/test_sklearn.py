@@ -1,5 +1,6 @@
 """The estimators of scikit-learn's kind: the objective, its optimum, and the manners that scikit-learn asks for."""
 
+import functools
 import pickle
 
 import numpy as np
@@ -181,7 +182,16 @@ def test_sparsemax_by_another_way():
     np.testing.assert_allclose(model.predict_proba(x), found.x.reshape(n, 3), atol=1e-5)
 
 
+PROBLEMS = ("sparsemax", "entmax", "normmax", "taylor", "binary", "labels", "labels taylor", "labels csr", "sigmoid", "zlpr")
+
+
+@functools.cache
 def problems():
+    """Of each name (features, loss, columns); made when the first test asks, since data of many labels take seconds."""
+    return {name: tuple(rest) for name, *rest in _problems()}
+
+
+def _problems():
     x, y = blobs(30, 4, 3)
     share = np.random.default_rng(0).random(30)
     share /= share.sum()
@@ -199,8 +209,10 @@ def problems():
     yield "zlpr", sparse.csr_matrix(x), losses.ZlprLoss(csr, share), 3
 
 
-@pytest.mark.parametrize(("x", "loss", "k"), [p[1:] for p in problems()], ids=[p[0] for p in problems()])
-def test_gradients_are_finite_differences(x, loss, k):
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_are_finite_differences(name):
+    assert tuple(problems()) == PROBLEMS
+    x, loss, k = problems()[name]
     rng = np.random.default_rng(1)
     w, share = rng.normal(size=(5, k)), np.full(30, 1 / 30)
     model = Linear(x, loss, 0.1, w, True, 0.3, share)
