@@ -437,7 +437,7 @@ def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "_categorical",
-            "autodiff.layer_torch", "autodiff.candidates_torch", "_layer_operations", "_modules", "_heads",
+            "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "_layer_operations", "_modules", "_heads",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "kernels.triton.launch", "kernels.triton.attention",
         },
@@ -468,7 +468,7 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.layer_torch", "autodiff.candidates_torch",
-        "autodiff.layer_jax", "_layer_operations", "_modules", "_heads",
+        "autodiff.layer_jax", "autodiff.groups_torch", "_layer_operations", "_modules", "_heads",
         "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
