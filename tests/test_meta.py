@@ -430,7 +430,7 @@ def test_frameworks_only_in_leaves():
     allowed = {
         "torch": {
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch",
-            "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "_layer_operations",
+            "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "_layer_operations",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "_graphs", "_of_mapping", "_margin_head", "_linear_loss",
             "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
@@ -462,7 +462,7 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.layer_torch",
-        "autodiff.candidates_torch", "autodiff.layer_jax", "_layer_operations", "attention.blockwise", "attention.flash",
+        "autodiff.candidates_torch", "autodiff.groups_torch", "autodiff.layer_jax", "_layer_operations", "attention.blockwise", "attention.flash",
         "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",

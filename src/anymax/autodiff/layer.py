@@ -37,7 +37,9 @@ def by_rows(
         if not leaf.serves(layer, target, weight):
             return ask(layer, layer.scores(), target, weight)
         if leaf.wants_gradient(layer):
-            return leaf.by_rows(layer, ask, target, weight, chunk)
+            from . import groups_torch  # late: as above
+
+            return groups_torch.by_rows(layer, ask, target, weight, chunk)
     step = rows_at_a_time(layer, chunk)
     parts = []
     for i in range(0, layer.rows, step) if layer.rows else (0,):

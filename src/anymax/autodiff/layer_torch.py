@@ -4,7 +4,7 @@ Three ways, by the map:
 - sparse separable maps and top-k: what each row keeps of its scores (`candidates_torch`) is a function of features and weight whose
   gradient is a product over the few scores that have one;
 - softmax: the target's score, and logsumexp of all others, a block of classes at a time; the gradient makes each block again;
-- any other map: a group of rows at a time, whose scores are made again for the gradient.
+- any other map: a group of rows at a time, whose scores are made again for the gradient (`groups_torch`).
 
 The gradient of the gradient makes all scores: it is that of plain operations.
 """
@@ -22,18 +22,15 @@ import torch
 
 from .._array import modes
 from .._layer import Layer
-from .._mapping import Mapping
 from ..mappings import Softmax
 from .candidates_torch import Blocks, Bound, Kept, Scores, collect, logsumexp
-from .layer import dots, rows_at_a_time
+from .layer import dots
 from .saving import save, saved
 from .torch import KINDS, _transformed
 
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
-_GROUP = {"cpu": 1 << 23}  # scores of a group of rows
-_MANY = 1 << 27
 _ROWS = 128  # rows of half precision that are in fp32 at a time
 _PIECE = 1 << 18  # features at a time that are gathered for a sparse product
 
@@ -46,6 +43,11 @@ def serves(layer: Layer, *others: Any) -> bool:
     if any(type(a) not in KINDS or a.layout is not torch.strided for a in tensors):
         return False
     return not (torch.is_grad_enabled() and any(a.requires_grad for a in others if a is not None))
+
+
+def wants_gradient(layer: Layer) -> bool:
+    given = (layer.x, layer.weight, layer.bias, *layer.mapping.params().values())
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in given)
 
 
 # -- scores that are kept ---------------------------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ class _Kept(torch.autograd.Function):
         g, g_even = grads
         if torch.is_grad_enabled():
             return (
-                *_plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
+                *plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
                 None,
                 None,
                 None,
@@ -191,7 +193,7 @@ def _plain_kept(
     return value, even if bias is None else even + (torch.where(u == 0, 0, bias.to(wide)) * u).sum()
 
 
-def _plain_grads(
+def plain_grads(
     function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
     """The gradients in x, weight and bias, which can be differentiated again."""
@@ -234,7 +236,7 @@ class _Others(torch.autograd.Function):
         none = (None,) * 4
         if torch.is_grad_enabled():
             plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
-            return *_plain_grads(plain, (x, weight, bias), grads), *none
+            return *plain_grads(plain, (x, weight, bias), grads), *none
         g, g_even = grads
         g = torch.zeros_like(value) if g is None else g
         wants = ctx.needs_input_grad[:3]
@@ -272,7 +274,7 @@ class _Likely(torch.autograd.Function):
         if torch.is_grad_enabled():
             layer = Layer(x, weight, bias, ctx.keep, _SOFTMAX, (x.shape[0],), x.dtype)
             plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
-            return *_plain_grads(plain, (x, weight, bias), grads), *none
+            return *plain_grads(plain, (x, weight, bias), grads), *none
         if g is not None:
             level = torch.where(two[:, 1:] == -math.inf, math.inf, two[:, 1:])
             g = ((value - level).exp_() * g[:, 1:]).scatter_(1, at[:, None], g[:, :1])
@@ -367,101 +369,6 @@ def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tenso
     others = torch.scatter(s, 1, target[:, None], -math.inf).logsumexp(1, keepdim=True)
     even = s.new_zeros(0) if u is None else (torch.where(u == 0, 0, s) * u).sum(1)
     return torch.cat([own, others], 1), even
-
-
-# -- groups of rows -----------------------------------------------------------------------------------------------------------------
-
-
-class _Groups(torch.autograd.Function):
-    """One number for each row, of a group of rows at a time; for the gradient the scores of each group are made again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, function: Callable[..., Tensor], step: int,
-        *params: Tensor,
-    ) -> Tensor:  # fmt: skip
-        layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
-        ctx.call = layer.keep, layer.mapping, function, step
-        save(ctx, x, weight, bias, *params)
-        layer = dataclasses.replace(layer, mapping=_with(layer.mapping, params))
-        return torch.cat([function(part, part.scores(), where) for part, where in _groups(layer, step)])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, *params = saved(ctx)
-        keep, mapping, function, step = ctx.call
-        layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
-        (g,) = grads
-        none = (None,) * 3
-        if torch.is_grad_enabled():
-
-            def plain(x: Tensor, weight: Tensor, bias: Tensor | None, *params: Tensor) -> tuple[Tensor]:
-                whole = dataclasses.replace(layer, x=x, weight=weight, bias=bias, mapping=_with(mapping, params))
-                return (function(whole, whole.scores(), slice(0, whole.rows)),)
-
-            dx, dw, db, *rest = _plain_grads(plain, (x, weight, bias, *params), grads)
-            return dx, dw, db, *none, *rest
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        wants = ctx.needs_input_grad
-        dx = torch.empty_like(x) if wants[0] else None
-        dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
-        db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
-        dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, tuple(params))), step):
-            with torch.enable_grad():
-                s = part.scores().detach().requires_grad_()
-                own = {k: v.detach().requires_grad_() for k, v in part.mapping.params().items()}
-                part = dataclasses.replace(part, mapping=part.mapping.replace(**own))
-                value = function(part, s, where)
-                ds, *rest = torch.autograd.grad(value, [s, *own.values()], g[where].to(value.dtype), allow_unused=True)
-            ds = torch.zeros_like(s) if ds is None else ds
-            if part.keep is not None:
-                ds = ds.masked_fill(~part.keep, 0)
-            if dx is not None:
-                dx[where] = ds @ weight
-            if dw is not None:
-                if dw.dtype == ds.dtype:
-                    dw.addmm_(ds.t(), part.x)
-                else:
-                    dw += ds.t() @ part.x
-            if db is not None:
-                db += ds.sum(0, dtype=db.dtype)
-            for whole, d in zip(dparams, rest):
-                if d is not None:
-                    (whole[where] if whole.ndim and whole.shape[0] == x.shape[0] else whole).add_(d)
-        made = [None if dw is None else dw.to(weight.dtype), None if db is None else db.to(bias.dtype)]
-        return dx, *made, *none, *dparams
-
-
-def _with(mapping: Mapping, params: tuple[Tensor, ...]) -> Mapping:
-    names = mapping.params()
-    return mapping.replace(**dict(zip(names, params))) if names else mapping
-
-
-def _groups(layer: Layer, step: int) -> Any:
-    for i in range(0, layer.rows, step):
-        where = slice(i, min(i + step, layer.rows))
-        yield layer.part(where), where
-
-
-def wants_gradient(layer: Layer) -> bool:
-    given = (layer.x, layer.weight, layer.bias, *layer.mapping.params().values())
-    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in given)
-
-
-def by_rows(
-    layer: Layer, ask: Callable[..., Tensor], target: Tensor | None, weight: Tensor | None, chunk: int | None
-) -> Tensor:
-    """`ask(part of the layer, its scores, their target, weight)` of all rows, one number a row, with its gradient."""
-    if not layer.rows:
-        return ask(layer, layer.scores(), target, weight)
-
-    def function(part: Layer, scores: Tensor, where: slice) -> Tensor:
-        return ask(part, scores, None if target is None else target[where], weight)
-
-    step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
-    params = layer.mapping.params().values()
-    return _Groups.apply(layer.x, layer.weight, layer.bias, layer, function, step, *params)
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
