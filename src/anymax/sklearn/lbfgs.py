@@ -136,7 +136,7 @@ def search(
         width = high - low
         if slope_high > 0:
             guess = low - slope_low * width / (slope_high - slope_low)
-            step = min(max(guess, low + 0.1 * width), high - (0.1, 0.5, 0.9)[min(drops - 1, 2) if drops else 0] * width)
+            step = min(max(guess, low + 0.1 * width), high - (0.1 if drops < 4 else 0.9) * width)
         else:
             step = low + (0.5 if finite else 0.1) * width
         if not low < step < high:
