@@ -30,8 +30,8 @@ def main() -> None:
     mass = p.sum(-1)
     dist.all_reduce(mass)
     if rank == 0:
-        print(f"{size} processes, {end - start} classes each: loss {losses[0]:.3f} -> {losses[-1]:.3f}")  # noqa: T201
-        print(f"the probabilities of a row sum to {mass.min():.4f} and {mass.max():.4f}")  # noqa: T201
+        print(f"{size} processes, {end - start} classes each: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+        print(f"the probabilities of a row sum to {mass.min():.4f} and {mass.max():.4f}")
     dist.destroy_process_group()
 
 

@@ -182,7 +182,18 @@ def test_sparsemax_by_another_way():
     np.testing.assert_allclose(model.predict_proba(x), found.x.reshape(n, 3), atol=1e-5)
 
 
-PROBLEMS = ("sparsemax", "entmax", "normmax", "taylor", "binary", "labels", "labels taylor", "labels csr", "sigmoid", "zlpr")
+PROBLEMS = (
+    "sparsemax",
+    "entmax",
+    "normmax",
+    "taylor",
+    "binary",
+    "labels",
+    "labels taylor",
+    "labels csr",
+    "sigmoid",
+    "zlpr",
+)
 
 
 @functools.cache

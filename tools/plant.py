@@ -214,7 +214,8 @@ def tested(folder: Path, files: str, *options: str, library: str) -> tuple[int, 
     after = os.times()
     said = log.read_text(errors="replace")
     seconds = sum(after[2:4]) - sum(before[2:4])
-    if (code := os.waitstatus_to_exitcode(status)) < 0:  # a fault in csrc/ can end the process; faulthandler says in which test
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # a fault in csrc/ can end the process; faulthandler says in which test
         at = re.search(r'File ".*?(tests/test_\w+\.py)", line \d+ in (test_\w+)', said)
         return 1, f"{at[1]}::{at[2]}, by signal {-code}" if at else said[-300:], round(seconds, 1)
     if code not in (0, 1, 2, 5):

@@ -109,7 +109,10 @@ class MarginHead(OfMapping):
         """
         mapping, sampled = self.mapping, self.training and self.sample_rate < 1
         if self.group is None and not sampled:
-            if isinstance(self.margin, margins.Margin) and math.prod(embeddings.shape[:-1]) * self.weight.shape[0] >= _MANY:
+            if (
+                isinstance(self.margin, margins.Margin)
+                and math.prod(embeddings.shape[:-1]) * self.weight.shape[0] >= _MANY
+            ):
                 x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
                 return output_layers.margin_linear_loss(
                     x, centres, target, mapping, self.margin, self.scale, **self.options

@@ -35,7 +35,16 @@ from .attention.scores import transforms_of
 from .attention.verb import ImplementationName
 from .mappings import Softmax as _Softmax
 
-__all__ = ["Activation", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead"]
+__all__ = [
+    "Activation",
+    "Attention",
+    "AttentionPool",
+    "Categorical",
+    "GraphAttention",
+    "LinearLoss",
+    "Loss",
+    "MarginHead",
+]
 
 
 def __dir__() -> list[str]:
