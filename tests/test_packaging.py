@@ -26,9 +26,10 @@ PUBLIC = """
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
     transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
     typical eta epsilon_cutoff xtc repetition_penalty logit_bias
-    sample gumbel_max gumbel_softmax perturb_argmax gumbel_topk topk_log_prob speculative_accept attention linear_attention LinearState
+    sample gumbel_max gumbel_softmax perturb_argmax gumbel_topk topk_log_prob speculative_accept
+    attention attention_varlen linear_attention LinearState
     segments Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
-    segment_support
+    segment_support linear_loss linear_log_prob linear_threshold
     log_prob log_prob_entropy kl topk_kl
     jacobian jacobian_norm entropy support facts logit_gap check_mapping
     choose explain explain_attention use warm_up show_config __version__
