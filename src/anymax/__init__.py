@@ -12,7 +12,7 @@ from . import mappings, margins, transforms
 from ._config import show_config
 from ._mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import LinearState, attention, attention_varlen, explain_attention, linear_attention
+from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
 from .decoding import gumbel_topk, speculative_accept, topk_log_prob
 from .distributions import kl, log_prob, log_prob_entropy, topk_kl
@@ -51,7 +51,6 @@ from .losses import (
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
 from .multilabel import multilabel_softmax_loss
-from .output_layers import linear_log_prob, linear_loss, linear_threshold
 from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 from .segments import (
     Segments,
@@ -94,8 +93,16 @@ if TYPE_CHECKING:
     from . import numpyro as numpyro
     from . import plot as plot
     from . import sklearn as sklearn
+    from .attention.packed import attention_varlen
+    from .output_layers import linear_log_prob, linear_loss, linear_threshold
 
 _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
+_LATE_NAMES = {  # functions whose modules take a while to load, and where they are
+    "attention_varlen": "attention.packed",
+    "linear_log_prob": "output_layers",
+    "linear_loss": "output_layers",
+    "linear_threshold": "output_layers",
+}
 
 __all__ = [
     "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Threshold", "__version__",
@@ -123,6 +130,12 @@ if not TYPE_CHECKING:  # who checks types sees the modules that are imported abo
             import importlib
 
             return importlib.import_module(f".{name}", __name__)
+        if name in _LATE_NAMES:
+            import importlib
+
+            value = getattr(importlib.import_module(f".{_LATE_NAMES[name]}", __name__), name)
+            globals()[name] = value
+            return value
         raise AttributeError(f"module 'anymax' has no attribute {name!r}")
 
 

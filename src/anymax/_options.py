@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from ._typing import Axes, Mask, Reduction
@@ -95,12 +95,11 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
     """
 
     def wrap(function: Function) -> Function:
-        who, parameters = function.__qualname__.removesuffix(".__init__"), inspect.signature(function).parameters
-        takes, more = (
-            tuple(p for p in parameters if p != "self"),
-            any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
-        )
-        words = {**_HINTS, **(hints or {})}
+        who, words = function.__qualname__.removesuffix(".__init__"), {**_HINTS, **(hints or {})}
+        spelt, code = vars(function).get("__signature__"), function.__code__  # a signature takes a while to make
+        names = spelt.parameters if spelt else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        takes = tuple(p for p in names if p != "self")
+        more = not spelt and bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
         def own(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
@@ -134,17 +133,19 @@ def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
     """
 
     def spell(function: Function) -> Function:
-        code, own = function.__code__, inspect.signature(function)
+        code = function.__code__
+        parameters: Iterable[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if code.co_flags & inspect.CO_VARKEYWORDS:
-            theirs, last = _keywords(home), code.co_argcount
+            own, theirs, last = inspect.signature(function), _keywords(home), code.co_argcount
             given = {p.name: p for p in own.parameters.values()}
             first = [given.pop(name) for name in code.co_varnames[:last]]
             after = [given.pop(name, p) for name, p in theirs.items() if name not in code.co_varnames[:last]]
             alone = list(given.values())[:-1]  # the last is `**options`
             own = inspect.Signature([*first, *alone, *after], return_annotation=own.return_annotation)
             function.__signature__ = own  # type: ignore[attr-defined]
+            parameters = own.parameters
         if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), own.parameters)
+            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), parameters)
         return function
 
     return spell
@@ -163,7 +164,7 @@ class Said(NamedTuple):
     returns: list[str]
     examples: list[str]
 
-    def with_all(self, home: Said, parameters: Mapping[str, Any]) -> str:
+    def with_all(self, home: Said, parameters: Iterable[str]) -> str:
         """As one text, with what `home` says of parameters that are not described here."""
         blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
         lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
