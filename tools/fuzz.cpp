@@ -849,6 +849,7 @@ void check_vjp(const Case &c, const Result &got) {
         if (bad) continue;
         if (c.map == ANYMAX_RELU) steepest = 1.0 / look(c, r).top;
         if (c.map == ANYMAX_NORMMAX) steepest *= std::max(1.0, pow(n, 2.0)) / (alpha - 1.0);
+        if (c.op == ANYMAX_LOG_VJP) steepest *= std::max(1.0, 2e-3 * n);  // p times the sum of all g
         if (steepest * most_g > largest_of(c.dtype) * 1e-3) continue;
         for (int64_t i = 0; i < n; i++) {
             const double v = number(got.out[r * n + i], c.dtype);
