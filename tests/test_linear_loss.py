@@ -276,9 +276,10 @@ def test_gradients_of_jax(name):
 def test_second_derivatives_of_jax():
     jax = pytest.importorskip("jax")
     x, weight, _, y, *_ = (np.asarray(a, np.float32) if a.dtype == float else a for a in operands(rows=3, classes=9))
-    ours = jax.hessian(lambda x: A.linear_loss(x, weight, jax.numpy.asarray(y), Softmax(), chunk=3))(
-        jax.numpy.asarray(x)
-    )
+    with A.use("reference"):
+        ours = jax.hessian(lambda x: A.linear_loss(x, weight, jax.numpy.asarray(y), Softmax(), chunk=3))(
+            jax.numpy.asarray(x)
+        )
     want = jax.hessian(lambda x: A.cross_entropy(x @ weight.T, jax.numpy.asarray(y)))(jax.numpy.asarray(x))
     close(ours, want, 1e-5)
 

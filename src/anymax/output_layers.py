@@ -77,6 +77,8 @@ def linear_loss(
         a sparse map does not need either, where no row has more than a few hundred classes above it: 0.004 is a value that gains, 1e-4 is
         none. The value stays exact; where there is no gain, and in JAX and under torch.compile, the gradient is exact too.
 
+    Second derivatives: in JAX under `anymax.use("reference")`; in torch the scores are held for them.
+
     Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
 
     >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]

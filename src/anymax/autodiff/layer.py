@@ -43,7 +43,7 @@ def by_rows(
     step = rows_at_a_time(layer, chunk)
     parts = []
     for i in range(0, layer.rows, step) if layer.rows else (0,):
-        where = slice(i, i + step)
+        where = slice(i, min(i + step, layer.rows))
         part = layer.part(where)
         parts.append(ask(part, part.scores(), None if target is None else target[where, ...], weight))
     if len(parts) == 1:
@@ -67,7 +67,8 @@ def gathered(layer: Layer, classes: Array) -> Array:
     xp = namespace(layer.x)
     step = max(1, _PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
     parts = [
-        dots(layer.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)
+        dots(layer.part(slice(i, end := min(i + step, layer.rows))), classes[i:end, ...], xp)
+        for i in range(0, max(layer.rows, 1), step)
     ]
     return xp.concat(parts)
 

@@ -1,4 +1,7 @@
-"""JAX: an output layer by groups of rows, in a loop that makes the scores of a group again for its derivatives, of any order."""
+"""JAX: an output layer by groups of rows, in a loop that makes the scores of a group again for its derivatives.
+
+Those of second order need the formulas, `anymax.use("reference")`: `jax.checkpoint` takes a compiled kernel apart from its derivative.
+"""
 
 from __future__ import annotations
 
