@@ -37,7 +37,8 @@ class Layer:
         return self.weight.shape[0]
 
     @classmethod
-    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any) -> Layer:
+    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
+        """part: other processes have more classes, so that these may be few or none."""
         mapping = as_mapping(mapping, who)
         refuse_sharded(who, x)
         x = asarray(x, "x")
@@ -45,16 +46,18 @@ class Layer:
         x = floating(x, xp, "x")
         weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
         if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
+            whose = "this process's part of " if part else ""
             raise ValueError(
-                f"{who}: expected features [..., features] and a linear_weight [classes, features], got {tuple(x.shape)} and "
+                f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
                 f"{tuple(weight.shape)}"
             )
         n, features = weight.shape
-        if n == 0:
+        if n == 0 and not part:
             raise ValueError(
                 f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
             )
-        mapping.check(n)
+        if not part:
+            mapping.check(n)
         if bias is not None:
             bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
             if tuple(bias.shape) != (n,):
@@ -161,7 +164,7 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
     mask = xp.reshape(mask, given)
     if all(size == 1 for size in given[:-1]):
         return xp.broadcast_to(xp.reshape(mask, (1, given[-1])), (1, shape[-1]))
-    return xp.reshape(xp.broadcast_to(mask, shape), (-1, shape[-1]))
+    return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
 def class_indices(

@@ -48,10 +48,17 @@ class Ask:
         options: dict[str, Any] = {
             "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
         }  # fmt: skip
-        if isinstance(mapping, SparseSoftmax):
-            return sparse_softmax_loss(s, target, weight, k=mapping.k, p=mapping.p, **options)
-        loss = fenchel_young if mapping.facts.has_potential and mapping.kernel != _SOFTMAX.kernel else nll
-        return loss(mapping, s, target, weight, **options)
+        kind = loss_of(mapping)
+        if kind == "sparse_softmax_loss":
+            return sparse_softmax_loss(s, target, weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
+        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, weight, **options)
+
+
+def loss_of(mapping: Mapping) -> str:
+    """The loss that an output layer has for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
+    if isinstance(mapping, SparseSoftmax):
+        return "sparse_softmax_loss"
+    return "fenchel_young" if mapping.facts.has_potential and mapping.kernel != _SOFTMAX.kernel else "nll"
 
 
 @dataclasses.dataclass(frozen=True)

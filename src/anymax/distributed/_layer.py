@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, asarray, floating, is_integer, is_torch, namespace, upcast
-from .._mapping import Mapping
-from .._names import as_mapping
-from .._targets import check_reduction, class_weights, reduced, result_dtype
-from ..mappings import Softmax, SparseSoftmax
+from .._array import Array, is_integer, is_torch, namespace, upcast
+from .._layer import Layer
+from .._layer_asks import loss_of
+from .._targets import check_reduction, class_weights, reduced
 from ._group import Group, as_group
 from ._shard import place_of
 
@@ -21,76 +20,51 @@ _SCORES = 1 << 22  # of a process that are held at a time
 _PARTS = 16  # in a program of JAX, which has each of them written out
 
 
-def loss_of_rows(mapping: Mapping) -> Callable[..., Any]:
-    """The loss that `anymax.linear_loss` has for a map."""
-    from . import _without_constant, fenchel_young, nll  # late: they are the verbs of this package
-
-    if isinstance(mapping, SparseSoftmax):
-        return _without_constant
-    return fenchel_young if mapping.facts.has_potential and mapping.kernel != Softmax.kernel else nll
-
-
 def linear_loss(
     x: Any, linear_weight: Any, target: Any, mapping: Any, linear_bias: Any, weight: Any, reduction: Any, ignore_index: Any,
     label_smoothing: Any, mask: Any, group: Any, axis_name: Any, class_start: Any, class_count: Any, chunk: Any,
 ) -> Any:  # fmt: skip
-    mapping = as_mapping(mapping, _WHO)
+    from . import _without_constant, fenchel_young, nll  # late: they are the verbs of this package
+
     check_reduction(reduction)
-    x = asarray(x, "x")
-    xp = namespace(x)
-    x = floating(x, xp, "x")
-    linear_weight = floating(_array.beside(linear_weight, x, "linear_weight", xp), xp, "linear_weight")
-    if x.ndim < 1 or linear_weight.ndim != 2 or linear_weight.shape[-1] != x.shape[-1]:
-        raise ValueError(
-            f"{_WHO}: expected features [..., features] and this process's part of a linear_weight, [classes, features], got "
-            f"{tuple(x.shape)} and {tuple(linear_weight.shape)}"
-        )
+    layer = Layer.of(_WHO, x, linear_weight, mapping, linear_bias, mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
-    shared = as_group(_WHO, group, axis_name, x)
-    lead, n = tuple(x.shape[:-1]), linear_weight.shape[0]
-    rows = math.prod(lead)
-    sizes = _sizes(shared, n, x, xp)
+    xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
+    shared = as_group(_WHO, group, axis_name, layer.x)
+    sizes = _sizes(shared, n, layer.x, xp)
     start = sum(sizes[: shared.rank]) if class_start is None and shared.strict else class_start
     if class_count is not None and class_count != sum(sizes):
         raise ValueError(f"{_WHO}: class_count={class_count}, but the processes have {sum(sizes)} classes")
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
-    flat = xp.reshape(shared.own(x), (rows, x.shape[-1]))
-    target = _array.beside(target, x, "target", xp)
+    layer = dataclasses.replace(layer, x=shared.own(layer.x))
+    target = _array.beside(target, layer.x, "target", xp)
     soft = not is_integer(target)
-    wanted = (*lead, n) if soft else lead
-    if tuple(target.shape) != wanted:
+    if tuple(target.shape) != ((*lead, n) if soft else lead):
         raise ValueError(
             f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
             f"distributions (floating point), {(*lead, n)}"
         )
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    keep = None if mask is None else _mask(mask, x, (*lead, n), xp)
-    mapping = _by_row(mapping, lead, xp)
-    where: dict[str, Any] = {"group": shared} if shared.strict else {"axis_name": axis_name}
+    loss = {"sparse_softmax_loss": _without_constant, "fenchel_young": fenchel_young, "nll": nll}[
+        loss_of(layer.mapping)
+    ]
+    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     if shared.strict:
-        where |= {"class_start": start, "class_count": sum(sizes)}
+        options |= {"group": shared, "class_start": start, "class_count": sum(sizes)}
+    else:
+        options |= {"axis_name": axis_name}
 
-    def some(a: Array, w: Array, b: Array | None, begin: int) -> Array:
-        end = min(begin + step, rows)
-        scores = xp.matmul(a, w.T)
-        scores = scores if b is None else scores + b
-        part = {k: v[begin:end, ...] if v.ndim else v for k, v in mapping.params().items()}
-        return loss_of_rows(mapping)(
-            mapping.replace(**part) if part else mapping, scores, target[begin:end, ...], weight, axis=-1, reduction="none",
-            mask=None if keep is None else keep if keep.shape[0] == 1 else keep[begin:end, ...], ignore_index=ignore_index,
-            label_smoothing=label_smoothing, **where,
-        )  # fmt: skip
+    def some(begin: int) -> Array:
+        where = slice(begin, min(begin + step, rows))
+        part = layer.part(where)
+        return loss(part.mapping, part.scores(), target[where, ...], weight, axis=-1, reduction="none", **options)
 
-    bias = (
-        None if linear_bias is None else floating(_array.beside(linear_bias, x, "linear_bias", xp), xp, "linear_bias")
-    )
-    again = _again(some, x) if rows > step else some
-    values = [again(flat[i : i + step, ...], linear_weight, bias, i) for i in range(0, rows, step)]
-    value = upcast(xp.concat(values) if values else flat[:, 0] * 0, xp)
+    again = _again(some, layer.x) if rows > step else some
+    values = [again(begin) for begin in range(0, rows, step)]
+    value = upcast(xp.concat(values) if values else layer.x[:, 0] * 0, xp)
     norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
-    dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, linear_weight)
-    return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, dtype, xp)
+    return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
 
 
 def _sizes(group: Group, n: int, x: Array, xp: Any) -> list[int]:
@@ -106,28 +80,12 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
     return step if group.strict else max(step, -(-rows // _PARTS))
 
 
-def _again(function: Callable[..., Any], x: Array) -> Callable[..., Any]:
+def _again(function: Callable[[int], Array], x: Array) -> Callable[[int], Array]:
     """A function that keeps none of what it makes, and makes it again for the gradient."""
     if is_torch(x):
         checkpoint = sys.modules["torch"].utils.checkpoint.checkpoint
-        return lambda *args: checkpoint(function, *args, use_reentrant=False)
-    return sys.modules["jax"].checkpoint(function, static_argnums=3)
-
-
-def _mask(mask: Any, x: Array, shape: tuple[int, ...], xp: Any) -> Array:
-    """[1 or rows, classes]"""
-    mask = _array.beside(mask, x, "mask", xp)
-    if mask.ndim <= 1:
-        return xp.broadcast_to(mask, (1, shape[-1]))
-    return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
-
-
-def _by_row(mapping: Mapping, lead: tuple[int, ...], xp: Any) -> Mapping:
-    """Its parameters as numbers, or as arrays [rows, 1]."""
-    params = {
-        k: v if not v.ndim else xp.reshape(xp.broadcast_to(v, (*lead, 1)), (-1, 1)) for k, v in mapping.params().items()
-    }
-    return mapping.replace(**params) if params else mapping
+        return lambda begin: checkpoint(function, begin, use_reentrant=False)
+    return sys.modules["jax"].checkpoint(function, static_argnums=0)
 
 
 def _norm(
