@@ -8,7 +8,7 @@ battery is marked where it is written:
   two values still meet where a third parameter has m values or more, and none is left out where another parameter has.
 
 JAX compiles a program for each case: of a test that goes over kinds of arrays and over something else, the short battery gives it one case
-in four. The laws (`test_law_*.py`) give it all of theirs.
+in eight. The laws (`test_law_*.py`) give it all of theirs.
 
 A test that is named on the command line (`file::test`) runs in any case.
 """
@@ -76,7 +76,7 @@ def left_to_the_whole_battery(item, its_places):
             return True
     thin = [mark.args[0] for mark in item.iter_markers("thin")]
     if not thin and "kind" in its_places and item.callspec.params["kind"] == "jax" and "test_law_" not in item.nodeid:
-        return (sum(its_places.values()) - its_places["kind"]) % 4 != 0
+        return (sum(its_places.values()) - its_places["kind"]) % 8 != 0
     return any(sum(its_places.values()) % m for m in thin)
 
 

@@ -207,6 +207,7 @@ def test_compile(options):
         assert set(p.unique().tolist()) == {0.0, float(torch.tensor(1 / 9) / 0.5)}
 
 
+@pytest.mark.whole
 def test_compile_with_any_size():
     torch._dynamo.reset()
     f = lambda q, n: A.attention(q, q, q, Entmax(1.5), lengths=n, window=3, alibi=True, sink=torch.zeros(2))  # noqa: E731

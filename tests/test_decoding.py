@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
 from scipy import stats
 from scipy.special import log_softmax as scipy_log_softmax
 from scipy.special import softmax as scipy_softmax
@@ -288,6 +288,7 @@ def test_maps_by_their_names():
     assert np.array_equal(am.sample("sparsemax", x, generator=1), am.sample(Sparsemax(), x, generator=1))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_beam_search(kind):
     """All sequences of three classes with the best sums, by exhaustion."""
@@ -322,6 +323,7 @@ def test_gumbel_topk_is_drawing_one_after_the_other(kind):
     np.testing.assert_allclose(back(drawn.log_prob), np.log(p[pairs]), atol=1e-6)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_gumbel_topk_gives_k_different_classes(kind):
     c, x = KINDS[kind], np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
@@ -384,6 +386,7 @@ def test_what_follows_a_draft_is_distributed_as_the_target(kind, after):
         assert (token[count == 3] == -1).all()
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_drafts_of_any_maps(kind):
     """Sparse targets, a draft that equals the target, one that the target rules out."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from kinds import KINDS, back, every_kind, generator
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -60,6 +60,7 @@ def test_log_prob_and_entropy_are_those_of_p(name, kind):
     )
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_axes_samples_and_masks(kind):
     c, rng = KINDS[kind], np.random.default_rng(0)
@@ -508,6 +509,7 @@ def test_where_nothing_was_drawn_there_is_no_gradient(kind):
     np.testing.assert_allclose(got[3], [-0.4750208, 0.4750208], rtol=1e-5)
 
 
+@jax_in_the_whole_battery
 @pytest.mark.parametrize("kind", [k for k in ("torch", "jax") if k in KINDS])
 def test_an_infinite_divergence_has_a_gradient(kind):
     """Of the second side that of the log p that are lost: `sum p (q - e)` over the lost classes."""

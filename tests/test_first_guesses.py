@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from kinds import KINDS, back
+from kinds import KINDS, back, jax_in_the_whole_battery
 
 import anymax as am
 from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, _names, _targets
@@ -138,6 +138,7 @@ def test_every_map_without_a_function_has_its_name():
             assert _names.as_mapping(f"{kind.name}:{words}" if words else kind.name) == kind(**kind.example)
 
 
+@jax_in_the_whole_battery
 @each_kind
 def test_names_wherever_a_map_is_taken(kind):
     x, y = KINDS[kind](X), KINDS[kind](Y)

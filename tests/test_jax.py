@@ -51,6 +51,7 @@ def square(name):
     return lambda x: (A.apply(MAPS[name], x) ** 2).sum()
 
 
+@pytest.mark.thin(2)
 @every_map
 def test_values_and_derivatives(name, x64):
     """One program for the value, the Jacobians of both modes, vmap and the Hessian; held to NumPy and to differences."""

@@ -8,7 +8,7 @@ import pickle
 import mpmath
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, readonly
+from kinds import KINDS, back, every_kind, jax_in_the_whole_battery, readonly
 
 from anymax.margins import AM, ArcFace, Combined, CosFace, SphereFace, as_margin
 
@@ -167,6 +167,7 @@ def test_ignored_rows_are_left_as_they_are(kind):
     assert (got[live, t[live]] != c[live, t[live]]).all()
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_axes_and_shapes(kind):
     rng = np.random.default_rng(3)

@@ -25,7 +25,7 @@ def scores(shape=(3, 2, 5), seed=0):
     return np.random.default_rng(seed).normal(0.3, 0.7, shape).astype(np.float32)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", MAPS)
 def test_it_is_consistent(name):
     d = Categorical(MAPS[name], scores(), validate_args=True)
@@ -93,6 +93,7 @@ def test_masks_transforms_and_rows_without_classes():
         Categorical(scores(), scores())
 
 
+@pytest.mark.whole
 def test_it_goes_through_jax():
     """A pytree: jit, vmap and grad take the distribution itself, with the map's parameters among its leaves."""
     x, alpha, y = scores((4, 5)), jnp.array([[1.2], [1.5], [1.8], [2.0]]), np.array([0, 1, 2, 3])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator, readonly
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery, readonly
 from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
@@ -106,6 +106,7 @@ def test_sample_from_any_map(kind, name):
         agrees(row, oracle(r))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_sample_masks_axes_and_one_sample(kind):
     c = KINDS[kind]
@@ -410,6 +411,7 @@ def test_generators_a_row(kind, verb):
         draw(c(x), generator=[1, 2, 3])
 
 
+@pytest.mark.whole
 def test_keys_a_row():
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(vocabulary())
@@ -446,6 +448,7 @@ def test_a_generator_of_another_device():
 # -- transforms, log p, supports ---------------------------------------------------------------------------------------------
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_draws_after_transforms_have_their_frequencies(kind):
     x = vocabulary(rows=2, n=12)
@@ -516,6 +519,7 @@ def test_log_prob_of_other_maps_axes_and_masks(kind):
     np.testing.assert_allclose(back(half.log_prob), math.log(0.5), atol=1e-6)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_log_prob_with_noise_in_the_transform(kind):
     """The same noise in both log p: without a truncation before it they agree to the kept mass."""
@@ -575,6 +579,7 @@ def test_jit_with_transforms_and_log_prob():
         jax.jit(lambda x: sample(Softmax(), x, generator=0, return_support=True).support)(x)
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_empty_batches(kind):
     drawn = sample(

@@ -272,6 +272,7 @@ def test_what_has_a_size_of_its_own_beside_sizes_that_are_free(name, dynamic):
         torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager", dynamic=dynamic)(x), f(x))
 
 
+@pytest.mark.whole
 def test_functions_compile_with_the_options_of_their_signatures():
     """Not only a function around them: `__signature__` is nothing to the tracer; and a named tuple comes out as one."""
     x, keep = scores(), scores(1) > -1.0

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from kinds import KINDS, back, every_kind, generator, readonly
+from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery, readonly
 from scipy.special import softmax as scipy_softmax
 
 import anymax as A
@@ -213,6 +213,7 @@ def test_topp_sorts_by_the_scores_and_not_by_their_rounded_differences():
     assert np.array_equal(y, [-INF, x[1], x[2]])
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_a_level_for_each_row(kind):
     x = scores(ties=False)
@@ -309,6 +310,7 @@ def test_temperature_mask_prior(kind):
     assert np.array_equal(back(prior(c(log_p), 2.0)(c(x))), np.where(off, -INF, finite * 2 + log_p))
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_cosine(kind):
     c = KINDS[kind]
@@ -391,6 +393,7 @@ def _seeded(transform, x):
     return np.concatenate([np.nan_to_num(back(transform(x)), neginf=-9.0) for _ in range(9)])
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_xtc_cuts_as_often_as_it_is_told(kind):
     x = np.tile(np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32)), (4000, 1))
@@ -406,6 +409,7 @@ def test_xtc_cuts_as_often_as_it_is_told(kind):
     assert 0 < np.isneginf(rows[:, 0]).sum() < 6
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_repetition_penalty(kind):
     """A score at a time, by the definition of OpenAI's, vLLM's and llama.cpp's samplers."""
@@ -465,6 +469,7 @@ def test_mix(kind):
     np.testing.assert_allclose(got, [p[0], q])
 
 
+@jax_in_the_whole_battery
 @every_kind
 def test_temperature_0_is_argmax(kind):
     """The limit of every map as T falls to 0, as logsumexp(temperature=0) is max; equal largest scores share."""
@@ -738,6 +743,7 @@ def test_torch_gradients(name):
     assert (grad[2] == 0).all()
 
 
+@pytest.mark.thin(4)
 @everyone
 def test_jax_gradients_and_jit(name):
     jax = pytest.importorskip("jax")

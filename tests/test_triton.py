@@ -42,7 +42,7 @@ WORDS = {  # of the names in rows_triton.py: one process each
     "backward": "backward and not logarithms",
     "losses": "index_losses",
 }
-BRIEF = "forward_is and 5- or backward_is and 3-whole or index_losses and 2-whole"
+BRIEF = "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole"
 GROUPS = grouped(WORDS, BRIEF)
 
 
@@ -116,10 +116,8 @@ def launches(monkeypatch, mapping, n, dtype):
 SOON = {
     "softmax": "sm_80",
     "entmax-1.5": "sm_80",
-    "budget": "gfx942",
     "top-p": "gfx942",
     "taylor": "gfx942",
-    "perturb-logistic": "sm_80",
 }
 
 

@@ -23,7 +23,7 @@ WORDS = {  # of the names in attention_triton.py: one process each
     "maps": "(a_map or features or layouts or shared) and not keys_in_parts",
     "parts": "keys_in_parts",
 }
-BRIEF = "a_map and (sparsemax or budgets) and not keys_in_parts or keys_in_parts_with_a_map and budgets"
+BRIEF = "a_map and sparsemax and not keys_in_parts or keys_in_parts_with_a_map and budgets"
 GROUPS = grouped(WORDS, BRIEF)
 
 
@@ -73,7 +73,7 @@ FORMS = {
 SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160}  # bytes of a thread, at most
 
 
-@pytest.mark.whole(lambda name: name != "sparsemax fp16")
+@pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
