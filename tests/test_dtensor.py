@@ -1,6 +1,8 @@
 """DTensors of any placement: the same numbers and gradients as of one tensor, and no communication that is not needed."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -107,6 +109,44 @@ def test_every_placement_on_two_devices():
 @pytest.mark.whole
 def test_every_placement_on_a_mesh_of_four():
     right(4, PLACED)
+
+
+MANY = """
+import torch
+import torch.distributed as dist
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import anymax as A
+dist.init_process_group("fake", rank=0, world_size=24, store=FakeStore())
+g = torch.Generator().manual_seed(0)
+x = torch.randn(30, 11, generator=g, dtype=torch.float64)
+t = torch.randint(0, 11, (30,), generator=g)
+calls = [A.softmax, A.sparsemax, A.entmax15, lambda x: A.sparse_softmax(x, k=3), A.logsumexp, lambda x: A.cross_entropy(x, t, reduction="none")]
+calls.append(lambda x: A.entmax15_loss(x, t, reduction="none"))
+with LocalTensorMode(24):  # each of the processes by turns
+    line, grid = init_device_mesh("cpu", (24,)), init_device_mesh("cpu", (6, 4))
+    for mesh, place in ((line, [Shard(0)]), (grid, [Shard(0), Shard(0)]), (grid, [Replicate(), Shard(0)])):
+        for i, f in enumerate(calls):
+            d = distribute_tensor(x, mesh, place)
+            with CommDebugMode() as counted:
+                got = f(d)
+            assert counted.get_total_counts() == 0, (i, place)
+            parts = got.full_tensor()._local_tensors
+            assert len(parts) == 24
+            for part in parts.values():
+                torch.testing.assert_close(part, f(x), rtol=1e-12, atol=1e-14)
+print("right")
+"""
+
+
+@pytest.mark.whole
+def test_rows_on_many_processes():
+    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=120, check=False)
+    if "No module named 'torch.distributed._local_tensor'" in done.stderr:
+        pytest.skip("this torch has no LocalTensorMode")
+    assert done.stdout == "right\n", done.stderr[-3000:]
 
 
 MODELS = """
