@@ -57,7 +57,15 @@ class TorchGroup(Group):
             ) from error
 
 
-class _Stack(torch.autograd.Function):
+class _OfGroup(torch.autograd.Function):
+    """A function of a tensor and a group; only the tensor has a gradient."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+
+class _Stack(_OfGroup):
     """Own to common: every process gets what each has. Its adjoint takes the part of this process."""
 
     @staticmethod
@@ -65,15 +73,11 @@ class _Stack(torch.autograd.Function):
         return group.gathered(a)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.group = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Part.apply(grads[0], ctx.group), None
 
 
-class _Part(torch.autograd.Function):
+class _Part(_OfGroup):
     """Common to own: the part of this process."""
 
     @staticmethod
@@ -81,15 +85,11 @@ class _Part(torch.autograd.Function):
         return a[group.rank].clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.group = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Stack.apply(grads[0], ctx.group), None
 
 
-class _Own(torch.autograd.Function):
+class _Own(_OfGroup):
     """Common to own, as it is. Its adjoint is the sum over the processes."""
 
     @staticmethod
@@ -97,24 +97,16 @@ class _Own(torch.autograd.Function):
         return a.view_as(a)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.group = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Sum.apply(grads[0], ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(_OfGroup):
     """Own to common: the sum over the processes."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
         return group.summed(a)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.group = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
