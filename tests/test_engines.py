@@ -78,6 +78,18 @@ def test_torchs_own_softmax_serves_softmax(no_library):
 
 
 @needs_torch
+def test_torchs_softmax_of_masked_rows_and_their_neighbours():
+    import torch
+
+    x = torch.tensor([[0.0, -torch.inf, 1.0], [-torch.inf] * 3, [torch.nan, 0.0, 0.0]])
+    with A.use("framework"):
+        p = A.softmax(x)
+    assert torch.equal(p[0], torch.softmax(x[0], -1))
+    assert torch.equal(p[1], torch.zeros(3))
+    assert p[2].isnan().all()
+
+
+@needs_torch
 def test_explain(no_library):
     import torch
 
