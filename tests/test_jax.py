@@ -318,3 +318,17 @@ def test_export_of_any_number_of_classes(alpha):
     for size in (1, 5, 70):
         x = jnp.asarray(np.random.default_rng(size).normal(size=(3, size)), jnp.float32)
         np.testing.assert_allclose(program.call(x), f(x), atol=1e-6)
+
+
+def test_the_gradient_of_a_soft_targets_loss():
+    x, y = jax.numpy.asarray([[1.0, 0.5, -2.0]]), jax.numpy.asarray([[0.2, 0.3, 0.5]])
+    got = jax.grad(lambda x: A.fenchel_young(Sparsemax(), x, y, reduction="sum"))(x)
+    np.testing.assert_allclose(got, A.sparsemax(x) - y, atol=1e-6)
+
+
+def test_the_loss_of_a_masked_class_in_plain_operations():
+    from anymax.kernels import xla
+
+    x = jax.numpy.asarray([[1.0, -np.inf, 0.0], [1.0, 0.0, -np.inf]])
+    value = xla.plain_loss(Sparsemax(), x, A.sparsemax(x), jax.numpy.asarray([1, 1]))
+    np.testing.assert_allclose(value, [np.inf, A.sparsemax_loss(x, np.array([0, 1]), reduction="none")[1]], rtol=1e-6)

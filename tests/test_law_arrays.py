@@ -446,3 +446,20 @@ def test_floats_of_8_bits_are_computed_in_single_precision_and_rounded_once(kind
     assert (back(kept) > -np.inf).sum() == 3 * 3
     loss = am.sparsemax_loss(x, KINDS[kind](np.array([1, 2, 3])))
     np.testing.assert_allclose(float(loss), am.sparsemax_loss(single, np.array([1, 2, 3])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["reference", None], ids=str)
+def test_a_parameter_of_another_dtype_leaves_that_of_the_scores(engine):
+    x, alpha = laws.scores(5, seed=3).astype(np.float32), np.array([1.4])
+    with am.use(engine) if engine else contextlib.nullcontext():
+        p = am.entmax(x, alpha)
+        assert p.dtype == np.float32
+        assert am.entmax_loss(x, 2, alpha=alpha).dtype == np.float32
+    np.testing.assert_allclose(p, am.entmax(x.astype(float), 1.4), atol=1e-6)
+
+
+def test_0_times_an_infinity_is_0():
+    from anymax._array.rows import dot
+
+    a, b = np.array([[0.0, 1.0], [0.0, 2.0], [1.0, 1.0]]), np.array([[-np.inf, 3.0], [np.nan, 3.0], [np.inf, 1.0]])
+    np.testing.assert_array_equal(dot(a, b, np), [[3.0], [6.0], [np.inf]])

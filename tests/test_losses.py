@@ -923,3 +923,21 @@ def test_options_at_their_defaults_take_the_short_way(monkeypatch):
     for options, kind in (({"axis": 5}, ValueError), ({"axis": 1, "dim": -1}, TypeError), ({"axis": 1.0}, TypeError)):
         with pytest.raises(kind):
             A.sparsemax_loss(x, t, **options)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "jax"])
+@pytest.mark.parametrize("options", [{}, {"weight": np.ones(3)}, {"mask": np.array([True, True, True])}], ids=str)
+def test_an_index_is_below_the_number_of_classes(kind, options):
+    c = KINDS[kind]
+    for bad in (3, -1):
+        with pytest.raises(IndexError, match="class indices must be from 0 to 2"):
+            A.sparsemax_loss(c(np.zeros((2, 3))), c(np.array([0, bad])), **{k: c(v) for k, v in options.items()})
+
+
+def test_unsigned_indices_beside_a_tensor():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1.0, 2.0, 0.5], [0.0, 1.0, 3.0]])
+    for dtype in (np.uint8, np.uint16, np.uint32, np.uint64):
+        for weight in (None, torch.ones(3)):
+            got = A.sparsemax_loss(x, np.array([2, 0], dtype), weight)
+            assert torch.equal(got, A.sparsemax_loss(x, torch.tensor([2, 0]), weight))

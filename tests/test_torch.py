@@ -732,3 +732,27 @@ def test_out_of_inference_mode_is_refused_as_torch_refuses_it():
     for options in ({}, {"mask": x > 0}, {"axis": 0}):
         with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
             A.softmax(x, out=out, **options)
+
+
+def test_a_batch_of_parameters_along_a_later_axis():
+    x, alpha = torch.randn(3, 5, 7, dtype=torch.float64), 1.2 + torch.rand(5, 1, 3, dtype=torch.float64)
+    y = torch.tensor([0, 3, 6, 2, 2])
+
+    def loss(x, alpha):
+        return A.entmax_loss(x, y, alpha=alpha)
+
+    got = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, 2))(x, alpha)
+    for i in range(3):
+        want = torch.func.grad(loss, argnums=(0, 1))(x[i], alpha[..., i])
+        torch.testing.assert_close([got[0][i], got[1][i]], list(want))
+
+
+def test_the_price_of_a_budget():
+    x = torch.tensor([[2.0, 1.9, 1.5, -1.0], [3.0, 2.5, 2.2, 0.1]], dtype=torch.float64)
+    k = torch.tensor([[2.0], [2.0]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
+    A.fenchel_young(Budget(k), x, y, reduction="sum").backward()
+    # Omega* = max of <p, x> - |p|^2 / 2 + k / 2 over the p of mass k, by differences of p itself
+    value = lambda k: (x * (p := A.budget(x, k)) - p * p / 2).sum(-1, keepdim=True) + k / 2  # noqa: E731
+    h = 1e-4
+    torch.testing.assert_close(k.grad, (value(k.detach() + h) - value(k.detach() - h)) / (2 * h), atol=1e-6, rtol=0)

@@ -835,3 +835,13 @@ def test_torch_compile_and_vmap(name):
         first = type(transform)(transform.rows, transform.params, axis=0) if name != "compose" else transform
         cube = torch.stack([x.T, -x.T]) if name != "compose" else torch.stack([x, -x])
         torch.testing.assert_close(torch.func.vmap(first)(cube), torch.stack([first(c) for c in cube]))
+
+
+@pytest.mark.parametrize("kind", ["strict", "torch"])
+def test_a_nucleus_of_equal_scores(kind):
+    if kind not in KINDS:
+        pytest.skip(f"no {kind}")
+    for n, p in ((20, 0.5), (100, 0.11), (1000, 0.999)):
+        kept = back(A.topp(p)(KINDS[kind](np.zeros((1, n))))) > -np.inf
+        assert kept.sum() == math.ceil(round(p * n, 6))
+        assert kept[0, : kept.sum()].all()

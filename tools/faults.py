@@ -365,7 +365,7 @@ FAULTS = {
           "return tl.maximum(u, 0.0), tl.where", "triton"),
     Fault("triton: the slope of a power", "src/anymax/kernels/triton/attention_tile.py",
           "rate = value / (d * (1.0 + w))",
-          "rate = value / (1.0 + w)", "triton"),
+          "rate = value / (1.0 + w)", "triton_attention"),
     Fault("triton: the slope at the cap", "src/anymax/kernels/triton/links.py",
           "off = off | (p >= 1.0)",
           "off = off", "triton"),
