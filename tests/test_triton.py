@@ -42,7 +42,10 @@ WORDS = {  # of the names in rows_triton.py: one process each
     "backward": "backward and not logarithms",
     "losses": "index_losses",
 }
-BRIEF = "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole or ties and whole and SparseSoftmax"
+BRIEF = (
+    "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
+    "or ties and whole and SparseSoftmax"
+)
 GROUPS = grouped(WORDS, BRIEF)
 
 
