@@ -161,7 +161,7 @@ FAULTS = {
           "True", "law_arrays losses transforms"),
     Fault("0 times infinity", "src/anymax/_array/rows.py",
           "lost = (a == 0) & ~xp.isfinite(b)",
-          "lost = (a == 0) & xp.isnan(b)", "plain_ways law_loss losses law_poison"),
+          "lost = (a == 0) & xp.isnan(b)", "law_arrays plain_ways law_loss losses law_poison"),
     Fault("log1p near 0", "src/anymax/_array/safe.py",
           "_LOG1P = tuple((-1.0) ** k / (k + 1)",
           "_LOG1P = tuple((-1.0) ** k / (k + 2 - (k < 3))", "torch law_accuracy law_kkt"),
