@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
@@ -25,7 +25,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import mapping_of, number_of, parameters_of, threads, with_parameters
+from .parameters import MapParameters, mapping_of, number_of, threads
 from .solvers import descend
 from .stochastic import Stream
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Rows: TypeAlias = "ArrayLike | sparse.spmatrix | sparse.sparray"
 
 
-class MappingClassifier(ClassifierMixin, BaseEstimator):
+class MappingClassifier(ClassifierMixin, MapParameters):
     """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty.
 
     Use it in place of `sklearn.linear_model.LogisticRegression` (which it is for `mapping="softmax"`) where you want probabilities that
@@ -152,29 +152,6 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         self.penalty = penalty
         self.n_jobs = n_jobs
         self.smoothing = smoothing
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters by name; those of the map are `mapping__alpha`, ...
-
-        deep: whether those of the map are among them.
-
-        Returns a dict.
-        """
-        own = super().get_params(deep=deep)
-        return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; `mapping__alpha=1.3` puts a map with this alpha in place of the map.
-
-        params: the parameters.
-
-        Returns the classifier itself.
-        """
-        of_map = {name: params.pop(name) for name in list(params) if name.startswith("mapping__")}
-        super().set_params(**params)
-        if of_map:
-            self.mapping = with_parameters(self.mapping, {name[9:]: value for name, value in of_map.items()})
-        return self
 
     # -- training -------------------------------------------------------------------------------------------------------------
 
