@@ -138,6 +138,7 @@ def main(
     folder = options.out or (RESULTS if default and not options.quick else _scratch())
     seeds = list(range(options.seeds or (experiment.quick_seeds if options.quick else experiment.seeds)))
     settings = Settings(experiment, options.quick, seeds, options)
+    commit = _commit()  # as the run begins: files may change while it goes on
     draft = Path(tempfile.mkdtemp(prefix="anymax-"))
     found = Findings(experiment.name, experiment.claims, draft)
     try:
@@ -176,6 +177,7 @@ def main(
         "settings": {"seeds": seeds, **_public_values(extra)},
         **_machine(),
     }
+    head["versions"]["commit"] = commit
     paths = write(head, found)
     said = found.verdicts()
     print(*(f"{said[key]:>12}: {claim.text}" for key, claim in experiment.claims.items()), sep="\n")
@@ -243,6 +245,12 @@ def _public(words: Sequence[str]) -> list[str]:
 
 def _public_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.name if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def _commit() -> str:
+    from benchmarks.report import commit  # late, as below
+
+    return commit()
 
 
 def _machine() -> dict[str, Any]:

@@ -20,7 +20,7 @@ CLINC = "text/clinc150_full.json.gz"
 EXPERIMENT = Experiment(
     name="conformal",
     title="Conformal sets from sparse supports: entmax against LAC, APS and RAPS",
-    about="A linear classifier is calibrated on held-out rows so that sets of classes hold the true one as often as asked; how large are they?",
+    about="A linear classifier is calibrated on held-out rows so that its sets hold the true class as often as asked; how large are they?",
     claims={
         "covers": Claim("The support of entmax holds the true class as often as asked, to within a point", PAPER),
         "aps": Claim("Where one class is not enough, the sets of 1.5-entmax are no larger than those of APS", "asked here"),
@@ -35,7 +35,13 @@ EXPERIMENT = Experiment(
 LEVELS = (0.9, 0.95, 0.99)
 ALPHAS = {"1.25-entmax": 1.25, "1.5-entmax": 1.5, "sparsemax": 2.0}
 METHODS = (*ALPHAS, "LAC", "APS", "RAPS")
-WEIGHTS = (0.0, 1e-3, 1e-2, 0.1, 1.0)  # of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
+WEIGHTS = (
+    0.0,
+    1e-3,
+    1e-2,
+    0.1,
+    1.0,
+)  # of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
 C_START, C_STEP, TIE = 16.0, 4.0, 1e-3
 
 
@@ -188,7 +194,9 @@ def _same(pool: Pool, calibrate: np.ndarray, test: np.ndarray, alpha: float, lev
     model = SupportConformalClassifier(FrozenEstimator(pool.model), mapping=Entmax(alpha), coverage=level)
     theirs = model.fit(pool.x[calibrate], pool.model.classes_[pool.y[calibrate]]).predict_set(pool.x[test])
     if not np.array_equal(theirs, sets):
-        raise RuntimeError(f"SupportConformalClassifier differs from the experiment at alpha = {alpha:g}, coverage {level:g}")
+        raise RuntimeError(
+            f"SupportConformalClassifier differs from the experiment at alpha = {alpha:g}, coverage {level:g}"
+        )
 
 
 def run(settings: Settings, found: Findings) -> None:
@@ -235,13 +243,17 @@ def run(settings: Settings, found: Findings) -> None:
 
 def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about: dict[str, dict[str, Any]]) -> None:
     def values(name: str, level: float, method: str, figure: str) -> list[float]:
-        return [row[figure] for rows in results[name] for row in rows if row["level"] == level and row["method"] == method]
+        return [
+            row[figure] for rows in results[name] for row in rows if row["level"] == level and row["method"] == method
+        ]
 
     for name in results:
         rows = []
         for level in LEVELS:
             for method in METHODS:
-                span = {figure: over_seeds(values(name, level, method, figure)) for figure in ("coverage", "size", "empty")}
+                span = {
+                    figure: over_seeds(values(name, level, method, figure)) for figure in ("coverage", "size", "empty")
+                }
                 rows.append({"asked": f"{100 * level:g} %", "method": method, "coverage, per cent": span["coverage"],
                              "classes in a set": span["size"], "empty sets, per cent": span["empty"]})  # fmt: skip
             for method in ALPHAS:
@@ -253,14 +265,22 @@ def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about
                     what = f"size of a set, 1.5-entmax / {other}: {name}, coverage asked {100 * level:g}"
                     found.test(claim, what, ratio(*both), at_most=most)
         found.table(name, rows, "Means over the splits, with their intervals.")
-    found.table("Data and model", list(about.values()), "The accuracy is that of the best class alone, on all rows that were not trained on.")
+    found.table(
+        "Data and model",
+        list(about.values()),
+        "The accuracy is that of the best class alone, on all rows that were not trained on.",
+    )
     found.picture(lambda figure: draw(figure, results), (3.4 * len(results) + 1.6, 3.8),
                   caption="Mean number of classes in a set, for each coverage that was asked for")  # fmt: skip
     found.notes += [
-        "The guarantee is about random splits of given rows and a given classifier, and so are the intervals, which are over splits. "
-        "They do not hold the chance in training, nor in the choice of these data.",
-        "Sizes are compared where the best class alone is right less often than asked. Where it is right more often, the sets of entmax, "
-        "which are never empty, are of one class, and those of LAC, APS and RAPS are partly empty.",
+        (
+            "The guarantee is about random splits of given rows and a given classifier, and so are the intervals, which are over splits. "
+            "They do not hold the chance in training, nor in the choice of these data."
+        ),
+        (
+            "Sizes are compared where the best class alone is right less often than asked. Where it is right more often, the sets of "
+            "entmax, which are never empty, are of one class, and those of LAC, APS and RAPS are partly empty."
+        ),
         "On the first split SupportConformalClassifier found the same sets.",
     ]
 
@@ -272,7 +292,9 @@ def draw(figure: Any, results: dict[str, list[list[dict[str, Any]]]]) -> None:
     for ax, (name, splits) in zip(panels, results.items()):
         for k, level in enumerate(LEVELS):
             for i, method in enumerate(METHODS):
-                sizes = [row["size"] for rows in splits for row in rows if row["level"] == level and row["method"] == method]
+                sizes = [
+                    row["size"] for rows in splits for row in rows if row["level"] == level and row["method"] == method
+                ]
                 span = over_seeds(sizes)
                 ax.errorbar(
                     span.mean, i, xerr=[[span.mean - span.low], [span.high - span.mean]], fmt="osD"[k], markersize=5, capsize=2,

@@ -35,9 +35,17 @@ EXPERIMENT = Experiment(
     options={"--fashion-mnist": _images.OPTION},
     free=("--fashion-mnist",),
 )  # fmt: skip
-RATIO, MOST, HELD = 100.0, 5000, 500  # the largest class over the smallest, its images, and those of a class that choose
+RATIO, MOST, HELD = (
+    100.0,
+    5000,
+    500,
+)  # the largest class over the smallest, its images, and those of a class that choose
 TUNING = 10_000  # seeds from here on choose, and are never tested
-RATE, STRENGTH, TIE = (1e-3, 3.0), (1.0, 2**0.5), 0.1  # where the searches begin, and their steps; points of balanced error
+RATE, STRENGTH, TIE = (
+    (1e-3, 3.0),
+    (1.0, 2**0.5),
+    0.1,
+)  # where the searches begin, and their steps; points of balanced error
 # balanced accuracy of softmax on CIFAR-10-LT of the same ratio, from the README of the authors' program
 PUBLISHED = {"bare": 71.36, "post hoc": 77.32, "trained": 77.89}
 
@@ -140,8 +148,10 @@ def predicted(arm: Arm, scores: np.ndarray, task: Task, strength: float) -> np.n
     return transforms.prior(log_p=-strength * task.log_p)(scores) if arm.strength == "after" else scores
 
 
-def chosen(name: str, tasks: list[Task], plan: dict[str, int], rate: float | None, note: Callable[..., None]) -> tuple[float, float]:
-    """The rate, then the strength, with the least balanced error on the rows that choose; `rate` is that of the arm without a prior."""
+def chosen(
+    name: str, tasks: list[Task], plan: dict[str, int], rate: float, note: Callable[..., None]
+) -> tuple[float, float]:
+    """The strength at this rate, then the rate at that strength, with the least balanced error on the rows that choose."""
     arm = ARMS[name]
     kept: dict[tuple[float, float], list[Scores]] = {}
 
@@ -149,17 +159,19 @@ def chosen(name: str, tasks: list[Task], plan: dict[str, int], rate: float | Non
         key = (rate, 0.0 if arm.strength == "after" else strength)  # what is done after training needs no other network
         if key not in kept:
             kept[key] = [trained(arm, task, *key, plan, TUNING + i) for i, task in enumerate(tasks)]
-        each = [recalls(predicted(arm, net(task.held[0]), task, strength), task.held[1]) for net, task in zip(kept[key], tasks)]
+        each = [
+            recalls(predicted(arm, net(task.held[0]), task, strength), task.held[1])
+            for net, task in zip(kept[key], tasks)
+        ]
         return 100.0 - float(np.mean(each))
 
-    strength = STRENGTH[0] if arm.strength else 0.0
-    if rate is None:
-        rate, rates, _ = walk(lambda r: error(r, strength), *RATE, TIE)
-        note("rate", rate, rates)
+    strength = 0.0
     if arm.strength:
-        fixed = rate
-        strength, strengths, _ = walk(lambda s: error(fixed, s), *STRENGTH, TIE)
+        strength, strengths, _ = walk(lambda s: error(rate, s), *STRENGTH, TIE)
         note("strength", strength, strengths)
+    if arm.strength != "after":
+        rate, rates, _ = walk(lambda r: error(r, strength), rate, RATE[1], TIE)
+        note("rate", rate, rates)
     return rate, strength
 
 
@@ -174,7 +186,7 @@ def run(settings: Settings, found: Findings) -> None:
         most, held, tunings = 100, 20, 1
         found.data = "The digits of scikit-learn (UCI) with a long tail, not Fashion-MNIST."
     else:
-        plan = {"hidden": 128, "epochs": 12, "batch": 128}
+        plan = {"hidden": 128, "epochs": 10, "batch": 256}
         x, y, *rest = _images.fashion("longtail", settings.options.fashion_mnist)
         pool, test = (x, y), (rest[0], rest[1])
         most, held, tunings = MOST, HELD, 2
@@ -189,12 +201,15 @@ def run(settings: Settings, found: Findings) -> None:
         row: dict[str, Any] = {"way": name}
 
         def note(what: str, value: float, tried: dict[float, float], row: dict[str, Any] = row) -> None:
-            row |= {what: value, f"errors by {what}": ", ".join(f"{at:.3g}: {error:.2f}" for at, error in tried.items())}
+            row |= {
+                what: value,
+                f"errors by {what}": ", ".join(f"{at:.3g}: {error:.2f}" for at, error in tried.items()),
+            }
             found.chosen(f"{what} of {row['way']}", value, tried)
 
         arm = ARMS[name]
-        known = best[BARE[arm.loss]][0] if arm.strength == "after" else None
-        best[name] = chosen(name, tuning, plan, known, note)
+        first = best[BARE[arm.loss]][0] if arm.strength else RATE[0]
+        best[name] = chosen(name, tuning, plan, first, note)
         rows.append(row)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ARMS}
     for seed in settings.track(settings.seeds, "seed"):
@@ -216,8 +231,9 @@ def run(settings: Settings, found: Findings) -> None:
         **plan, "ratio": RATIO, "images of a class that choose": held, "data sets that choose": tunings,
         "optimiser": "Adam, the rate falls to 0 as a cosine; no weight decay",
         "strength": "what the log prior is multiplied by; of the weights, the power of 1 / frequency",
-        "chosen by": f"balanced error: the rate by steps of {RATE[1]:g} from {RATE[0]:g}, then the strength by steps of {STRENGTH[1]:.3g} "
-                     f"from {STRENGTH[0]:g}, until neither neighbour is better by more than {TIE:g} points",
+        "chosen by": f"balanced error: the strength by steps of {STRENGTH[1]:.3g} from {STRENGTH[0]:g} (at the rate of the bare map), "
+                     f"then the rate by steps of {RATE[1]:g} from there, of the bare maps from {RATE[0]:g}, until neither neighbour is "
+                     f"better by more than {TIE:g} points",
     }  # fmt: skip
     _tell(found, results, rows)
 
@@ -240,8 +256,14 @@ def _tell(found: Findings, results: dict[str, list[dict[str, float]]], rows: lis
         [{"way": way, **{title: over_seeds([one[part] for one in of]) for part, title in names.items()}} for way, of in results.items()],
         "The mean recall of the classes in per cent, and that of the classes with the most and the fewest training images, over seeds.",
     )  # fmt: skip
-    found.table("What was chosen", rows, "Mean balanced error in per cent on the rows that choose, at each value that was tried.")
-    after, within, weights = (f"softmax, {way}" for way in ("prior after training", "prior in training", "class weights"))
+    found.table(
+        "What was chosen",
+        rows,
+        "Mean balanced error in per cent on the rows that choose, at each value that was tried.",
+    )
+    after, within, weights = (
+        f"softmax, {way}" for way in ("prior after training", "prior in training", "class weights")
+    )
     gain = "balanced accuracy, points: "
     found.test("post hoc", f"{gain}{after} - softmax", apart(after, "softmax"), at_least=0.0)
     found.test("trained", f"{gain}{within} - {after}", apart(within, after), at_least=0.0)
@@ -251,8 +273,17 @@ def _tell(found: Findings, results: dict[str, list[dict[str, float]]], rows: lis
     found.test("entmax", f"{gain}{sparse} - 1.5-entmax", apart(sparse, "1.5-entmax"), at_least=0.0)
     found.test("as softmax", f"{gain}{sparse} - {within}", apart(sparse, within), at_least=-1.0)
     for name, key in ((after, "post hoc"), (within, "trained")):
-        found.against_paper(f"gain of {name}, points", PUBLISHED[key] - PUBLISHED["bare"], apart(name, "softmax"), "there CIFAR-10-LT and a ResNet")
-    found.picture(lambda figure: draw(figure, results), (9.0, 3.8), caption="Recall of the classes, by the number of their training images")
+        found.against_paper(
+            f"gain of {name}, points",
+            PUBLISHED[key] - PUBLISHED["bare"],
+            apart(name, "softmax"),
+            "there CIFAR-10-LT and a ResNet",
+        )
+    found.picture(
+        lambda figure: draw(figure, results),
+        (9.0, 3.8),
+        caption="Recall of the classes, by the number of their training images",
+    )
     found.notes += [
         "The authors' program (google-research/logit_adjustment) has, on CIFAR-10-LT with the same ratio, {bare:g} without a prior, "
         "{post hoc:g} with it after training and {trained:g} with it in training.".format(**PUBLISHED),

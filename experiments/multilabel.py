@@ -187,7 +187,7 @@ def scores(model: str | Mapping, l2: float, plan: Plan, x: Any, y: np.ndarray, x
 
     from anymax.sklearn import MultiLabelMappingClassifier
 
-    none = empty and not isinstance(model, str) or "auto"
+    none = (empty and not isinstance(model, str)) or "auto"
     trained = MultiLabelMappingClassifier(model, l2=l2, threshold=0.5, scale=1.0, none=none, **plan.solver)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations belongs to the protocol
@@ -264,10 +264,14 @@ def evaluate(model: str | Mapping, data: Collection, plan: Plan, seed: int, whol
     best = [max(value, key=lambda pair: value[pair][i]) for i in range(2)]
     asked = plan.l2 if whole_grid else sorted({l2 for l2, _ in best})
     z = {l2: scores(model, l2, plan, data.x, data.y, data.x_test, data.empty) for l2 in asked}
-    grid = {(l2, level): measured(decide(model, z[l2], level, data.empty), data.y_test) for l2 in asked for level in tried}
+    grid = {
+        (l2, level): measured(decide(model, z[l2], level, data.empty), data.y_test) for l2 in asked for level in tried
+    }
     count = len(data.y_test)
     weights = np.random.default_rng(0).multinomial(count, np.full(count, 1.0 / count), size=DRAWS).astype(np.float32)
-    drawn = [measured(decide(model, z[l2], level, data.empty), data.y_test, weights)[i] for i, (l2, level) in enumerate(best)]
+    drawn = [
+        measured(decide(model, z[l2], level, data.empty), data.y_test, weights)[i] for i, (l2, level) in enumerate(best)
+    ]
     figure = [float(grid[pair][i]) for i, pair in enumerate(best)]
     return Outcome(best, [float(value[pair][i]) for i, pair in enumerate(best)], figure, drawn, grid)
 
@@ -339,8 +343,11 @@ def run(settings: Settings, found: Findings) -> None:
     found.picture(lambda figure: draw(figure, results), (11.0, 1.2 + 0.95 * len(results)), caption="F1 with intervals")
     found.notes += [
         "Macro-F1 is the harmonic mean of the labels' mean precision and mean recall, as in the authors' program.",
-        "Rows without a label stay, in training and in the test. Where a training row has none, the maps have a class “none”, and predict "
-        "no label where it is the most probable. Features are standardised on the training rows, except in the three sparse collections.",
+        (
+            "Rows without a label stay, in training and in the test. Where a training row has none, the maps have a class “none”, and "
+            "predict no label where it is the most probable. Features are standardised on the training rows, except in the three sparse "
+            "collections."
+        ),
         "An interval is a bootstrap over the test rows: it holds the chance in the choice of these rows, not that in the training rows.",
         "Where labels are rare in the test rows a draw of the bootstrap misses some, so macro-F1 is near the upper end of its interval.",
         "Choosing every label for every row is a floor: where macro-F1 is not above it (see the collections), nothing was learned.",

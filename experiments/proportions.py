@@ -144,8 +144,10 @@ def run(settings: Settings, found: Findings) -> None:
     found.notes += [
         "The paper has curves and no table for this experiment, so there are no figures to set beside ours.",
         "Random proportions are uniform numbers divided by their sum, as in the authors' program.",
-        "Every word count is standardised. l2 is chosen on development documents, not by cross-validation, strictly inside of what is "
-        "tried or 0; the paper's grid is 1e-9 to 1.",
+        (
+            "Every word count is standardised. l2 is chosen on development documents, not by cross-validation, strictly inside of what is "
+            "tried or 0; the paper's grid is 1e-9 to 1."
+        ),
     ]
 
 

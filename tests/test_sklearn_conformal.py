@@ -71,7 +71,9 @@ def test_a_class_enters_the_support_at_its_temperature(alpha):
         for factor, inside in ((1 + 1e-6, True), (1 - 1e-6, False)):
             p = am.entmax(z[rows] / (reached[rows, j, None] * factor), alpha=alpha)
             np.testing.assert_array_equal(p[:, j] > 0, inside)
-    np.testing.assert_allclose(levels.entering(alpha - 1, z + 1e6), reached, rtol=1e-4, atol=1e-7)  # offsets do not matter
+    np.testing.assert_allclose(
+        levels.entering(alpha - 1, z + 1e6), reached, rtol=1e-4, atol=1e-7
+    )  # offsets do not matter
 
 
 @pytest.mark.parametrize("c", [0.25, 0.5, 1.0])
@@ -97,7 +99,9 @@ def test_a_set_is_the_support_just_above_the_temperature(mapping):
     x, y = data()
     model = SupportConformalClassifier(mapping=mapping, coverage=0.95).fit(x[:300], y[:300])
     z = model.decision_function(x[300:])
-    np.testing.assert_array_equal(model.predict_set(x[300:]), am.apply(mapping, z / (model.temperature_ * (1 + 1e-9))) > 0)
+    np.testing.assert_array_equal(
+        model.predict_set(x[300:]), am.apply(mapping, z / (model.temperature_ * (1 + 1e-9))) > 0
+    )
 
 
 def test_the_temperature_is_the_conformal_quantile():
@@ -134,7 +138,9 @@ def test_the_coverage_over_many_splits(level):
     found = []
     for seed in range(300):
         order = np.random.default_rng(seed).permutation(400)
-        model = SupportConformalClassifier(FrozenEstimator(Given(6)), coverage=level).fit(z[order[:100]], y[order[:100]])
+        model = SupportConformalClassifier(FrozenEstimator(Given(6)), coverage=level).fit(
+            z[order[:100]], y[order[:100]]
+        )
         rest = order[100:]
         found.append(model.predict_set(z[rest])[np.arange(300), y[rest]].mean())
     error = np.std(found) / math.sqrt(300)
@@ -256,9 +262,14 @@ def test_pickle_clone_and_search():
     def small(model, x, y):
         return -model.predict_set(x).sum(axis=1).mean()
 
-    search = GridSearchCV(copy, {"mapping__alpha": [1.25, 2.0], "estimator__C": [0.1, 1.0]}, scoring=small, cv=3).fit(x, y)
+    search = GridSearchCV(copy, {"mapping__alpha": [1.25, 2.0], "estimator__C": [0.1, 1.0]}, scoring=small, cv=3).fit(
+        x, y
+    )
     assert search.best_estimator_.mapping == am.Entmax(search.best_params_["mapping__alpha"])
-    assert (SupportConformalClassifier.__module__, SupportConformalClassifier.__qualname__) == ("anymax.sklearn", "SupportConformalClassifier")
+    assert (SupportConformalClassifier.__module__, SupportConformalClassifier.__qualname__) == (
+        "anymax.sklearn",
+        "SupportConformalClassifier",
+    )
 
 
 class Silent(GaussianNB):

@@ -44,8 +44,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         `MappingClassifier("softmax")`. A clone of it is trained on a part of the rows. One that is trained already is given as
         `sklearn.frozen.FrozenEstimator(model)`, and then all rows of `fit` calibrate: they must be others than it was trained on.
     mapping : str or Mapping, default="entmax15"
-        Sparsemax, or entmax with alpha above 1, or its name. Near 1 a set depends on the lead of the best class over each other one, at 2 on
-        the sum of the leads of all better ones.
+        Sparsemax, or entmax with alpha above 1, or its name. With alpha near 1 a class is judged by the lead of the best one over it, at 2
+        by the sum of the leads of all better ones.
     alpha : float, default=None
         The alpha of entmax, in place of its own; `set_params(mapping__alpha=1.3)` sets that of the map.
     coverage : float, default=0.9
@@ -131,8 +131,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
             strange = y[~np.isin(y, self.classes_)]
             if len(strange):
                 raise ValueError(
-                    f"y holds the class {strange[:1].tolist()[0]!r}, which the frozen classifier does not know; leave such rows out, and the "
-                    "coverage is that of the classes that it knows"
+                    f"y holds the class {strange[:1].tolist()[0]!r}, which the frozen classifier does not know; leave such rows out, and "
+                    "the coverage is that of the classes that it knows"
                 )
         else:
             self.classes_ = np.unique(y)
@@ -147,8 +147,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         if math.isinf(self.temperature_) and _rank(len(rows), coverage) > len(rows):
             least = math.ceil(coverage / (1 - coverage))
             warnings.warn(
-                f"{len(rows)} rows that calibrate are too few for a coverage of {float(coverage):g}, which needs {least}: every set holds all "
-                "classes. Give more rows, a larger `calibration`, or a smaller `coverage`",
+                f"{len(rows)} rows that calibrate are too few for a coverage of {float(coverage):g}, which needs {least}: every set holds "
+                "all classes. Give more rows, a larger `calibration`, or a smaller `coverage`",
                 UserWarning,
                 stacklevel=2,
             )
@@ -205,11 +205,17 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         if isinstance(given, Integral) and not isinstance(given, bool):
             held = int(given)
             if held < 1:
-                raise ValueError(f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1")
+                raise ValueError(
+                    f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1"
+                )
         else:
-            share = number_of("calibration", given, 0.0, True, "a share above 0 and below 1, or a number of rows from 1")
+            share = number_of(
+                "calibration", given, 0.0, True, "a share above 0 and below 1, or a number of rows from 1"
+            )
             if share >= 1:
-                raise ValueError(f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1")
+                raise ValueError(
+                    f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1"
+                )
             held = max(1, round(n * share))
         if held >= n:
             raise ValueError(
@@ -243,15 +249,17 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
                 z = np.log(np.asarray(probable(X)))
         else:
             raise TypeError(
-                f"estimator={self.estimator!r} has neither decision_function nor predict_proba; a conformal set needs a score for each class"
+                f"estimator={self.estimator!r} has neither decision_function nor predict_proba; a conformal set needs a score a class"
             )
         if z.shape != (_num_samples(X), len(inner)):
             raise ValueError(
-                f"the scores of {type(model).__name__} have the shape {z.shape}, expected one for each of {len(inner)} classes; of a support "
-                "vector machine decision_function_shape='ovr' gives them"
+                f"the scores of {type(model).__name__} have the shape {z.shape}, expected one for each of {len(inner)} classes; of a "
+                "support vector machine decision_function_shape='ovr' gives them"
             )
         if np.isnan(z).any():
-            raise ValueError(f"the scores of {type(model).__name__} hold NaN; a conformal set needs a number for each class")
+            raise ValueError(
+                f"the scores of {type(model).__name__} hold NaN; a conformal set needs a number for each class"
+            )
         if len(inner) == len(self.classes_):
             return z.astype(np.float64)
         out = np.full((len(z), len(self.classes_)), -np.inf)

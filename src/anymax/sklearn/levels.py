@@ -51,7 +51,9 @@ def entering(c: float, z: np.ndarray) -> np.ndarray:
         step = max(1, _CHUNK // z.shape[1] ** 2)
         for at in range(0, len(z), step):
             part, one, gone = lead[at : at + step], unit[at : at + step], below[at : at + step]
-            leads = np.where(gone[:, None, :], 0.0, np.maximum(part[:, :, None] - part[:, None, :], 0.0))  # of i over j: [j, i]
+            leads = np.where(
+                gone[:, None, :], 0.0, np.maximum(part[:, :, None] - part[:, None, :], 0.0)
+            )  # of i over j: [j, i]
             out[at : at + step] = c * one * ((leads / one[:, :, None]) ** (1.0 / c)).sum(axis=2) ** c
     out[below] = np.inf
     out[z == high] = 0.0
