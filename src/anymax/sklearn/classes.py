@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as Mapped
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
@@ -116,6 +116,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
+    _usual_C: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
 
     def __init__(
@@ -178,12 +179,12 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         number_of("C", self.C, 0.0, True, "a positive number, or inf for no penalty")
         if self.l2 is not None:
             number_of("l2", self.l2, 0.0, False, "a number from 0, or None to use C")
-            if self.C != 1.0:
+            if self.C != self._usual_C:
                 raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
         number_of("tol", self.tol, 0.0, False, "a number from 0")
         if self.penalty not in ("l2", None):
             raise ValueError(f"penalty={self.penalty!r}: expected 'l2', or None for no penalty; there is no other here")
-        if self.penalty is None and (self.C != 1.0 or self.l2 is not None):
+        if self.penalty is None and (self.C != self._usual_C or self.l2 is not None):
             raise ValueError(
                 f"penalty=None with C={self.C!r} and l2={self.l2!r}: without a penalty there is no weight of it; leave them out"
             )
