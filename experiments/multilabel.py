@@ -47,10 +47,10 @@ EXPERIMENT = Experiment(
         "--only": {"nargs": "+", "choices": sorted(FILES), "metavar": "NAME", "help": f"of {', '.join(sorted(FILES))}"},
         "--rows": {
             "type": int,
-            "default": 6000,
+            "default": 1000,
             "metavar": "N",
             "help": "training rows, and test rows, of RCV1, Bibtex and "
-            "Delicious: at most so many, drawn at random (default 6000)",
+            "Delicious: at most so many, drawn at random (default 1000)",
         },
     },
 )

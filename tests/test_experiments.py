@@ -401,6 +401,27 @@ def test_f1_of_a_draw_is_that_of_its_rows():
     np.testing.assert_allclose(measured(chosen, y, weights), one_by_one, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("model", "level"), [("softmax", 0.2), ("sparsemax", 1.7), ("sigmoid", 0.4)])
+def test_decisions_on_rows_without_a_label_are_those_of_the_estimator(model, level):
+    datasets = pytest.importorskip("sklearn.datasets")
+    from anymax import Softmax, Sparsemax
+    from anymax.sklearn import MultiLabelMappingClassifier
+
+    x, y = datasets.make_multilabel_classification(
+        120, 8, n_classes=4, n_labels=1, allow_unlabeled=True, random_state=0
+    )
+    assert (y.sum(axis=1) == 0).any()
+    mapping = {"softmax": Softmax(), "sparsemax": Sparsemax()}.get(model, model)
+    trained = MultiLabelMappingClassifier(mapping, l2=0.01, threshold=level, scale=level).fit(x, y)
+    module = load("multilabel")
+    plan = module.Plan(solver={})
+    z = module.scores(mapping, 0.01, plan, x, y, x, empty=True)
+    np.testing.assert_array_equal(z, trained.decision_function(x))
+    chosen = module.decide(mapping, z, level, empty=True)
+    np.testing.assert_array_equal(chosen, trained.predict(x) > 0)
+    assert (chosen.sum(axis=1) == 0).any()
+
+
 @pytest.mark.parametrize("kind", ["uniform", "random"])
 def test_documents_are_what_they_say(kind):
     x, q = load("proportions").documents(np.random.default_rng(6), 400, 10, 300, kind)

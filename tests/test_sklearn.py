@@ -589,6 +589,8 @@ def test_the_parameters_of_a_map_are_searched():
     search = GridSearchCV(MappingClassifier(map_of), grid, cv=3).fit(x, y)
     assert search.best_estimator_.mapping == am.Entmax(search.best_params_["mapping__alpha"])
     assert map_of == am.Entmax(1.5), "maps are frozen"
+    assert clone(search.best_estimator_).mapping == search.best_estimator_.mapping
+    assert clone(search).fit(x, y).best_params_ == search.best_params_
     one = GridSearchCV(
         MappingClassifier(), {"mapping": [am.Entmax(a) for a in (1.25, 1.5, 2.0)], "C": [0.1, 1.0]}, cv=3
     )

@@ -86,7 +86,9 @@ def estimators(x: NDArray[np.float64], y: NDArray[np.int64]) -> None:
     assert_type(MultiLabelMappingClassifier(decision="support", scale=2.0).fit(x, y), MultiLabelMappingClassifier)
     assert_type(MappingClassifier(penalty=None, n_jobs=2).partial_fit(x, y, classes=[0, 1]), MappingClassifier)
     assert_type(LabelDistributionClassifier("sparsemax", smoothing=0.1).fit(x, x).score(x, x), float)
-    assert_type(SupportConformalClassifier(model, mapping="sparsemax", coverage=0.95).fit(x, y), SupportConformalClassifier)
+    assert_type(
+        SupportConformalClassifier(model, mapping="sparsemax", coverage=0.95).fit(x, y), SupportConformalClassifier
+    )
     assert_type(SupportConformalClassifier().predict_set(x, coverage=0.5), np.ndarray)
 
 

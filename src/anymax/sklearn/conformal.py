@@ -120,28 +120,30 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         """
         self.mapping_, c = self._map()
         coverage = _coverage(self.coverage)
-        y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        assert_all_finite(y, input_name="y")
-        validate_data(self, X, skip_check_array=True)
-        X, y = indexable(X, y)
-        rows = np.arange(len(y))
+        target: Any = column_or_1d(y, warn=True)
+        check_classification_targets(target)
+        assert_all_finite(target, input_name="y")
+        x: Any = X
+        validate_data(self, x, skip_check_array=True)
+        x, target = indexable(x, target)
+        rows = np.arange(len(target))
         if isinstance(self.estimator, FrozenEstimator):
             self.estimator_, self.classes_ = self.estimator, np.asarray(self.estimator.classes_)
-            strange = y[~np.isin(y, self.classes_)]
+            strange = target[~np.isin(target, self.classes_)]
             if len(strange):
                 raise ValueError(
                     f"y holds the class {strange[:1].tolist()[0]!r}, which the frozen classifier does not know; leave such rows out, and "
                     "the coverage is that of the classes that it knows"
                 )
         else:
-            self.classes_ = np.unique(y)
-            order = check_random_state(self.random_state).permutation(len(y))
-            held = self._held(len(y))
+            self.classes_ = np.unique(target)
+            order = check_random_state(self.random_state).permutation(len(target))
+            held = self._held(len(target))
             rows, train = np.sort(order[:held]), np.sort(order[held:])
-            self.estimator_ = clone(self._inner()).fit(_safe_indexing(X, train), _safe_indexing(y, train))
-        reached = entering(c, self._scores(_safe_indexing(X, rows)))
-        index = np.searchsorted(self.classes_, y[rows])
+            inner: Any = clone(self._inner())
+            self.estimator_ = inner.fit(_safe_indexing(x, train), target[train])
+        reached = entering(c, self._scores(_safe_indexing(x, rows)))
+        index = np.searchsorted(self.classes_, target[rows])
         self.calibration_scores_ = np.sort(reached[np.arange(len(rows)), index])
         self.temperature_ = self._temperature(coverage)
         if math.isinf(self.temperature_) and _rank(len(rows), coverage) > len(rows):
