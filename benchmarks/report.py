@@ -274,14 +274,16 @@ def _engines() -> dict[str, dict[str, str]]:
 def _versions() -> dict[str, str]:
     import anymax
 
-    versions = {"python": platform.python_version(), "anymax": anymax.__version__, "commit": _commit()}
+    versions = {"python": platform.python_version(), "anymax": anymax.__version__, "commit": commit()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What the source was built from; `+changes` where files differ from it."""
+
     def git(*words: str) -> str:
         return subprocess.check_output(
             ["git", *words], cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL

@@ -1,4 +1,6 @@
 """The papers' tables, run again: one script a claim. `python -m experiments` lists them; README.md here says how to run them."""
 
-# multilabel, proportions, nli, finetune, seq2seq, verification, overconfidence, graphs: in this order
-NAMES = ("multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs")
+# in this order
+NAMES = (
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
+)  # fmt: skip

@@ -8,7 +8,10 @@ import datetime as dt
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +29,10 @@ class Missing(Exception):
     """Data or a package that is not there; the message says what to do."""
 
 
+class Refused(Exception):
+    """A run that saved results may not come from; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """What an experiment is about. `data` names for each file in ANYMAX_DATA its public original."""
@@ -39,6 +46,7 @@ class Experiment:
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ("matplotlib", "scipy")
     options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # for `add_argument`
+    free: tuple[str, ...] = ()  # those of them that no figure depends on: where the data lies, how many processes
 
 
 @dataclasses.dataclass
@@ -61,16 +69,6 @@ class Settings:
         for i, item in enumerate(items, start=1):
             self.say(f"{what} {i}/{len(items)}: {show(item)}")
             yield item
-
-    def within(self, minutes: float | None) -> Iterator[int]:
-        """The seeds; none that would end after `minutes`, if each takes as long as those before. The first always runs."""
-        begun = time.monotonic()
-        for i, seed in enumerate(self.seeds):
-            needed = (time.monotonic() - begun) * (i + 1) / max(i, 1) / 60
-            if minutes is not None and i and needed > minutes:
-                self.say(f"{i} of {len(self.seeds)} seeds: another would end {needed - minutes:.0f} minutes late")
-                return
-            yield seed
 
     def data(self, path: str) -> Path:
         """The file `path` in the folder ANYMAX_DATA, or an error that names the public original."""
@@ -106,29 +104,70 @@ def quick_on_one_thread(run: Callable[[Settings, Findings], None]) -> Callable[[
     return wrapped
 
 
+def walk(
+    loss: Callable[[float], float], start: float, step: float, tie: float, most: int = 6
+) -> tuple[float, dict[float, float], bool]:
+    """From start to the next of start * step^i while its loss is less by more than `tie`, both sides always tried.
+
+    Gives the value where it ends, the losses of all that were tried, and whether neither neighbour is better by more than `tie`.
+    """
+    at, tried = 0, {0: loss(start)}
+    while True:
+        for i in (at - 1, at + 1):
+            tried[i] = tried[i] if i in tried else loss(start * step**i)
+        side = min((at - 1, at + 1), key=lambda i: tried[i])
+        inside = tried[side] >= tried[at] - tie
+        if inside or abs(side) > most:
+            return start * step**at, {start * step**i: v for i, v in sorted(tried.items())}, inside
+        at = side
+
+
 def main(
     experiment: Experiment, run: Callable[[Settings, Findings], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """The command `python -m experiments.NAME`: run, write NAME.md, NAME.json and the pictures, print the verdicts."""
+    """The command `python -m experiments.NAME`: run, write NAME.md, NAME.json and the pictures, print the verdicts.
+
+    The saved results come from the default command and a clean tree, whole, with every choice strictly inside of what was tried.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser(experiment).parse_args(words)
-    folder = options.out or (_scratch() if options.quick else RESULTS)
+    parser = _parser(experiment)
+    options = parser.parse_args(words)
+    extra = {k: v for k, v in vars(options).items() if k not in ("quick", "seeds", "out")}
+    free = {flag.removeprefix("--").replace("-", "_") for flag in experiment.free}
+    default = options.seeds is None and all(v == parser.get_default(k) for k, v in extra.items() if k not in free)
+    folder = options.out or (RESULTS if default and not options.quick else _scratch())
     seeds = list(range(options.seeds or (experiment.quick_seeds if options.quick else experiment.seeds)))
     settings = Settings(experiment, options.quick, seeds, options)
-    found = Findings(experiment.name, experiment.claims, folder)
+    commit = _commit()  # as the run begins: files may change while it goes on
+    draft = Path(tempfile.mkdtemp(prefix="anymax-"))
+    found = Findings(experiment.name, experiment.claims, draft)
     try:
+        if folder.resolve() == RESULTS.resolve():
+            _allowed(experiment, default and not options.quick)
         for package in experiment.needs:
             if importlib.util.find_spec(package) is None:
                 raise Missing(
                     f"{experiment.name}: needs {package}; pip install 'anymax[test]' brings all that it needs"
                 )
+        settings.say(f"{len(seeds)} seed{'s' * (len(seeds) != 1)}; {_expected(experiment)}")
         run(settings, found)
-    except Missing as error:
+        if not options.quick and found.edges:
+            raise Refused(
+                f"{experiment.name}: {'; '.join(found.edges)}. Nothing is written: an optimum at the edge of what was tried is none"
+            )
+        if not found.data:
+            raise RuntimeError(f"{experiment.name}: run() must say in `data` what it was run on")
+        if found.partial and folder.resolve() == RESULTS.resolve():
+            folder = _scratch()
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in found.pictures:
+            shutil.move(draft / picture["file"], folder / picture["file"])
+    except (Missing, Refused) as error:
         print(error, file=sys.stderr)
         return 2
-    if not found.data:
-        raise RuntimeError(f"{experiment.name}: run() must say in `data` what it was run on")
-    extra = {k: v for k, v in vars(options).items() if k not in ("quick", "seeds", "out")}
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    found.folder = folder
     head = {
         "name": experiment.name,
         "title": experiment.title,
@@ -138,11 +177,41 @@ def main(
         "settings": {"seeds": seeds, **_public_values(extra)},
         **_machine(),
     }
+    head["versions"]["commit"] = commit
     paths = write(head, found)
     said = found.verdicts()
     print(*(f"{said[key]:>12}: {claim.text}" for key, claim in experiment.claims.items()), sep="\n")
     print("written:", *paths, *(folder / p["file"] for p in found.pictures))
     return 0
+
+
+def _allowed(experiment: Experiment, default: bool) -> None:
+    """An error where a run may not write into the saved results."""
+    if not default:
+        raise Refused(
+            f"{experiment.name}: only `python -m experiments.{experiment.name}` writes the saved results, and this run has other options; "
+            "name another folder by --out"
+        )
+    try:
+        changed = subprocess.check_output(
+            ["git", "status", "--porcelain", "--", "src", "csrc", "benchmarks", "experiments", ":!experiments/results"],
+            cwd=RESULTS.parents[1], text=True, stderr=subprocess.DEVNULL,
+        ).splitlines()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return  # no repository: the page says that the commit is unknown
+    if changed:
+        raise Refused(
+            f"{experiment.name}: saved results come from code as it was committed, and these files differ: "
+            f"{', '.join(line[3:] for line in changed)}; commit them, or name another folder by --out"
+        )
+
+
+def _expected(experiment: Experiment) -> str:
+    saved = RESULTS / f"{experiment.name}.json"
+    if not saved.is_file():
+        return "no saved run says how long a full one takes"
+    known = json.loads(saved.read_text(encoding="utf-8"))
+    return f"the saved full run, of {known['date']}, took {known['seconds'] / 60:.0f} minutes"
 
 
 def _parser(experiment: Experiment) -> argparse.ArgumentParser:
@@ -176,6 +245,12 @@ def _public(words: Sequence[str]) -> list[str]:
 
 def _public_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.name if isinstance(v, Path) else v for k, v in values.items()}
+
+
+def _commit() -> str:
+    from benchmarks.report import commit  # late, as below
+
+    return commit()
 
 
 def _machine() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ class Claim:
 
 @dataclasses.dataclass
 class Findings:
-    """Filled by an experiment's `run`: tables, tests of its claims, figures beside the paper's, pictures, notes."""
+    """Filled by an experiment's `run`: tables, tests of its claims, figures beside the paper's, pictures, notes.
+
+    `partial` says that a run ended early: it does not take the place of saved results.
+    """
 
     name: str
     claims: Mapping[str, Claim]
@@ -38,6 +41,14 @@ class Findings:
     tests: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     paper: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pictures: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    edges: list[str] = dataclasses.field(default_factory=list)
+    partial: bool = False
+
+    def chosen(self, what: str, value: float, tried: Iterable[float], ends: Iterable[float] = ()) -> None:
+        """What was chosen must lie strictly inside of what was tried, or a full run fails; at `ends` there is nothing beyond."""
+        tried = sorted(tried)
+        if not (tried[0] < value < tried[-1] or value in tuple(ends)):
+            self.edges.append(f"{what}: {value:.4g} was chosen among {', '.join(f'{one:.4g}' for one in tried)}")
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
         """A table; a row is column -> text, number, Interval or None."""

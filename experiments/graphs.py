@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._common import Experiment, Settings, main, quick_on_one_thread
+from ._common import Experiment, Settings, main, quick_on_one_thread, walk
 from ._report import Claim, Findings
 from ._statistics import Interval, difference, over_seeds
 
@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
     seeds=10,
     needs=("matplotlib", "scipy", "torch"),
     options={"--jobs": {"type": int, "default": 1, "metavar": "N", "help": "processes; the figures don't depend on it"}},
+    free=("--jobs",),
 )  # fmt: skip
 MAPS = {"softmax": "softmax", "1.5-entmax": "entmax15", "sparsemax": "sparsemax"}
 SPARSE = ("1.5-entmax", "sparsemax")
@@ -123,22 +124,6 @@ def _zeros(weights: list[Any], y: Any, edges: Any) -> dict[str, float]:
     }
 
 
-def walk(loss: Any, start: float, step: float, most: int = 6) -> tuple[float, dict[float, float], bool]:
-    """From start to the next of start * step^i while its loss is less by more than TIE, both sides always tried.
-
-    Gives the value where it ends, the losses of all that were tried, and whether neither neighbour is better by more than TIE.
-    """
-    at, tried = 0, {0: loss(start)}
-    while True:
-        for i in (at - 1, at + 1):
-            tried[i] = tried[i] if i in tried else loss(start * step**i)
-        side = min((at - 1, at + 1), key=lambda i: tried[i])
-        inside = tried[side] >= tried[at] - TIE
-        if inside or abs(side) > most:
-            return start * step**at, {start * step**i: v for i, v in sorted(tried.items())}, inside
-        at = side
-
-
 def tuned(name: str, noise: float, plan: dict[str, Any]) -> dict[str, Any]:
     """The learning rate with the least validation loss on the graphs for tuning, then the weight decay at that rate."""
 
@@ -146,8 +131,8 @@ def tuned(name: str, noise: float, plan: dict[str, Any]) -> dict[str, Any]:
         seeds = range(TUNING, TUNING + plan["graphs for tuning"])
         return float(np.mean([fit(name, seed, noise, rate, decay, plan)["loss"] for seed in seeds]))
 
-    rate, rates, inside = walk(lambda r: loss(r, DECAY[0]), *RATE)
-    decay, decays, also = walk(lambda d: loss(rate, d), *DECAY)
+    rate, rates, inside = walk(lambda r: loss(r, DECAY[0]), *RATE, TIE)
+    decay, decays, also = walk(lambda d: loss(rate, d), *DECAY, TIE)
     return {"rate": rate, "decay": decay, "rates": rates, "decays": decays, "inside": inside and also}
 
 
@@ -202,6 +187,9 @@ def run(settings: Settings, found: Findings) -> None:
         row: dict[str, Any] = {"noisy edges": _share(noise)}
         row |= {name: over_seeds(values(noise, name, "accuracy")) for name in names}
         rows.append(row | {f"{name} - softmax": apart(noise, name) for name in SPARSE})
+    for (noise, name), one in chosen.items():
+        for what in ("rate", "decay"):
+            found.chosen(f"{what} of {name}, {_share(noise)} noise", one[what], one[f"{what}s"])
     found.table("Accuracy", rows, "Percent of the test nodes, mean over seeds; differences are paired by seed.")
     rows = [
         {

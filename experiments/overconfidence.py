@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 import anymax
 from anymax import Entmax, Mapping, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
 
-from ._common import Experiment, Missing, Settings, main
+from . import _images
+from ._common import Experiment, Settings, main
 from ._report import Claim, Findings
 from ._statistics import difference, exact, over_seeds, ratio
 
@@ -43,15 +43,11 @@ EXPERIMENT = Experiment(
     seeds=5,
     needs=("matplotlib", "scipy", "sklearn", "torch"),
     options={
-        "--fashion-mnist": {
-            "type": Path,
-            "default": Path("/usr/share/datasets/fashion-mnist"),
-            "metavar": "FOLDER",
-            "help": "with the four files of Fashion-MNIST (default: where Debian's dataset-fashion-mnist puts them)",
-        },
+        "--fashion-mnist": _images.OPTION,
         "--train": {"type": int, "default": 60000, "metavar": "N", "help": "training rows of Fashion-MNIST, at most"},
         "--epochs": {"type": int, "default": 30, "metavar": "N", "help": "on Fashion-MNIST"},
     },
+    free=("--fashion-mnist",),
 )  # fmt: skip
 
 Loss = Callable[[Any, Any], Any]
@@ -82,22 +78,10 @@ def digits(seed: int) -> tuple[np.ndarray, ...]:
 
 
 def fashion(folder: Path, rows: int, seed: int) -> tuple[np.ndarray, ...]:
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017); of its training rows at most `rows`, drawn at random."""
-    parts = []
-    for part in ("train", "t10k"):
-        for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
-            path = folder / f"{part}-{kind}-ubyte.gz"
-            if not path.is_file():
-                raise Missing(
-                    f"overconfidence: no {path.name} in {folder}; Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) is Debian's package "
-                    "dataset-fashion-mnist: install it, or name a folder with its four files by --fashion-mnist"
-                )
-            with gzip.open(path) as file:
-                parts.append(np.frombuffer(file.read(), np.uint8, offset=header))
-    x, y, x_test, y_test = parts
-    x, x_test = (a.reshape(-1, 784).astype(np.float32) / 255 for a in (x, x_test))
+    """Fashion-MNIST; of its training rows at most `rows`, drawn at random."""
+    x, y, x_test, y_test = _images.fashion("overconfidence", folder)
     chosen = np.random.default_rng(seed).permutation(len(y))[:rows]
-    return x[chosen], y[chosen].astype(np.int64), x_test, y_test.astype(np.int64)
+    return x[chosen], y[chosen], x_test, y_test
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------

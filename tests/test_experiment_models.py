@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
-from experiments import _common, _sentences, _transducer
+from experiments import _sentences, _transducer
 
 
 @pytest.fixture(autouse=True)
@@ -278,21 +278,3 @@ def test_readers_of_strings(tmp_path):
     assert (sounds.sources, sounds.targets) == ([tuple("adja")], [("ɒ", "ɟː", "ɒ")])
     forms = _transducer.inflections(tmp_path / "inflection.gz")
     assert (forms.sources, forms.targets) == ([("V", "PST", "1", "v", "e", "r")], [("v", "i")])
-
-
-def test_seeds_end_in_time(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(_common.time, "monotonic", lambda: now[0])
-    experiment = _common.Experiment("made_up", "Made up", "Nothing.", {}, seeds=9)
-
-    def seeds(minutes):
-        done = []
-        for seed in _common.Settings(experiment, False, list(range(9)), None, started=0.0).within(minutes):
-            done.append(seed)
-            now[0] += 600.0
-        return done
-
-    assert seeds(None) == list(range(9))
-    assert seeds(30.0) == [0, 1, 2]
-    assert seeds(29.0) == [0, 1]
-    assert seeds(1.0) == [0]

@@ -22,7 +22,9 @@ import experiments
 from experiments import _common, _report, _statistics
 from experiments._statistics import CONFIRMED, CONTRADICTED, UNDECIDED
 
-ORDER = ["multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs"]
+ORDER = [
+    "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
+]  # fmt: skip
 
 
 def load(name):
@@ -255,6 +257,96 @@ def test_seeds_and_options(tmp_path, capsys):
     assert "positive whole number" in capsys.readouterr().err
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The saved results and the folder of other runs, both out of the way."""
+    saved, scratch = tmp_path / "results", tmp_path / "scratch"
+    monkeypatch.setattr(_common, "RESULTS", saved)
+    monkeypatch.setattr(_common, "_scratch", lambda: scratch)
+    monkeypatch.setattr(_common.subprocess, "check_output", lambda *_, **__: "")
+    return saved, scratch
+
+
+def told(found, edge=False, partial=False):
+    found.data, found.partial = "Nothing.", partial
+    found.test("it", "a test", _statistics.over_seeds([1.0, 1.1, 0.9]), at_least=0.5)
+    found.chosen("the rate", 1.0 if edge else 0.5, [0.1, 0.5, 1.0])
+
+
+def test_saved_results_come_from_the_default_command(elsewhere, capsys):
+    saved, scratch = elsewhere
+    experiment = made_up(
+        options={"--size": {"type": int, "default": 5}, "--jobs": {"type": int, "default": 1}}, free=("--jobs",)
+    )
+
+    def run(settings, found):
+        told(found)
+
+    assert _common.main(experiment, run, ["--jobs", "2"]) == 0
+    before = (saved / "made_up.json").read_bytes()
+    for words in (["--seeds", "2"], ["--size", "7"], ["--quick"]):
+        assert _common.main(experiment, run, words) == 0
+        assert (scratch / "made_up.json").is_file()
+        (scratch / "made_up.json").unlink()
+        capsys.readouterr()
+        assert _common.main(experiment, run, [*words, "--out", str(saved)]) == 2
+        assert "only `python -m experiments.made_up` writes the saved results" in capsys.readouterr().err
+    assert (saved / "made_up.json").read_bytes() == before
+    assert _common.main(experiment, run, ["--size", "5"]) == 0
+    assert "3 seeds; the saved full run, of 20" in capsys.readouterr().err
+
+
+def test_a_changed_tree_saves_nothing(elsewhere, monkeypatch, tmp_path, capsys):
+    saved, _ = elsewhere
+    monkeypatch.setattr(
+        _common.subprocess, "check_output", lambda *_, **__: " M src/anymax/losses.py\n?? experiments/new.py\n"
+    )
+    assert _common.main(made_up(), lambda settings, found: told(found), []) == 2
+    assert "these files differ: src/anymax/losses.py, experiments/new.py" in capsys.readouterr().err
+    assert not saved.exists()
+    assert _common.main(made_up(), lambda settings, found: told(found), ["--out", str(tmp_path / "other")]) == 0
+
+
+def test_an_optimum_at_the_edge_is_none(elsewhere, capsys):
+    saved, scratch = elsewhere
+
+    def run(settings, found):
+        found.picture(lambda figure: figure.subplots())
+        told(found, edge=True)
+
+    assert _common.main(made_up(), run, []) == 2
+    assert "the rate: 1 was chosen among 0.1, 0.5, 1. Nothing is written" in capsys.readouterr().err
+    assert not saved.exists()
+    assert _common.main(made_up(), run, ["--quick"]) == 0
+    assert (scratch / "made_up.png").is_file()
+    found = _report.Findings("made_up", {}, saved)
+    found.chosen("a penalty", 0.0, [0.0, 1.0, 2.0], ends=(0.0,))
+    assert not found.edges
+
+
+def test_a_run_cut_short_takes_no_saved_place(elsewhere):
+    saved, scratch = elsewhere
+    assert _common.main(made_up(), lambda settings, found: told(found, partial=True), []) == 0
+    assert not (saved / "made_up.json").exists()
+    assert (scratch / "made_up.json").is_file()
+
+
+@pytest.mark.parametrize(("best", "start"), [(3.0, 1.0), (0.02, 1.0), (1.0, 1.0)])
+def test_a_walk_ends_inside_of_what_it_tried(best, start):
+    asked = []
+
+    def loss(x):
+        asked.append(x)
+        return math.log(x / best) ** 2
+
+    at, tried, inside = _common.walk(loss, start, 2.0, 1e-6, most=10)
+    assert inside
+    assert abs(math.log2(at / best)) <= 0.5 + 1e-9
+    assert min(tried) < at < max(tried)
+    assert len(asked) == len(set(asked))
+    assert not _common.walk(lambda x: -x, 1.0, 2.0, 1e-6, most=3)[2]
+
+
 @pytest.mark.whole
 def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     module = load("multilabel")
@@ -309,13 +401,25 @@ def test_f1_of_a_draw_is_that_of_its_rows():
     np.testing.assert_allclose(measured(chosen, y, weights), one_by_one, rtol=1e-5)
 
 
-def test_divergence_is_that_of_scipy():
-    distance = pytest.importorskip("scipy.spatial.distance")
-    rng = np.random.default_rng(5)
-    p, q = rng.dirichlet(np.ones(6), size=9), rng.dirichlet(np.ones(6), size=9)
-    p[0], q[0], q[1] = np.eye(6)[0], np.eye(6)[1], np.eye(6)[2]  # exact zeros
-    expected = np.mean([distance.jensenshannon(a, b) ** 2 for a, b in zip(p, q)])
-    assert load("proportions").jensen_shannon(p, q) == pytest.approx(expected)
+@pytest.mark.parametrize(("model", "level"), [("softmax", 0.2), ("sparsemax", 1.7), ("sigmoid", 0.4)])
+def test_decisions_on_rows_without_a_label_are_those_of_the_estimator(model, level):
+    datasets = pytest.importorskip("sklearn.datasets")
+    from anymax import Softmax, Sparsemax
+    from anymax.sklearn import MultiLabelMappingClassifier
+
+    x, y = datasets.make_multilabel_classification(
+        120, 8, n_classes=4, n_labels=1, allow_unlabeled=True, random_state=0
+    )
+    assert (y.sum(axis=1) == 0).any()
+    mapping = {"softmax": Softmax(), "sparsemax": Sparsemax()}.get(model, model)
+    trained = MultiLabelMappingClassifier(mapping, l2=0.01, threshold=level, scale=level).fit(x, y)
+    module = load("multilabel")
+    plan = module.Plan(solver={})
+    z = module.scores(mapping, 0.01, plan, x, y, x, empty=True)
+    np.testing.assert_array_equal(z, trained.decision_function(x))
+    chosen = module.decide(mapping, z, level, empty=True)
+    np.testing.assert_array_equal(chosen, trained.predict(x) > 0)
+    assert (chosen.sum(axis=1) == 0).any()
 
 
 @pytest.mark.parametrize("kind", ["uniform", "random"])

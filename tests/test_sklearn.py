@@ -382,7 +382,7 @@ def test_many_features_that_go_together(kind):
     rng = np.random.default_rng(0)
     topics = rng.random((300, 8)) < 0.2
     x = 1.0 - (rng.random((300, 700)) < 0.02 + topics @ (rng.random((8, 700)) < 0.2) * 0.3)
-    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5).fit(kind(x), topics.astype(int))
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5, C=1.0).fit(kind(x), topics.astype(int))
     assert model.n_iter_[0] < 100
     residual = model.predict_proba(x) - topics
     gradient = residual.T @ x / 300 + model.coef_ / 300
@@ -589,6 +589,8 @@ def test_the_parameters_of_a_map_are_searched():
     search = GridSearchCV(MappingClassifier(map_of), grid, cv=3).fit(x, y)
     assert search.best_estimator_.mapping == am.Entmax(search.best_params_["mapping__alpha"])
     assert map_of == am.Entmax(1.5), "maps are frozen"
+    assert clone(search.best_estimator_).mapping == search.best_estimator_.mapping
+    assert clone(search).fit(x, y).best_params_ == search.best_params_
     one = GridSearchCV(
         MappingClassifier(), {"mapping": [am.Entmax(a) for a in (1.25, 1.5, 2.0)], "C": [0.1, 1.0]}, cv=3
     )
@@ -722,7 +724,7 @@ def test_rows_without_a_label_take_no_part_without_none():
 
 def test_sigmoid_is_a_logistic_regression_for_each_label():
     x, many = labels()
-    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5, tol=1e-8, max_iter=2000).fit(x, many)
+    model = MultiLabelMappingClassifier("sigmoid", threshold=0.5, C=1.0, tol=1e-8, max_iter=2000).fit(x, many)
     for j in range(many.shape[1]):
         one = LogisticRegression(tol=1e-10, max_iter=5000).fit(x, many[:, j])
         np.testing.assert_allclose(model.coef_[j], one.coef_[0], atol=1e-5)
@@ -743,7 +745,7 @@ def test_decisions():
     model = MultiLabelMappingClassifier("softmax").fit(x, many)
     assert model.decision_ == "threshold"
     np.testing.assert_array_equal(model.predict(x), am.softmax(model.decision_function(x)) > model.threshold_)
-    assert len(model.cv_results_["threshold"]) == 200
+    assert len(model.cv_results_["threshold"]) in (200, 201)  # the best is one of 200, or one more
 
 
 @pytest.mark.parametrize("scoring", ["f1_micro", lambda a, b: f1_score(a, b, average="macro", zero_division=0)])
@@ -868,7 +870,7 @@ def test_sparse_and_dense_labels_are_the_same():
 
 def test_one_class_a_row_is_a_mapping_classifier():
     x, y = blobs()
-    a, b = MappingClassifier().fit(x, y), MultiLabelMappingClassifier("sparsemax").fit(x, y)
+    a, b = MappingClassifier(C=0.3).fit(x, y), MultiLabelMappingClassifier("sparsemax").fit(x, y)
     assert b.decision_ == "argmax"
     np.testing.assert_array_equal(a.coef_, b.coef_)
     np.testing.assert_array_equal(a.predict(x), b.predict(x))

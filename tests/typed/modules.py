@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 import anymax
 from anymax import Entmax, LinearState, Sparsemax, hf, margins, nn, plot
-from anymax.sklearn import LabelDistributionClassifier, MappingClassifier, MultiLabelMappingClassifier
+from anymax.sklearn import (
+    LabelDistributionClassifier,
+    MappingClassifier,
+    MultiLabelMappingClassifier,
+    SupportConformalClassifier,
+)
 
 
 def attention_of_numpy(q: NDArray[np.float32], lengths: NDArray[np.int64]) -> None:
@@ -81,6 +86,10 @@ def estimators(x: NDArray[np.float64], y: NDArray[np.int64]) -> None:
     assert_type(MultiLabelMappingClassifier(decision="support", scale=2.0).fit(x, y), MultiLabelMappingClassifier)
     assert_type(MappingClassifier(penalty=None, n_jobs=2).partial_fit(x, y, classes=[0, 1]), MappingClassifier)
     assert_type(LabelDistributionClassifier("sparsemax", smoothing=0.1).fit(x, x).score(x, x), float)
+    assert_type(
+        SupportConformalClassifier(model, mapping="sparsemax", coverage=0.95).fit(x, y), SupportConformalClassifier
+    )
+    assert_type(SupportConformalClassifier().predict_set(x, coverage=0.5), np.ndarray)
 
 
 def pictures(x: torch.Tensor, ax: Axes) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from collections.abc import Mapping as Mapped
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
@@ -25,7 +25,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import mapping_of, number_of, parameters_of, threads, with_parameters
+from .parameters import MapParameters, mapping_of, number_of, threads
 from .solvers import descend
 from .stochastic import Stream
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Rows: TypeAlias = "ArrayLike | sparse.spmatrix | sparse.sparray"
 
 
-class MappingClassifier(ClassifierMixin, BaseEstimator):
+class MappingClassifier(ClassifierMixin, MapParameters):
     """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty.
 
     Use it in place of `sklearn.linear_model.LogisticRegression` (which it is for `mapping="softmax"`) where you want probabilities that
@@ -116,6 +116,7 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
+    _usual_C: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
 
     def __init__(
@@ -153,29 +154,6 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         self.n_jobs = n_jobs
         self.smoothing = smoothing
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters by name; those of the map are `mapping__alpha`, ...
-
-        deep: whether those of the map are among them.
-
-        Returns a dict.
-        """
-        own = super().get_params(deep=deep)
-        return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; `mapping__alpha=1.3` puts a map with this alpha in place of the map.
-
-        params: the parameters.
-
-        Returns the classifier itself.
-        """
-        of_map = {name: params.pop(name) for name in list(params) if name.startswith("mapping__")}
-        super().set_params(**params)
-        if of_map:
-            self.mapping = with_parameters(self.mapping, {name[9:]: value for name, value in of_map.items()})
-        return self
-
     # -- training -------------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -201,12 +179,12 @@ class MappingClassifier(ClassifierMixin, BaseEstimator):
         number_of("C", self.C, 0.0, True, "a positive number, or inf for no penalty")
         if self.l2 is not None:
             number_of("l2", self.l2, 0.0, False, "a number from 0, or None to use C")
-            if self.C != 1.0:
+            if self.C != self._usual_C:
                 raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
         number_of("tol", self.tol, 0.0, False, "a number from 0")
         if self.penalty not in ("l2", None):
             raise ValueError(f"penalty={self.penalty!r}: expected 'l2', or None for no penalty; there is no other here")
-        if self.penalty is None and (self.C != 1.0 or self.l2 is not None):
+        if self.penalty is None and (self.C != self._usual_C or self.l2 is not None):
             raise ValueError(
                 f"penalty=None with C={self.C!r} and l2={self.l2!r}: without a penalty there is no weight of it; leave them out"
             )

@@ -46,7 +46,9 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     Parameters
     ----------
-    alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
+    alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
+    C : float, default=0.3
+        The weight of the loss against the penalty, as there.
     penalty, n_jobs, smoothing : as there
         The class weight of a row is the mean of those of its labels. Smoothing changes `predict_proba`, and no set.
     mapping : str or Mapping, default="softmax"
@@ -96,6 +98,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
            [0, 1, 1]])
     """
 
+    _usual_C = 0.3
     decision_: str
     threshold_: float
     scale_: float
@@ -107,7 +110,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         mapping: str | Mapping = "softmax",
         *,
         alpha: float | None = None,
-        C: float = 1.0,
+        C: float = 0.3,
         l2: float | None = None,
         tol: float = 1e-4,
         max_iter: int = 1000,

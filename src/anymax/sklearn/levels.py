@@ -22,35 +22,59 @@ _MOST = 200  # levels that a function of the user's is asked about, and that `cv
 _CHUNK = 1 << 22  # numbers in the differences of all pairs of scores of some rows
 
 
+def power_of(mapping: Mapping) -> float | None:
+    """c = alpha - 1 of sparsemax and of entmax above 1, whose supports `entering` knows; None of other maps."""
+    alpha: Any = 2.0 if type(mapping) is Sparsemax else mapping.alpha if type(mapping) is Entmax else 1.0
+    return float(alpha) - 1.0 if float(alpha) > 1.0 else None
+
+
+def entering(c: float, z: np.ndarray) -> np.ndarray:
+    """For each score the temperature above which its class is in the support of entmax(z / T), alpha = 1 + c; 0 for the largest.
+
+    Class j is in the support where `sum_i (c (z_i - z_j)_+ / T)^(1/c) < 1`: at its threshold those above it would have a mass below 1.
+    That is T > c times the norm of power 1/c of the leads over j. A score of -inf never enters; of +inf, and in a row where
+    all are -inf, those that are equal to the largest have 0.
+    """
+    z = z.astype(np.float64)
+    endless = np.isposinf(z).any(axis=1, keepdims=True)
+    z = np.where(endless, np.where(np.isposinf(z), 0.0, -np.inf), z)
+    high, below = z.max(axis=1, keepdims=True), np.isneginf(z)
+    with np.errstate(invalid="ignore"):
+        lead = np.where(below, 0.0, high - z)  # over each class, the largest; exact where the scores are far from 0
+    if c == 1.0:
+        order = np.argsort(np.where(below, np.inf, lead), axis=1, kind="stable")
+        fall = np.take_along_axis(lead, order, 1)
+        out = np.empty_like(lead)
+        np.put_along_axis(out, order, np.arange(1, z.shape[1] + 1) * fall - np.cumsum(fall, axis=1), 1)
+    else:
+        out, unit = np.empty_like(lead), np.where(lead > 0, lead, 1.0)
+        step = max(1, _CHUNK // z.shape[1] ** 2)
+        for at in range(0, len(z), step):
+            part, one, gone = lead[at : at + step], unit[at : at + step], below[at : at + step]
+            leads = np.where(
+                gone[:, None, :], 0.0, np.maximum(part[:, :, None] - part[:, None, :], 0.0)
+            )  # of i over j: [j, i]
+            out[at : at + step] = c * one * ((leads / one[:, :, None]) ** (1.0 / c)).sum(axis=2) ** c
+    out[below] = np.inf
+    out[z == high] = 0.0
+    return out
+
+
 def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
     """For each score the scale up to which its class is in the support of `map(scale * z)`; inf for the largest.
 
-    For entmax, class j is in the support where `sum_i (c scale (z_i - z_j)_+)^(1/c) < 1`, c = alpha - 1: at its threshold those above it
-    would have a mass below 1. Of other maps it is looked up among 64 scales from 0.1 to 100.
+    Of maps that are not entmax it is looked up among 64 scales from 0.1 to 100.
     """
-    alpha: Any = 2.0 if type(mapping) is Sparsemax else mapping.alpha if type(mapping) is Entmax else None
-    c = None if alpha is None else float(alpha) - 1.0
+    c = power_of(mapping)
+    if c is not None:
+        with np.errstate(divide="ignore"):
+            return 1.0 / entering(c, z)
     z = z.astype(np.float64)
-    if c is None:
-        scales, out = np.geomspace(0.1, 100.0, 64), np.zeros(z.shape)
-        for scale in scales:
-            out = np.where(apply(mapping, z * scale) > 0, scale * (1 + 1e-9), out)
-        out[z == z.max(axis=1, keepdims=True)] = np.inf
-        return out
-    above = np.empty(z.shape)
-    if c == 1.0:
-        order = np.argsort(-z, axis=1)
-        fall = np.take_along_axis(z, order, 1)
-        fall -= fall[:, :1]
-        np.put_along_axis(above, order, np.cumsum(fall, axis=1) - np.arange(1, z.shape[1] + 1) * fall, 1)
-        above[z == z.max(axis=1, keepdims=True)] = 0.0
-    else:
-        step = max(1, _CHUNK // z.shape[1] ** 2)
-        for at in range(0, len(z), step):
-            part = z[at : at + step]
-            above[at : at + step] = (np.maximum(part[:, :, None] - part[:, None, :], 0.0) ** (1.0 / c)).sum(axis=1)
-    with np.errstate(divide="ignore"):
-        return 1.0 / (c * np.maximum(above, 0.0) ** c)
+    scales, out = np.geomspace(0.1, 100.0, 64), np.zeros(z.shape)
+    for scale in scales:
+        out = np.where(apply(mapping, z * scale) > 0, scale * (1 + 1e-9), out)
+    out[z == z.max(axis=1, keepdims=True)] = np.inf
+    return out
 
 
 def best(

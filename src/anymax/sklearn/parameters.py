@@ -8,10 +8,15 @@ import math
 import os
 from collections.abc import Iterator
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sklearn.base import BaseEstimator
 
 from .. import _names
 from .._mapping import Mapping
+
+if TYPE_CHECKING:
+    from typing import Self
 
 NO_MAP = ("sigmoid", "zlpr")
 
@@ -76,6 +81,38 @@ def with_parameters(mapping: Any, changes: dict[str, Any]) -> Mapping:
                 f"mapping__{name}: {mapping!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}"
             )
     return _names.as_mapping(mapping, "mapping").replace(**changes)
+
+
+class MapParameters(BaseEstimator):
+    """An estimator with a map among its parameters: those of the map are set and searched by name, as a nested estimator's are.
+
+    The map itself is frozen data, a value that many may hold, and has no `set_params`: another one takes its place here.
+    """
+
+    mapping: Any
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters by name; those of the map are `mapping__alpha`, ...
+
+        deep: whether those of the map are among them.
+
+        Returns a dict.
+        """
+        own = super().get_params(deep=deep)
+        return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name; `mapping__alpha=1.3` puts a map with this alpha in place of the map.
+
+        params: the parameters.
+
+        Returns the classifier itself.
+        """
+        of_map = {name: params.pop(name) for name in list(params) if name.startswith("mapping__")}
+        super().set_params(**params)
+        if of_map:
+            self.mapping = with_parameters(self.mapping, {name[9:]: value for name, value in of_map.items()})
+        return self
 
 
 @contextlib.contextmanager

@@ -1,0 +1,314 @@
+"""Conformal sets: the support of sparsemax and entmax at a calibrated temperature, against LAC, APS and RAPS."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._common import Experiment, Missing, Settings, main, walk
+from ._report import Claim, Findings
+from ._statistics import over_seeds, ratio
+
+PAPER = "Campos et al. 2025 (arXiv 2502.14773)"
+BANKING = {f"text/banking77_{part}.csv.gz": "Banking77 (Casanueva et al. 2020)" for part in ("train", "test")}
+CLINC = "text/clinc150_full.json.gz"
+EXPERIMENT = Experiment(
+    name="conformal",
+    title="Conformal sets from sparse supports: entmax against LAC, APS and RAPS",
+    about="A linear classifier is calibrated on held-out rows so that its sets hold the true class as often as asked; how large are they?",
+    claims={
+        "covers": Claim("The support of entmax holds the true class as often as asked, to within a point", PAPER),
+        "aps": Claim("Where one class is not enough, the sets of 1.5-entmax are no larger than those of APS", "asked here"),
+        "raps": Claim("Nor are they larger than those of RAPS", "asked here"),
+        "lac": Claim("They are at most 5 % larger than those of LAC, which aims at small sets and at nothing else", "asked here"),
+    },
+    seeds=50,
+    quick_seeds=4,
+    data={**BANKING, CLINC: "CLINC150 (Larson et al. 2019), github.com/clinc/oos-eval, data/data_full.json"},
+    needs=("matplotlib", "scipy", "sklearn", "torch"),
+)  # fmt: skip
+LEVELS = (0.9, 0.95, 0.99)
+ALPHAS = {"1.25-entmax": 1.25, "1.5-entmax": 1.5, "sparsemax": 2.0}
+METHODS = (*ALPHAS, "LAC", "APS", "RAPS")
+WEIGHTS = (
+    0.0,
+    1e-3,
+    1e-2,
+    0.1,
+    1.0,
+)  # of the rank, in RAPS; probabilities sum to 1, and so from 1 on the rank alone decides
+C_START, C_STEP, TIE = 16.0, 4.0, 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The rows that no model was trained on: scores and probabilities [rows, classes], and the classes' numbers."""
+
+    z: np.ndarray
+    p: np.ndarray
+    y: np.ndarray
+    model: Any  # what gave them
+    x: Any
+
+    @property
+    def accuracy(self) -> float:
+        return float((self.z.argmax(axis=1) == self.y).mean())
+
+
+# -- scores of nonconformity: [rows, classes], a class is in the set where its own is at most the calibrated one ----------------
+
+
+def lac(p: np.ndarray) -> np.ndarray:
+    """Sadinle, Lei and Wasserman 2019: the probabilities themselves."""
+    return 1.0 - p
+
+
+def ranks(p: np.ndarray) -> np.ndarray:
+    """1 for the most probable class."""
+    out = np.empty(p.shape, np.int64)
+    np.put_along_axis(out, np.argsort(-p, axis=1, kind="stable"), np.arange(1, p.shape[1] + 1)[None], 1)
+    return out
+
+
+def aps(p: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Romano, Sesia and Candes 2020: the mass of the more probable classes, and a random part of one's own; u is uniform, [rows, 1]."""
+    order = np.argsort(-p, axis=1, kind="stable")
+    fall = np.take_along_axis(p, order, 1)
+    out = np.empty(p.shape)
+    np.put_along_axis(out, order, np.cumsum(fall, axis=1) - fall + u * fall, 1)
+    return out
+
+
+def raps(p: np.ndarray, u: np.ndarray, weight: float, free: int) -> np.ndarray:
+    """Angelopoulos et al. 2021: and a price for each rank beyond the first `free`."""
+    return aps(p, u) + weight * np.maximum(ranks(p) - free, 0)
+
+
+def support(alpha: float, z: np.ndarray) -> np.ndarray:
+    """The temperature above which a class is in the support of entmax."""
+    from anymax.sklearn.levels import entering  # late: an optional extra
+
+    return entering(alpha - 1.0, z)
+
+
+def quantile(values: np.ndarray, level: float) -> float:
+    """The least score that as many as (n + 1) level of the n scores don't exceed; inf where there are too few."""
+    rank = math.ceil((len(values) + 1) * level - 1e-9)
+    return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
+
+
+def tuned_raps(p: np.ndarray, u: np.ndarray, y: np.ndarray, level: float) -> tuple[float, int]:
+    """The number of free ranks and the weight, as the authors choose them for small sets, on rows for that alone."""
+    free = int(min(quantile(ranks(p)[np.arange(len(y)), y], level), p.shape[1]))
+
+    def size(weight: float) -> float:
+        score = raps(p, u, weight, free)
+        return float((score <= quantile(score[np.arange(len(y)), y], level)).sum(axis=1).mean())
+
+    return min(WEIGHTS, key=size), free
+
+
+# -- data and model -----------------------------------------------------------------------------------------------------------
+
+
+def digits(rows: int) -> tuple[Any, np.ndarray, Any, np.ndarray]:
+    """The 1,797 digits of scikit-learn (from UCI), some drawn at random to train."""
+    from sklearn.datasets import load_digits  # late: an optional extra
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    train, pool = order[:rows], order[rows:]
+    return x[train] / 16, y[train], x[pool] / 16, y[pool]
+
+
+def sentences(task: Any) -> tuple[Any, np.ndarray, Any, np.ndarray]:
+    """Words and pairs of words, weighted by tf-idf."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # late: an optional extra
+
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), min_df=2)
+    x = words.fit_transform(task.train.tokens)
+    return x, task.train.classes, words.transform(task.test.tokens), task.test.classes
+
+
+def trained(found: Findings, name: str, x: Any, y: np.ndarray, x_pool: Any, y_pool: np.ndarray) -> tuple[Pool, float]:
+    """A softmax classifier with the C that has the least log-loss on a fifth of the training rows."""
+    from sklearn.metrics import log_loss  # late: an optional extra
+
+    from anymax.sklearn import MappingClassifier
+
+    order = np.random.default_rng(1).permutation(len(y))
+    held, kept = order[: len(y) // 5], order[len(y) // 5 :]
+
+    def loss(C: float) -> float:
+        model = MappingClassifier("softmax", C=C).fit(x[kept], y[kept])
+        return float(log_loss(y[held], model.predict_proba(x[held]), labels=model.classes_))
+
+    C, tried, _ = walk(loss, C_START, C_STEP, TIE)
+    found.chosen(f"C on {name}", C, tried)
+    model = MappingClassifier("softmax", C=C).fit(x, y)
+    index = np.searchsorted(model.classes_, y_pool)
+    return Pool(model.decision_function(x_pool), model.predict_proba(x_pool), index, model, x_pool), C
+
+
+# -- the experiment -----------------------------------------------------------------------------------------------------------
+
+
+def split(pool: Pool, scores: dict[str, np.ndarray], seed: int) -> list[dict[str, Any]]:
+    """Half of the rows calibrate, half are tested: a row for each level and method."""
+    rng = np.random.default_rng([seed, len(pool.y)])
+    order, u = rng.permutation(len(pool.y)), rng.random((len(pool.y), 1))
+    half = len(order) // 2
+    rows = []
+    for level in LEVELS:
+        for method in METHODS:
+            calibrate, test = order[:half], order[half:]
+            if method == "RAPS":
+                chooses, calibrate = calibrate[: half // 5], calibrate[half // 5 :]
+                weight, free = tuned_raps(pool.p[chooses], u[chooses], pool.y[chooses], level)
+                score = raps(pool.p, u, weight, free)
+            else:
+                score = aps(pool.p, u) if method == "APS" else scores[method]
+            level_of = quantile(score[calibrate, pool.y[calibrate]], level)
+            sets = score[test] <= level_of
+            rows.append({
+                "level": level, "method": method, "coverage": 100.0 * float(sets[np.arange(len(test)), pool.y[test]].mean()),
+                "size": float(sets.sum(axis=1).mean()), "empty": 100.0 * float((~sets.any(axis=1)).mean()),
+            })  # fmt: skip
+            if seed == 0 and method in ALPHAS:
+                _same(pool, calibrate, test, ALPHAS[method], level, sets)
+    return rows
+
+
+def _same(pool: Pool, calibrate: np.ndarray, test: np.ndarray, alpha: float, level: float, sets: np.ndarray) -> None:
+    """An error where the estimator of the library finds other sets."""
+    from sklearn.frozen import FrozenEstimator  # late: an optional extra
+
+    from anymax import Entmax
+    from anymax.sklearn import SupportConformalClassifier
+
+    model = SupportConformalClassifier(FrozenEstimator(pool.model), mapping=Entmax(alpha), coverage=level)
+    theirs = model.fit(pool.x[calibrate], pool.model.classes_[pool.y[calibrate]]).predict_set(pool.x[test])
+    if not np.array_equal(theirs, sets):
+        raise RuntimeError(
+            f"SupportConformalClassifier differs from the experiment at alpha = {alpha:g}, coverage {level:g}"
+        )
+
+
+def run(settings: Settings, found: Findings) -> None:
+    sources: dict[str, Callable[[], tuple[Any, np.ndarray, Any, np.ndarray]]] = {"digits": lambda: digits(150)}
+    if not settings.quick:
+        from ._sentences import banking, clinc  # late: it needs torch
+
+        sources["Banking77"] = lambda: sentences(banking(*(settings.data(path) for path in BANKING), list))
+        sources["CLINC150"] = lambda: sentences(clinc(settings.data(CLINC), list))
+    results: dict[str, list[list[dict[str, Any]]]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for name, source in settings.track(sources.items(), "data", lambda item: item[0]):
+        try:
+            x, y, x_pool, y_pool = source()
+        except Missing as missing:
+            found.notes.append(f"{name} is left out: {missing}")
+            found.partial = True
+            continue
+        pool, C = trained(found, name, x, y, x_pool, y_pool)
+        scores = {method: support(alpha, pool.z) for method, alpha in ALPHAS.items()} | {"LAC": lac(pool.p)}
+        results[name] = [split(pool, scores, seed) for seed in settings.seeds]
+        half = len(pool.y) // 2
+        about[name] = {
+            "data": name, "classes": pool.z.shape[1], "features": x.shape[1], "rows that train": len(y), "that calibrate": half,
+            "that test": len(pool.y) - half, "C": C, "accuracy, per cent": 100 * pool.accuracy,
+        }  # fmt: skip
+    found.data = (
+        "The digits of scikit-learn (UCI), 150 to train."
+        + (" Banking77 (Casanueva et al. 2020), its training sentences to train." if "Banking77" in results else "")
+        + (" CLINC150 (Larson et al. 2019), the 150 intents in scope, likewise." if "CLINC150" in results else "")
+        + " All other rows (of the two: the test sentences) are split at random into halves that calibrate and test."
+    )
+    found.settings = {
+        "model": "linear, softmax (MappingClassifier); sentences as tf-idf of words and pairs of words",
+        "C": f"the least log-loss on a fifth of the training rows, by steps of {C_STEP:g} from {C_START:g} until neither neighbour is "
+             f"better by more than {TIE:g}",
+        "splits": "one for each seed, the same for all methods; the model is trained once",
+        "APS and RAPS": "randomised, and so exact; sets may be empty",
+        "RAPS": "a fifth of the calibrating rows chooses its free ranks and its weight "
+                f"({', '.join(f'{w:g}' for w in WEIGHTS)}) for small sets; 0 is APS, and from 1 on the rank alone decides",
+    }  # fmt: skip
+    _tell(found, results, about)
+
+
+def _tell(found: Findings, results: dict[str, list[list[dict[str, Any]]]], about: dict[str, dict[str, Any]]) -> None:
+    def values(name: str, level: float, method: str, figure: str) -> list[float]:
+        return [
+            row[figure] for rows in results[name] for row in rows if row["level"] == level and row["method"] == method
+        ]
+
+    for name in results:
+        rows = []
+        for level in LEVELS:
+            for method in METHODS:
+                span = {
+                    figure: over_seeds(values(name, level, method, figure)) for figure in ("coverage", "size", "empty")
+                }
+                rows.append({"asked": f"{100 * level:g} %", "method": method, "coverage, per cent": span["coverage"],
+                             "classes in a set": span["size"], "empty sets, per cent": span["empty"]})  # fmt: skip
+            for method in ALPHAS:
+                found.test("covers", f"{name}, {method}, coverage asked {100 * level:g}",
+                           over_seeds(values(name, level, method, "coverage")), at_least=100 * level - 1)  # fmt: skip
+            if about[name]["accuracy, per cent"] < 100 * level:
+                for claim, other, most in (("aps", "APS", 1.0), ("raps", "RAPS", 1.0), ("lac", "LAC", 1.05)):
+                    both = [values(name, level, method, "size") for method in ("1.5-entmax", other)]
+                    what = f"size of a set, 1.5-entmax / {other}: {name}, coverage asked {100 * level:g}"
+                    found.test(claim, what, ratio(*both), at_most=most)
+        found.table(name, rows, "Means over the splits, with their intervals.")
+    found.table(
+        "Data and model",
+        list(about.values()),
+        "The accuracy is that of the best class alone, on all rows that were not trained on.",
+    )
+    found.picture(lambda figure: draw(figure, results), (3.4 * len(results) + 1.6, 3.8),
+                  caption="Mean number of classes in a set, for each coverage that was asked for")  # fmt: skip
+    found.notes += [
+        (
+            "The guarantee is about random splits of given rows and a given classifier, and so are the intervals, which are over splits. "
+            "They do not hold the chance in training, nor in the choice of these data."
+        ),
+        (
+            "Sizes are compared where the best class alone is right less often than asked. Where it is right more often, the sets of "
+            "entmax, which are never empty, are of one class, and those of LAC, APS and RAPS are partly empty."
+        ),
+        "On the first split SupportConformalClassifier found the same sets.",
+    ]
+
+
+def draw(figure: Any, results: dict[str, list[list[dict[str, Any]]]]) -> None:
+    from anymax.plot import COLOURS  # late: an optional extra
+
+    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for ax, (name, splits) in zip(panels, results.items()):
+        for k, level in enumerate(LEVELS):
+            for i, method in enumerate(METHODS):
+                sizes = [
+                    row["size"] for rows in splits for row in rows if row["level"] == level and row["method"] == method
+                ]
+                span = over_seeds(sizes)
+                ax.errorbar(
+                    span.mean, i, xerr=[[span.mean - span.low], [span.high - span.mean]], fmt="osD"[k], markersize=5, capsize=2,
+                    color=COLOURS[k], label=f"{100 * level:g} % asked" if i == 0 else None,
+                )  # fmt: skip
+        ax.set(title=name, xscale="log", yticks=range(len(METHODS)), yticklabels=METHODS, xlabel="classes in a set")
+        low, high = ax.get_xlim()
+        ticks = [t for t in (1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100) if low <= t <= high]
+        ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        ax.set_xticks([], minor=True)
+        ax.grid(color="#E5E5E5", linewidth=0.6)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(LEVELS), frameon=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT, run))
