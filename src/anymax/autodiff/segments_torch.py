@@ -1,4 +1,4 @@
-"""PyTorch: segments by the CPU engine, with derivatives; what it refuses is for padded rows, which are differentiated as rows are.
+"""PyTorch: segments by the engine of their device, with derivatives; what it refuses is for padded rows, differentiated as rows are.
 
 Under torch.compile the engine is an opaque operation, as it is for rows.
 """
@@ -18,6 +18,7 @@ from .._segments import padded
 from .._segments.call import Call
 from .._segments.layout import Segments, check
 from ..kernels import ragged, reference
+from ..kernels.triton import ragged as on_gpu
 from . import library
 from .saving import save, saved
 from .torch import _learns, _transformed
@@ -35,36 +36,55 @@ def apply(call: Call) -> Tensor | None:
     mapping, x = call.mapping, call.x
     if _compiled():
         return _opaque(call)
-    if _plain(call) or ragged.refuse("forward", mapping, x) is not None:
+    engine = None if _plain(call) else _engine("forward", mapping, x)
+    if engine is None:
         return None
     if _wants(x):
-        return _Apply.apply(x, call)
-    return ragged.forward(call.segments_first, x, call.layout)
+        return _Apply.apply(x, call, engine)
+    return engine.forward(call.segments_first, x, _layout(engine, call))
 
 
 def log(call: Call) -> Tensor | None:
     mapping, x = call.mapping, call.x
-    if _compiled() or _plain(call) or ragged.refuse("log_forward", mapping, x) is not None:
+    engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
+    if engine is None:
         return None
     if _wants(x):
-        return _Log.apply(x, call)
-    return ragged.log_forward(call.segments_first, x, call.layout)
+        return _Log.apply(x, call, engine)
+    return engine.log_forward(call.segments_first, x, _layout(engine, call))
 
 
 def threshold(call: Call) -> Tensor | None:
     mapping, x = call.mapping, call.x
-    if _compiled() or _plain(call) or ragged.refuse("threshold", mapping, x) is not None:
-        return None
-    return ragged.threshold(call.segments_first, x.detach(), call.layout)
+    engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
+    return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
 
 
 def index_loss(call: Call, place: Tensor) -> Tensor | None:
     mapping, x = call.mapping, call.x
-    if _compiled() or _plain(call) or ragged.refuse("index_loss", mapping, x) is not None:
+    engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
+    if engine is None:
         return None
     if _wants(x):
-        return _IndexLoss.apply(x, place, call)
-    return ragged.index_loss(call.segments_first, x, place, call.layout)
+        return _IndexLoss.apply(x, place, call, engine)
+    return _index_loss(engine, call, x, place, False)[0]
+
+
+def _index_loss(engine: Any, call: Call, x: Tensor, place: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+    """The loss, and what the engine saves for its gradient."""
+    if engine is on_gpu:
+        return on_gpu.index_loss(call.segments_first, x, place, _layout(engine, call), save)
+    return engine.index_loss(call.segments_first, x, place, _layout(engine, call)), None
+
+
+def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
+    """The engine that serves segments of tensors like x; None: padded rows do."""
+    return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
+
+
+def _layout(engine: Any, call: Call) -> Any:
+    """The segments as the engine takes them."""
+    return (call.segments, call.axis) if engine is on_gpu else call.layout
 
 
 def _wants(x: Tensor) -> bool:
@@ -103,8 +123,8 @@ class _Apply(torch.autograd.Function):
     """p(x), eager, as the engine has made it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any) -> Tensor:
-        p = ragged.forward(call.segments_first, x.detach(), call.layout)
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+        p = engine.forward(call.segments_first, x.detach(), _layout(engine, call))
         ctx.call = call
         save(ctx, p, x if call.mapping.needs_scores else None)
         return p
@@ -112,17 +132,18 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x), call = grads, saved(ctx), ctx.call
-        if torch.is_grad_enabled() or ragged.refuse("vjp", call.mapping, g) is not None:  # to be differentiated itself
-            return _rows(call, reference.vjp, p if x is None else x, p, g), None
-        return ragged.vjp(call.segments_first, x, p, g, call.layout), None
+        engine = None if torch.is_grad_enabled() else _engine("vjp", call.mapping, g)
+        if engine is None:  # to be differentiated itself
+            return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
+        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call)), None, None
 
 
 class _Log(torch.autograd.Function):
     """log p(x), eager."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any) -> Tensor:
-        log_p = ragged.log_forward(call.segments_first, x.detach(), call.layout)
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+        log_p = engine.log_forward(call.segments_first, x.detach(), _layout(engine, call))
         ctx.call = call
         save(ctx, log_p, x)
         return log_p
@@ -130,30 +151,34 @@ class _Log(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (log_p, x), call = grads, saved(ctx), ctx.call
-        if torch.is_grad_enabled() or ragged.refuse("log_vjp", call.mapping, g) is not None:
+        engine = None if torch.is_grad_enabled() else _engine("log_vjp", call.mapping, g)
+        if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
                 out = _rows(call, reference.log_forward, free)
-            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], None
-        return ragged.log_vjp(call.segments_first, x, log_p, g, call.layout), None
+            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], None, None
+        return engine.log_vjp(call.segments_first, x, log_p, g, _layout(engine, call)), None, None
 
 
 class _IndexLoss(torch.autograd.Function):
     """The loss of the place of each segment's target, eager."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        save(ctx, x, place)
-        return ragged.index_loss(call.segments_first, x.detach(), place, call.layout)
+    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any) -> Tensor:
+        ctx.call = call, engine
+        value, state = _index_loss(engine, call, x.detach(), place, True)
+        save(ctx, x, place, state)
+        return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, place), call = grads, saved(ctx), ctx.call
-        if torch.is_grad_enabled() or ragged.refuse("vjp", call.mapping, g) is not None:
-            return _slope(call, x, place, g), None, None
+        (g,), (x, place, state), (call, engine) = grads, saved(ctx), ctx.call
+        none = (None,) * 3
+        if torch.is_grad_enabled() or engine.refuse("vjp", call.mapping, g) is not None:
+            return _slope(call, x, place, g), *none
         scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
-        return ragged.index_loss_grad(call.segments_first, x, place, scale, call.layout), None, None
+        more = () if state is None else (state,)
+        return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), *more), *none
 
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
@@ -208,8 +233,8 @@ def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: in
 def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int) -> Tensor:
     call = _of(_restore(spec, params), x, ptr, order, axis)
     with torch.no_grad():
-        if ragged.refuse("forward", call.mapping, x) is None:
-            return ragged.forward(call.segments_first, x, call.layout)
+        if (engine := _engine("forward", call.mapping, x)) is not None:
+            return engine.forward(call.segments_first, x, _layout(engine, call))
         return _rows(call, apply_to_rows, x).contiguous()
 
 
@@ -218,8 +243,8 @@ def _vjp_op(
 ) -> Tensor:
     call = _of(_restore(spec, params), x, ptr, order, axis)
     with torch.no_grad():
-        if ragged.refuse("vjp", call.mapping, p) is None:
-            return ragged.vjp(call.segments_first, x, p, g, call.layout)
+        if (engine := _engine("vjp", call.mapping, p)) is not None:
+            return engine.vjp(call.segments_first, x, p, g, _layout(engine, call))
         return _rows(call, reference.vjp, x, p, g).contiguous()
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .links import sensitivity, taylor
-from .tile import fetch, lanes, largest, listed, one, place, put, scatter, step, total, wide
+from .tile import fetch, first_of, lanes, largest, listed, one, put, rows_of, scatter, step, total, wide
 
 
 @triton.jit
@@ -201,20 +201,18 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
 
 
 @triton.jit
-def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
-                  o0, o1, o2, oc, param,
+def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, PTR, IDS, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
+                  o0, o1, o2, oc, param, slots,
                   SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
-                  UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-                  L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                  RAGGED: tl.constexpr, UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr,
+                  K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
-    there are no more than FEW, p and g are read there alone."""
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    xa = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, X, 0, xc, n, valid)
-    pa = (P, place(row, d1, d2, p0, p1, p2, UNIT), pc, P, 0, pc, n, valid)
-    ga = (G, place(row, d1, d2, g0, g1, g2, UNIT), gc, G, 0, gc, n, valid)
-    oo = place(row, d1, d2, o0, o1, o2, UNIT)
+    there are no more than FEW, p and g are read there alone. RAGGED: see `tile`."""
+    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
+    xa = (X, first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT), xc, X, 0, xc, n, valid)
+    pa = (P, first_of(row, start, d1, d2, p0, p1, p2, pc, RAGGED, UNIT), pc, P, 0, pc, n, valid)
+    ga = (G, first_of(row, start, d1, d2, g0, g1, g2, gc, RAGGED, UNIT), gc, G, 0, gc, n, valid)
+    oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
     EXACT: tl.constexpr = OUT.dtype.element_ty == tl.float32
     if PER_ROW:
         c = tl.load(PARAMS + row, mask=valid, other=1.0)

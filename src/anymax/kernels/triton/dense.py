@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .links import exponent, log1p, taylor
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
-from .tile import fetch, higher, highest, largest, place, poisoned, total, wide
+from .tile import fetch, first_of, higher, highest, largest, place, poisoned, rows_of, total, wide
 
 
 @triton.jit
@@ -131,17 +131,17 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 
 
 @triton.jit
-def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
-               rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore,
+def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
+               rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, slots,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-               L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr, R: tl.constexpr,
+               K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; "logsumexp" is the threshold of softmax, but for poisoned rows.
-    PARTS > 0: `dense_parts` has been over the row."""
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    PARTS > 0: `dense_parts` has been over the row. RAGGED: see `tile`."""
+    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
+    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
+    mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
+    at = (X, xo, xc, M, mo, mc, n, valid)
     if MODE == "grad":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         anchor, share, log_z, top, bad = recall(STATE, row, valid)
@@ -154,7 +154,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS,
         z = tl.where(z > 0.0, z, 1.0)
         share, log_z = 1.0 / z.to(tl.float32), log1p((z - 1.0).to(tl.float32))
     if MODE == "p" or MODE == "log" or MODE == "grad":
-        oo = place(row, d1, d2, o0, o1, o2, UNIT)
+        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)

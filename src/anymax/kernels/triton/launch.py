@@ -15,7 +15,7 @@ from ..link import Link
 from .backward import backward_rows
 from .dense import dense_parts, dense_rows
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, plan, span
+from .plans import SOLVING, few_lanes, loosened, plan, span
 from .separable import separable_rows
 from .tile import survey_parts
 from .truncated import truncated_rows
@@ -33,7 +33,7 @@ class _Rows:
     def __init__(self, x: Tensor, **operands: Tensor) -> None:
         n = x.shape[-1]
         batch = tuple(x.shape[:-1])
-        self.count = math.prod(batch)
+        self.count = self.all = math.prod(batch)
         self.held = {"x": x, **operands}
         self.back: Tensor | None = None  # where the result goes that was written to other memory
         axes = self._merge(batch)
@@ -56,6 +56,7 @@ class _Rows:
             key: (*(steps[i] // self.unit for _, steps in axes), a.stride(-1))
             for i, (key, a) in enumerate(self.held.items())
         }
+        self.bounds = (x, x)  # of segments
         self.far = any((n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = n > 1 and any(
             a.stride(-1) != 1 and axes[inner][1][i] == 1 for i, a in enumerate(self.held.values())
@@ -67,6 +68,34 @@ class _Rows:
     def finish(self) -> None:
         if self.back is not None:
             self.back.copy_(self.held["out"])
+
+
+class Cut(NamedTuple):
+    """Segments of about one length, of entries that lie one segment after another."""
+
+    ptr: Tensor  # int64 [all segments + 1], the bounds
+    ids: Tensor  # int32, which of them
+    longest: int
+
+
+class _Segments:
+    """As `_Rows`, for operands [entries, heads]: a row is a head of a segment, with a place in memory of its own. For the rest the kernels
+    see `all` rows, heads beside one another, of which `count` are in question."""
+
+    back = None
+
+    def __init__(self, cut: Cut, x: Tensor, **operands: Tensor) -> None:
+        heads = x.shape[1]
+        self.count, self.all = cut.ids.shape[0] * heads, (cut.ptr.shape[0] - 1) * heads
+        self.held = {"x": x, **operands}
+        self.sizes, self.unit, self.bounds = (1, heads), 1, (cut.ptr, cut.ids)
+        self.n = self.classes = triton.next_power_of_2(max(cut.longest, 1))  # few kernels for any lengths
+        self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
+        self.far = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
+        self.sideways = False  # heads of one segment are in one program or follow one another: the cache has them
+
+    def finish(self) -> None:
+        pass
 
 
 @functools.lru_cache(maxsize=1)
@@ -81,8 +110,8 @@ def _device(x: Tensor) -> contextlib.AbstractContextManager:
 _numbers: dict[Any, Tensor] = {}  # parameters that were given as numbers, on the device: by device and contents
 
 
-def _per_row(value: Any, x: Tensor, less: float = 0.0) -> Tensor:
-    """One number a row, fp32, `less` subtracted from it in fp64."""
+def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -> Tensor:
+    """One number a row, fp32, `less` subtracted from it in fp64; of segments, the value is [segments, heads]."""
     if isinstance(value, torch.Tensor) and value.device == x.device:
         value = (value.detach().to(torch.float64) - less).to(torch.float32)
     else:  # to copy them would wait for the device, and can't be captured
@@ -96,7 +125,8 @@ def _per_row(value: Any, x: Tensor, less: float = 0.0) -> Tensor:
                     _numbers.clear()
                 _numbers[key] = host.to(torch.float32).to(x.device)
             value = _numbers[key]
-    return value.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
+    value = value.expand(*x.shape[:-1], 1) if cut is None else value
+    return value.reshape(-1).contiguous()
 
 
 class Saved(NamedTuple):
@@ -112,12 +142,15 @@ class Saved(NamedTuple):
 class _Call:
     """A kernel on rows, cut as the plan says."""
 
-    def __init__(self, kernel: str, x: Tensor, rows: _Rows, *, one_row: bool = False, cut: bool = False) -> None:
+    def __init__(
+        self, kernel: str, x: Tensor, rows: _Rows | _Segments, *, one_row: bool = False, cut: bool = False
+    ) -> None:
         self.x, self.rows = x, rows
         self.plan = p = plan(
             kernel, rows.count, rows.classes, one_row, rows.sideways, _wave(), cut and not one_row, x.element_size()
         )
-        self.shape: tuple[int, ...] = (rows.count, rows.n, span(p, rows.classes))
+        self.plan = p = loosened(p) if isinstance(rows, _Segments) else p
+        self.shape: tuple[int, ...] = (rows.all, rows.n, span(p, rows.classes))
         self.parts = p.parts
         self.tile = {"FAR": rows.far, "UNIT": rows.unit, "R": p.R, "K": p.K, "L": p.L}
 
@@ -161,17 +194,18 @@ def run(
     state: Tensor | None = None,
     ignore: int = -1,
     keep_lanes: bool = False,
+    cut: Cut | None = None,
 ) -> Saved | None:
     """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few.
 
-    `scale`: one number, or one a row; a row whose index is `ignore` is left out.
+    `scale`: one number, or one a row; a row whose index is `ignore` is left out. `cut`: the rows are these segments of x [entries, heads].
     """
     operands = {}
     if mask is not None:
         operands["mask"] = mask.expand(x.shape).view(torch.uint8)
     if out is not None:
         operands["out"] = out
-    rows = _Rows(x, **operands)
+    rows = _Rows(x, **operands) if cut is None else _Segments(cut, x, **operands)
     x = rows.held["x"]
     keep, result = rows.held.get("mask", x), rows.held.get("out", x)
     strides = (*rows.strides["x"], *rows.strides.get("mask", rows.strides["x"]))
@@ -183,30 +217,33 @@ def run(
         x if state is None else state,
     )
     each = scale is not None and scale.ndim > 0
-    common = {"MODE": mode, "MASKED": mask is not None, "SAVE": state is not None, "EACH": each}
+    common = {
+        "MODE": mode, "MASKED": mask is not None, "SAVE": state is not None, "EACH": each, "RAGGED": cut is not None
+    }  # fmt: skip
     first = {"MASKED": mask is not None, "FAR": rows.far, "UNIT": rows.unit}
     writes = mode in ("p", "log", "grad")
     if link.kind in ("softmax", "sigsoftmax", "taylor"):
         order = int(link.param) if link.kind == "taylor" else 0
-        call = _Call("dense", x, rows, cut=mode == "grad" or link.kind != "taylor")
+        call = _Call("dense", x, rows, cut=cut is None and (mode == "grad" or link.kind != "taylor"))
         parts, sums = 0 if mode == "grad" else call.parts, x
         if parts:
             sums = torch.empty(rows.count * parts * 2, dtype=torch.float64, device=x.device)
-            cut = {"LINK": link.kind, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L}
-            call(dense_parts, (x, keep, sums), (*rows.sizes, *strides), cut, parts)
+            split = {"LINK": link.kind, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L}
+            call(dense_parts, (x, keep, sums), (*rows.sizes, *strides), split, parts)
         options = {**common, "LINK": link.kind, "ORDER": order, "PARTS": parts, **call.tile, "WHOLE": call.plan.whole}
-        call(dense_rows, (x, keep, result, *other, sums), steps, options, call.parts or 1 if writes else 1)
+        pointers, numbers = (x, keep, result, *other, sums, *rows.bounds), (*steps, rows.count)
+        call(dense_rows, pointers, numbers, options, call.parts or 1 if writes else 1)
         rows.finish()
         return None
     per_row = link.params is not None
     params = x
     if per_row:
-        params = _per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0)
+        params = _per_row(link.params, x, 1.0 if link.kind == "entmax" else 0.0, cut)
     kernel: Any
     if link.kind in ("topk", "topp"):
         family, kernel, param = "truncated" if link.kind == "topk" else "nucleus", truncated_rows, link.param
         kind = {"BY": "count" if link.kind == "topk" else "exp", "LOGS": mode == "log"}
-        one_row, cut = False, link.kind == "topk"
+        one_row, shared = False, link.kind == "topk"
     else:
         name, r, slope, norm, param = _budget_or_alpha(link)
         exact = mode not in ("p", "grad") or x.dtype == torch.float32
@@ -215,8 +252,8 @@ def run(
             family = "halves"
         kernel = separable_rows
         kind = {"LINK": name, "P": r, "SLOPE": slope, "NORM": norm, "EXACT": exact}
-        one_row, cut = per_row and name == "any", True
-    call = _Call(family, x, rows, one_row=one_row, cut=cut or mode == "grad")
+        one_row, shared = per_row and name == "any", True
+    call = _Call(family, x, rows, one_row=one_row, cut=cut is None and (shared or mode == "grad"))
     parts = 0 if mode == "grad" else call.parts
     few, depth = few_lanes(call.plan, rows.classes) if not (one_row or mode == "grad") else (0, 1)
     saved = None
@@ -230,18 +267,24 @@ def run(
         **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
         **call.tile, "WHOLE": call.plan.whole,
     }  # fmt: skip
-    numbers = (*steps, float(param))
+    numbers = (*steps, float(param), rows.count)
     if not parts:
-        call(kernel, (x, keep, result, params, *other, lists, counts, tops), numbers, options, call.parts or 1)
+        call(
+            kernel,
+            (x, keep, result, params, *other, lists, counts, tops, *rows.bounds),
+            numbers,
+            options,
+            call.parts or 1,
+        )
     else:  # solved by one program a row; what has many live lanes is then written by one a part
         tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
         fill = None if not (few and writes) else -math.inf if mode == "log" else 0.0
-        cut = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
-        call(survey_parts, (x, keep, result, tops), steps[:-1], cut, parts)
+        split = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
+        call(survey_parts, (x, keep, result, tops), steps[:-1], split, parts)
         if writes:
             other = (*other[:3], torch.empty(rows.count * 4, dtype=torch.float32, device=x.device))
             options["SAVE"] = True
-        pointers = (x, keep, result, params, *other, lists, counts, tops)
+        pointers = (x, keep, result, params, *other, lists, counts, tops, *rows.bounds)
         call(kernel, pointers, numbers, options, warps=SOLVING)
         if writes:
             call(kernel, pointers, numbers, {**options, "MODE": "write", "KEEP": False, "SAVE": False}, parts)
@@ -249,8 +292,11 @@ def run(
     return saved
 
 
-def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None) -> None:
-    """J^T g, of log p where `logs`."""
+def backward(
+    link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None,
+    cut: Cut | None = None,
+) -> None:  # fmt: skip
+    """J^T g, of log p where `logs`; `cut` as in `run`."""
     kind, order, param = link.kind, 0, 1.0
     if logs:
         sense = "log"
@@ -268,10 +314,14 @@ def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tenso
         param = link.param - 1.0
         sense = {1.0: "own", 1.5: "root", 2.0: "one"}.get(link.param, "any") if link.params is None else "any"
     per_row = sense == "any" and link.params is not None
-    rows = _Rows(p, g=g, out=out, **({"scores": x} if sense in ("taylor", "sigsoftmax") else {}))
+    operands = {"g": g, "out": out}
+    if sense in ("taylor", "sigsoftmax"):
+        assert x is not None
+        operands["scores"] = x
+    rows = _Rows(p, **operands) if cut is None else _Segments(cut, p, **operands)
     p, g = rows.held["x"], rows.held["g"]
     scores = rows.held.get("scores", p)
-    params = _per_row(link.params, p, 1.0) if per_row else p
+    params = _per_row(link.params, p, 1.0, cut) if per_row else p
     steps = (
         *rows.strides.get("scores", rows.strides["x"]),
         *rows.strides["x"],
@@ -294,10 +344,11 @@ def backward(link: Link, logs: bool, x: Tensor, p: Tensor, g: Tensor, out: Tenso
         "FEW": few,
         "DEPTH": depth,
         "LANES": lanes,
+        "RAGGED": cut is not None,
     }
     call(
-        backward_rows, (scores, p, g, rows.held["out"], params, lists, counts), (*rows.sizes, *steps, float(param)),
-        {**options, **call.tile, "WHOLE": call.plan.whole},
+        backward_rows, (scores, p, g, rows.held["out"], params, lists, counts, *rows.bounds),
+        (*rows.sizes, *steps, float(param), rows.count), {**options, **call.tile, "WHOLE": call.plan.whole},
     )  # fmt: skip
     rows.finish()
 

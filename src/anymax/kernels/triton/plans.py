@@ -95,6 +95,15 @@ def plan(
     return Plan(1, block // lanes, lanes, True, warps)
 
 
+RAGGED = 16, 4  # segments of a program, and K of a long one
+
+
+def loosened(p: Plan) -> Plan:
+    """Of segments, which begin anywhere: each row has numbers of its own in registers, and each score an address."""
+    rows, deep = RAGGED
+    return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
+
+
 def span(p: Plan, n: int) -> int:
     """Classes of a part, whole steps of them; all of them where the row is not cut."""
     if not p.parts:
@@ -112,6 +121,43 @@ def few_lanes(p: Plan, n: int) -> tuple[int, int]:
 
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+# -- output layers ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A tile of scores is [M rows, N classes], F features at a time. In half precision F is 64 and more: Triton 3.6 multiplies narrower
+    tiles wrongly on Hopper."""
+
+    M: int
+    N: int
+    F: int
+    warps: int
+    stages: int
+
+
+PANELS = {  # by the kernel, in half precision and in fp32
+    "sums": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
+    "slopes": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
+    "candidates": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
+}
+TURNS, MOST_PANELS = 2, 16  # programs for each processor, and parts of the classes at most
+forced_panels: list[Panel] = []  # of the tuner and of the tests
+
+
+def panel(kernel: str, size: int) -> Panel:
+    """`size`: bytes of a number."""
+    return forced_panels[-1] if forced_panels else PANELS[kernel][size > 2]
+
+
+def parts_of(p: Panel, tall: int, n: int, processors: int) -> tuple[int, int]:
+    """(parts of the classes, classes of a part), for so many programs that have the rows."""
+    tiles = -(-n // p.N)
+    parts = max(1, min(MOST_PANELS, TURNS * processors // tall, tiles))
+    span = -(-tiles // parts) * p.N
+    return -(-n // span), span
 
 
 # -- attention -------------------------------------------------------------------------------------------------------------------

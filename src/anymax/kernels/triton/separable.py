@@ -16,7 +16,7 @@ from .links import expm1, log1p, share_of, steep
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import kth
 from .thresholds import descent, fitted, raised, slope_and_power, solve
-from .tile import apart, fetch, gather, one, place, scatter, some, survey, surveyed, total, wide
+from .tile import apart, fetch, first_of, gather, one, rows_of, scatter, some, survey, surveyed, total, wide
 
 # -- from the numbers of a row to its probabilities -----------------------------------------------------------------------------------
 
@@ -75,12 +75,12 @@ def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr
 
 
 @triton.jit
-def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
+def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
                    PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
-                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
-                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
+                   UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
     threshold; "write": probabilities of what has not been written by "p", from the numbers.
 
@@ -88,12 +88,12 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     in steps. KEEP: their number goes to COUNT, and the list is for the backward. PARTS > 0: `survey_parts` has been over the row, and "p"
     writes it where the lanes were few.
 
-    `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2. UNIT: see `place`.
+    `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2. RAGGED: see `tile`, UNIT: see `place`.
     """
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
+    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
+    mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
+    at = (X, xo, xc, M, mo, mc, n, valid)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -117,7 +117,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+            ot = (OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), oc)
             FILL: tl.constexpr = 0.0 if FEW > 0 and MODE == "p" else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
@@ -183,7 +183,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             a = s0
     c, r = slope_and_power(par, LINK, P, NORM)
     if MODE == "p" or MODE == "grad" or MODE == "write":
-        oo = place(row, d1, d2, o0, o1, o2, UNIT)
+        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)

@@ -5,6 +5,9 @@ The maximum of each lane is then a reduction within a thread.
 A row that fits on chip is one tile, read once (WHOLE). A longer one goes by in steps of K * L classes; once the maximum of each lane is
 known, only lanes that reach above a bound are read again: where they are few, as one tile (`gather`), from which the row is solved.
 
+RAGGED rows are segments of one array, of unequal length: PTR has the entry at which each begins, and IDS says which of them a launch is
+for, which are of about one length, and whose heads lie side by side. n is then a number of each row.
+
 Few rows of very many classes are shared out in PARTS of `span` classes, each to a program: one reads its part for the maxima of its lanes
 (`survey_parts`), one program a row solves it from those, and the parts are written.
 """
@@ -79,6 +82,34 @@ def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
     outer = row // D2
     far = (outer // D1).to(tl.int64) * s0 + (outer % D1).to(tl.int64) * s1 + inner.to(tl.int64) * s2
     return far * UNIT
+
+
+@triton.jit
+def rows_of(PTR, IDS, slots, n, heads, RAGGED: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """(number, whether it is there, length, first entry of its segment) of each row of a program; the first entry is 0 where rows are of
+    one length. A row in steps is alone in its program, and its length a scalar, to which a loop can go."""
+    if RAGGED:
+        if WHOLE:
+            slot = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+        else:
+            slot = tl.program_id(0)
+        segment = tl.load(IDS + slot // heads, mask=slot < slots, other=0)
+        start = tl.load(PTR + segment)
+        length = (tl.load(PTR + segment + 1) - start).to(tl.int32)
+        row = segment * heads + slot % heads + tl.arange(0, 1)[:, None, None]
+        return row, slot + tl.arange(0, 1)[:, None, None] < slots, length, start
+    else:
+        row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
+        return row, row < slots, n * UNIT, 0
+
+
+@triton.jit
+def first_of(row, start, D1, D2, s0, s1, s2, sc, RAGGED: tl.constexpr, UNIT: tl.constexpr):
+    """The offset of each row: of a segment's head, or by `place`."""
+    if RAGGED:
+        return start * sc + (row % D2).to(tl.int64) * s2
+    else:
+        return place(row, D1, D2, s0, s1, s2, UNIT)
 
 
 @triton.jit

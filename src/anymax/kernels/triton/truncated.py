@@ -11,7 +11,7 @@ import triton.language as tl
 from .links import log1p
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
-from .tile import apart, fetch, gather, lanes, one, place, scatter, some, survey, surveyed, total, wide
+from .tile import apart, fetch, first_of, gather, lanes, one, rows_of, scatter, some, survey, surveyed, total, wide
 
 
 @triton.jit
@@ -68,17 +68,17 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 
 
 @triton.jit
-def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS,
-                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param,
+def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
+                   rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
                    EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr,
-                   PARTS: tl.constexpr, LOGS: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
-                   WHOLE: tl.constexpr):  # fmt: skip
+                   PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+                   L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
-    n = n * UNIT
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
-    valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
+    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
+    mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
+    at = (X, xo, xc, M, mo, mc, n, valid)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -99,7 +99,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+            ot = (OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), oc)
             NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
             FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
@@ -141,7 +141,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         z = z.to(tl.float32)
     share = 1.0 / z
     if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
-        oo = place(row, d1, d2, o0, o1, o2, UNIT)
+        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:

@@ -1,0 +1,193 @@
+"""Ragged rows on a GPU: the row kernels over segments of one array, without padding; one launch for the segments of about one length.
+
+Short segments are tiles that are read once, several of them to a program of one warp; a segment too long for a tile goes by in steps. The
+entries of an index that is not sorted are put in order first.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._array import Array
+from ..._mapping import Mapping
+from .. import asked
+from ..link import NEED_SCORES, Link
+from . import _prepared, link_of, name
+from . import refuse as refuse_rows
+
+_LENGTHS = (
+    16,
+    64,
+    256,
+    1024,
+    4096,
+    16384,
+)  # the longest segments of a launch; the last one is for those that are longer
+_SPARE = 1 << 18  # scores: a launch costs as much as that many places which are read for nothing
+_INTS = 2**31
+
+
+class Launch(NamedTuple):
+    """Which segments are of about one length, and the longest of them."""
+
+    ids: Any
+    longest: int
+
+
+Layout = tuple[Any, int]  # the segments, and the axis of their entries
+
+
+def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
+    """Why these kernels don't serve segments of tensors like x; None where they do."""
+    if asked() not in (None, name):
+        return f"the engine {asked()} is asked for"
+    reason = refuse_rows(op, mapping, x)
+    link = link_of(mapping) if reason is None else None
+    if isinstance(link, Link) and link.kind == "perturb_max":
+        return "it has no kernel for segments of perturb_max"
+    if reason is None and x.numel() >= _INTS:
+        return f"it serves less than {_INTS} scores in segments"
+    return reason
+
+
+def launches(ptr: np.ndarray) -> tuple[Launch, ...]:
+    """The segments by their lengths; few of one length go with the next longer ones."""
+    lengths = np.diff(ptr)
+    kinds = np.searchsorted(_LENGTHS, lengths)
+    groups = [ids for kind in range(len(_LENGTHS) + 1) if (ids := np.flatnonzero(kinds == kind)).size]
+    out: list[np.ndarray] = []
+    for ids in groups:
+        longest = int(lengths[ids].max())
+        if out and longest <= _LENGTHS[-1] and out[-1].size * longest <= _SPARE:
+            ids = np.sort(np.concatenate([out.pop(), ids]))
+        out.append(ids)
+    return tuple(Launch(ids.astype(np.int32), int(lengths[ids].max())) for ids in out)
+
+
+class _Entries:
+    """The entries of a call as the kernels take them: [entries, heads], one segment after another."""
+
+    def __init__(self, mapping: Mapping, like: Array, layout: Layout) -> None:
+        self.launch, link = _prepared(mapping)
+        self.segments, self.axis = layout
+        self.lead = tuple(n for i, n in enumerate(like.shape) if i != self.axis)
+        self.count, self.heads = like.shape[self.axis], math.prod(self.lead)
+        self.order = self.segments.beside("order", like)
+        if link.params is not None:
+            torch = sys.modules["torch"]
+            shape = (self.segments.num_segments, *self.lead)
+            link = link._replace(params=torch.as_tensor(link.params).expand(shape).reshape(-1, self.heads))
+        self.link = link
+        self.shape, self.kind, self.device = tuple(like.shape), like.dtype, like.device
+
+    def rows(self, a: Array) -> Array:
+        a = a.movedim(self.axis, 0).reshape(self.count, self.heads)
+        return a if self.order is None else a.index_select(0, self.order)
+
+    def room(self) -> tuple[Array, Array]:
+        """(a result of the shape of the scores, itself as [entries, heads])."""
+        torch = sys.modules["torch"]
+        if 0 < self.axis < len(self.shape) - 1:
+            flat = torch.empty((self.count, self.heads), dtype=self.kind, device=self.device)
+            return flat.view(self.count, *self.lead).movedim(0, self.axis), flat
+        out = torch.empty(self.shape, dtype=self.kind, device=self.device)
+        return out, out.movedim(self.axis, 0).view(self.count, self.heads)
+
+    def each(self, call: Any, like: Array) -> None:
+        """call(cut) for the segments of each length."""
+        made = self.segments.kept("launches", like, lambda: launches(self.segments.ptr))
+        ptr = self.segments.beside("ptr", like)
+        for ids, longest in made:
+            call(self.launch.Cut(ptr, ids, longest))
+
+    def written(self, call: Any, like: Array) -> Array:
+        """What call(cut, out [entries, heads]) writes, where the scores are."""
+        result, flat = self.room()
+        if not result.numel():
+            return result
+        out = flat if self.order is None else flat.new_empty(flat.shape)
+        self.each(lambda cut: call(cut, out), like)
+        if self.order is not None:
+            flat.index_copy_(0, self.order, out)
+        return result
+
+    def numbers(self, *parts: int) -> Array:
+        """Room for numbers of each head of each segment, fp32."""
+        torch = sys.modules["torch"]
+        return torch.empty((*parts, self.segments.num_segments, self.heads), dtype=torch.float32, device=self.device)
+
+
+def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    """p(x) of each segment."""
+    return _forward("p", mapping, x, layout)
+
+
+def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    return _forward("log", mapping, x, layout)
+
+
+def _forward(mode: str, mapping: Mapping, x: Array, layout: Layout) -> Array:
+    entries = _Entries(mapping, x, layout)
+    rows = entries.rows(x)
+    return entries.written(lambda cut, out: entries.launch.run(mode, entries.link, rows, out=out, cut=cut), rows)
+
+
+def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
+    """J^T g."""
+    return _backward(mapping, False, x, p, g, layout)
+
+
+def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
+    return _backward(mapping, True, x, log_p, g, layout)
+
+
+def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
+    entries = _Entries(mapping, p, layout)
+    scores = entries.rows(x) if x is not None and entries.link.kind in NEED_SCORES else None
+    rows, slopes = entries.rows(p), entries.rows(g)
+    back = entries.launch.backward
+    return entries.written(lambda cut, out: back(entries.link, logs, scores, rows, slopes, out, cut=cut), rows)
+
+
+def index_loss(
+    mapping: Mapping, x: Array, index: Array, layout: Layout, save: bool = False
+) -> tuple[Array, Array | None]:
+    """The loss of each segment for the place of its target among its entries, fp32, 0 below 0; and the numbers of the rows for its
+    gradient, where they are to be saved."""
+    entries = _Entries(mapping, x, layout)
+    both = entries.numbers(2)
+    state = both.new_empty((*both.shape[1:], 4)) if save else None
+    rows, index = entries.rows(x), index.reshape(-1)
+    if both.numel():
+        entries.each(
+            lambda cut: entries.launch.run(
+                "loss", entries.link, rows, index=index, value=both, state=state, ignore=-1, cut=cut
+            ),
+            rows,
+        )
+    return both[0].view(entries.segments.num_segments, *entries.lead), state
+
+
+def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, state: Array) -> Array:
+    """`scale (p - y)`, scale one a segment, from what `index_loss` has saved."""
+    entries = _Entries(mapping, x, layout)
+    rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
+    run = entries.launch.run
+
+    def write(cut: Any, out: Array) -> None:
+        run("grad", entries.link, rows, out=out, index=index, scale=scale, state=state, ignore=-1, cut=cut)
+
+    return entries.written(write, rows)
+
+
+def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
+    """tau of each segment, fp32; logsumexp for softmax; -inf of an empty one, NaN of a poisoned one."""
+    entries = _Entries(mapping, x, layout)
+    tau, rows = entries.numbers(), entries.rows(x)
+    if tau.numel():
+        entries.each(lambda cut: entries.launch.run("tau", entries.link, rows, value=tau, cut=cut), rows)
+    return tau.view(entries.segments.num_segments, *entries.lead)
