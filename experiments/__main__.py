@@ -1,4 +1,4 @@
-"""`python -m experiments`: every experiment and its claims, with the verdicts of the saved results."""
+"""`python -m experiments`: every experiment and its claims, with the verdicts of the saved results, alone and together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 
 from . import NAMES
 from ._report import RESULTS
+from ._together import words
 
 
 def main() -> int:
@@ -19,6 +20,7 @@ def main() -> int:
         for key, claim in experiment.claims.items():
             print(f"    {said.get(key, 'not run yet'):>12}: {claim.text} ({claim.source})")
         print()
+    print(words())
     return 0
 
 

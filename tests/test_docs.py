@@ -398,7 +398,7 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
             "# Title\n\nIt cost $5, see [it](a.json), [me](one.md).\n\n![words](one.png)\n", encoding="utf-8"
         )
     (tmp_path / "one.png").write_bytes(b"")
-    assert "| Zeros help \\| p\\_t \\> 0. | a paper | **contradicted** | {doc}`one " in evidence.verdicts()
+    assert "| Zeros help \\| p\\_t \\> 0. | a paper | **contradicted** | undecided | {doc}`one " in evidence.verdicts()
     assert "two" not in evidence.verdicts() + evidence.contents()
     out = tmp_path / "out"
     out.mkdir()

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
 
 import experiments
-from experiments import _common, _report, _statistics
+from experiments import _common, _report, _statistics, _together
 from experiments._statistics import CONFIRMED, CONTRADICTED, UNDECIDED
 
 ORDER = [
@@ -447,3 +447,59 @@ def test_gap_of_scores_that_meet_the_bound():
     np.testing.assert_allclose(overconfidence.slack(z, y), 0.0, atol=1e-9)
     z[:, 0] = -1.0
     assert (overconfidence.slack(z, y) > 0.5).all()
+
+
+# -- all claims together ----------------------------------------------------------------------------------------------------
+
+
+def test_holms_correction():
+    assert _together.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert _together.holm([0.2, 0.9, 0.001]) == pytest.approx([0.4, 0.9, 0.003])
+    assert _together.holm([]) == []
+
+
+def a_test(values, bound, claim="a"):
+    found = _statistics.over_seeds(values)
+    said = _statistics.verdict(found, at_most=bound)
+    return {"claim": claim, "what": claim, "found": found.as_json(), "at_most": bound, "verdict": said}
+
+
+def saved(folder, name, *tests, quick=False):
+    keys = dict.fromkeys(test["claim"] for test in tests)
+    claims = [
+        {"key": k, "claim": k, "source": "", "verdict": _statistics.all_of([t["verdict"] for t in tests if t["claim"] == k])}
+        for k in keys
+    ]  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps({"name": name, "quick": quick, "claims": claims, "tests": tests}))
+
+
+def test_claims_together(tmp_path):
+    rng = np.random.default_rng(0)
+    clear, faint = rng.normal(-1.0, 0.1, 8), np.array([-0.4, -1.5, -1.2, -0.5])
+    undecided = np.array([-1.0, 0.4, -0.9, 0.3])
+    saved(
+        tmp_path,
+        "one",
+        a_test(clear, 0.0),
+        a_test(faint, 0.0, "b"),
+        a_test(clear, 0.0, "both"),
+        a_test(faint, 0.0, "both"),
+    )
+    saved(tmp_path, "two", a_test(undecided, 0.0, "c"), a_test(-clear, 0.0, "d"), a_test(clear, 0.0, "d"))
+    saved(tmp_path, "three", a_test(clear, 0.0), quick=True)
+    found = {one.claim: one for one in _together.claims(tmp_path)}
+    assert found.keys() == {"a", "b", "both", "c", "d"}
+    assert found["a"].p == pytest.approx(stats.ttest_1samp(clear, 0.0).pvalue)
+    assert found["b"].p == found["both"].p == pytest.approx(stats.ttest_1samp(faint, 0.0).pvalue)  # all must confirm
+    assert found["d"].p == pytest.approx(2 * found["a"].p)  # any of two may contradict
+    assert [found[k].verdict for k in "abcd"] == [
+        CONFIRMED,
+        CONFIRMED if found["b"].p < 0.05 else UNDECIDED,
+        UNDECIDED,
+        CONTRADICTED,
+    ]
+    assert found["a"].together == CONFIRMED
+    assert found["b"].together == UNDECIDED
+    n = int(found["c"].needed.split()[1])  # as many seeds with this mean and spread decide, and one fewer do not
+    half = [stats.t.ppf(0.975, m - 1) * undecided.std(ddof=1) / m**0.5 for m in (n - 1, n)]
+    assert half[1] <= abs(undecided.mean()) < half[0]

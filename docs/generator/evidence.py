@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from . import text
 
-RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
 
 
 def found() -> list[dict[str, Any]]:
@@ -24,18 +26,23 @@ def found() -> list[dict[str, Any]]:
 
 
 def verdicts() -> str:
-    """Every claim with its verdict."""
+    """Every claim with its verdict, by itself and beside all others."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # the experiments are no part of the package
+    from experiments._together import claims  # late: it needs scipy
+
     rows = [
         (
-            text.plain(claim["claim"]),
-            text.plain(claim["source"]),
-            f"**{claim['verdict']}**",
-            f"{{doc}}`{known['name']} </generated/evidence/{known['name']}>`",
+            text.plain(one.claim),
+            text.plain(one.source),
+            f"**{one.verdict}**",
+            one.together if one.together != one.verdict else one.needed and f"{one.needed} would decide",
+            f"{{doc}}`{one.experiment} </generated/evidence/{one.experiment}>`",
         )
-        for known in found()
-        for claim in known["claims"]
+        for one in claims(RESULTS)
     ]
-    return text.table(("claim", "made by", "verdict", ""), rows) if rows else "No experiment has been saved yet."
+    head = ("claim", "made by", "verdict", f"of {len(rows)} claims together", "")
+    return text.table(head, rows) if rows else "No experiment has been saved yet."
 
 
 def contents() -> str:

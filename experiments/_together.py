@@ -1,0 +1,142 @@
+"""All claims of the saved results in one table: of so many some would come out by chance, which Holm's correction takes into account."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._report import RESULTS
+from ._statistics import CONFIDENCE, CONFIRMED, CONTRADICTED, UNDECIDED
+
+MOST = 1000  # seeds; a test that takes more is as good as none
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A claim of an experiment, beside all others."""
+
+    experiment: str
+    claim: str
+    source: str
+    verdict: str  # by itself
+    p: float  # of a difference from the bound as large as this one, where there is none
+    corrected: float  # the same after Holm's correction
+    needed: str  # for an undecided claim: how many seeds, or test rows, would decide
+
+    @property
+    def together(self) -> str:
+        """The verdict that holds beside all others."""
+        return self.verdict if self.corrected <= 1.0 - CONFIDENCE else UNDECIDED
+
+
+def claims(folder: Path = RESULTS) -> list[Judged]:
+    """Those of all full runs, in the order of their files."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known["quick"]:
+            continue
+        for claim in known.get("claims", ()):
+            tests = [test for test in known.get("tests", ()) if test["claim"] == claim["key"]]
+            needed = _needed(tests) if claim["verdict"] == UNDECIDED else ""
+            p = _of_claim(claim["verdict"], [_two_sided(test) for test in tests])
+            found.append(Judged(known["name"], claim["claim"], claim["source"], claim["verdict"], p, 1.0, needed))
+    corrected = holm([one.p for one in found])
+    return [dataclasses.replace(one, corrected=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p of each of several tests such that the chance of any false finding among all is at most the least that is believed."""
+    out, least = [1.0] * len(p), 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        out[i] = least
+    return out
+
+
+def _of_claim(verdict: str, p: Sequence[float]) -> float:
+    """A claim is confirmed by all of its tests and contradicted by any; of an undecided one nothing was found."""
+    if verdict == CONFIRMED:
+        return max(p, default=1.0)
+    return min(1.0, len(p) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
+
+
+def _away(test: Mapping[str, Any]) -> tuple[float, float, float]:
+    """How far a figure is from its bound, half of its interval, and the quantile that made it so wide."""
+    from scipy.stats import norm, t  # late: listing the experiments needs no scipy
+
+    found, bound = test["found"], test.get("at_most", test.get("at_least"))
+    ends = [found["mean"], found["low"], found["high"], bound]
+    if None in ends:
+        return 0.0, math.inf, 1.0
+    if found["method"].startswith("t of logarithms"):
+        ends = [math.log(end) for end in ends]
+    mean, low, high, bound = ends
+    seeds = found["method"].startswith("t ")
+    quantile = (
+        (t.ppf(0.5 + CONFIDENCE / 2, found["n"] - 1) if seeds else norm.ppf(0.5 + CONFIDENCE / 2))
+        if found["n"] > 1
+        else 1.0
+    )
+    half = mean - low if bound < mean else high - mean  # towards the bound
+    return abs(mean - bound), half, float(quantile)
+
+
+def _two_sided(test: Mapping[str, Any]) -> float:
+    from scipy.stats import norm, t  # late: as above
+
+    away, half, quantile = _away(test)
+    if half == 0.0:
+        return 0.0  # no chance in it
+    if math.isinf(half):
+        return 1.0
+    score = away / half * quantile
+    seeds = test["found"]["method"].startswith("t ")
+    return float(2 * (t.sf(score, test["found"]["n"] - 1) if seeds else norm.sf(score)))
+
+
+def _needed(tests: Sequence[Mapping[str, Any]]) -> str:
+    """How many seeds, or test rows, would decide the undecided tests, if the figures stay what they are."""
+    from scipy.stats import t  # late: as above
+
+    most, unit = 0, "seeds"
+    for test in tests:
+        if test["verdict"] != UNDECIDED:
+            continue
+        n, (away, half, quantile) = test["found"]["n"], _away(test)
+        if math.isinf(half):
+            return "2 seeds or more"
+        ratio = (half / quantile) ** 2 * n / away**2 if away else math.inf  # variance over the distance squared
+        if not test["found"]["method"].startswith("t "):
+            unit = "test rows"
+            more = math.ceil(min(ratio * quantile**2, 1e9))
+            most = max(most, more)
+            continue
+        more = n
+        while more <= MOST and t.ppf(0.5 + CONFIDENCE / 2, more - 1) ** 2 * ratio > more:
+            more += 1
+        if more > MOST:
+            return f"more than {MOST:,} seeds"
+        most = max(most, more)
+    return "" if not most else f"about {most:,} {unit}" if most <= 10**6 else f"more than a million {unit}"
+
+
+def words() -> str:
+    """The table as text."""
+    rows = claims()
+    lines = [
+        f"All {len(rows)} claims together. p: how probable a distance from the bound as large as this one is where there is none;",
+        f"then after Holm's correction for {len(rows)} claims, and what is left of the verdict at {1 - CONFIDENCE:.0%}.",
+        "",
+        f"{'experiment':16} {'verdict':>12} {'p':>8} {'Holm':>8} {'together':>12}  claim",
+    ]
+    for one in rows:
+        more = f" ({one.needed} would decide)" if one.needed else ""
+        lines.append(
+            f"{one.experiment:16} {one.verdict:>12} {one.p:8.2g} {one.corrected:8.2g} {one.together:>12}  {one.claim}{more}"
+        )
+    return "\n".join(lines)
