@@ -62,7 +62,7 @@ def _of_claim(verdict: str, p: Sequence[float]) -> float:
     """A claim is confirmed by all of its tests and contradicted by any; of an undecided one nothing was found."""
     if verdict == CONFIRMED:
         return max(p, default=1.0)
-    return min(1.0, len(p) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
+    return min(1.0, max(len(p), 1) * min(p, default=1.0)) if verdict == CONTRADICTED else 1.0
 
 
 def _away(test: Mapping[str, Any]) -> tuple[float, float, float]:
