@@ -104,17 +104,17 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any) -> Tensor:
-        p = ragged.forward(call.segments_first, x.detach(), call.layout)
+        p, kept = ragged.forward_keeping(call.segments_first, x.detach(), call.layout)
         ctx.call = call
-        save(ctx, p, x if call.mapping.needs_scores else None)
+        save(ctx, p, x if call.mapping.needs_scores else None, kept)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, x), call = grads, saved(ctx), ctx.call
+        (g,), (p, x, kept), call = grads, saved(ctx), ctx.call
         if torch.is_grad_enabled() or ragged.refuse("vjp", call.mapping, g) is not None:  # to be differentiated itself
             return _rows(call, reference.vjp, p if x is None else x, p, g), None
-        return ragged.vjp(call.segments_first, x, p, g, call.layout), None
+        return ragged.vjp(call.segments_first, x, p, g, call.layout, kept), None
 
 
 class _Log(torch.autograd.Function):
