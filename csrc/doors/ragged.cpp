@@ -223,7 +223,7 @@ struct Chunks {
 void some_chunks(int64_t begin, int64_t end, void *context) {
     Chunks &all = *(Chunks *)context;
     const Work &w = *all.work;
-    Stage stage;
+    Stage &stage = Stage::own();
     const int64_t last = w.call->n / w.chunk;  // with the segments that begin at the very end
     for (int64_t k = begin; k < end; k++) {
         const int64_t from = first_from(w, k * w.chunk);
@@ -233,6 +233,7 @@ void some_chunks(int64_t begin, int64_t end, void *context) {
         const int code = w.segments->order ? serve_apart(w, from, to, stage, nullptr) : serve(w, from, to, stage);
         if (code) all.code.store(code);
     }
+    stage.leave();
 }
 
 bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) {
@@ -276,7 +277,7 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     const int64_t chunk = CHUNK / call->inner > 1024 ? CHUNK / call->inner : 1024;
     Work w{call, segments, unit_in_use(), f64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2, f64 ? 8 : 4, chunk, 0, run != nullptr, {}, {}};
     find_alike(w);
-    Stage stage;
+    Stage &stage = Stage::own();
     for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
         if (w.long_one(s) && (code = segments->order ? serve_apart(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
     Chunks all{&w, {0}};

@@ -34,9 +34,19 @@ struct Work {
     bool long_one(int64_t s) const { return shared && length(s) >= SHARED_ROW; }
 };
 
+// Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
 struct Stage {
     Room x, p, g, out, starts, sizes, params, index, scale, result, sorted;
     Room apart[4];
+
+    static Stage &own() {
+        static thread_local Stage stage;
+        return stage;
+    }
+    void leave() {
+        Room *const rooms[] = {&x, &p, &g, &out, &starts, &sizes, &params, &index, &scale, &result, &sorted, apart, apart + 1, apart + 2, apart + 3};
+        for (Room *room : rooms) room->leave();
+    }
 };
 
 // -- entries to staged rows, and back --------------------------------------------------------------------------------------------------------
@@ -120,15 +130,16 @@ struct Moves {
 
     template <bool IN, int BYTES>
     void pieces(int64_t begin, int64_t end) {
-        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, ahead = end - AHEAD;
+        // what each turn reads must not wait for what the one before wrote: so nothing is read of *this
+        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - AHEAD, *const places = order + begin;
         const uint64_t most = (uint64_t)entries;
-        char *const own = (char *)view.data;
+        char *const own = (char *)view.data, *const row = staged + (begin - this->begin) * bytes;
         bool out = false;
-        for (int64_t k = begin; k < end; k++) {
-            const uint64_t e = (uint64_t)order[k];
-            if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + order[k + AHEAD] * step, !IN);
+        for (int64_t k = 0; k < count; k++) {
+            const uint64_t e = (uint64_t)places[k];
+            if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + places[k + AHEAD] * step, !IN);
             out |= e >= most;
-            move<IN>(staged + (k - this->begin) * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
+            move<IN>(row + k * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
         }
         if (out) wrong.store(true);
     }
