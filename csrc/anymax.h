@@ -18,7 +18,7 @@ extern "C" {
 #define ANYMAX_API __attribute__((visibility("default")))
 #endif
 
-#define ANYMAX_ABI 8
+#define ANYMAX_ABI 9
 
 enum anymax_dtype { ANYMAX_F32 = 0, ANYMAX_F64 = 1, ANYMAX_BF16 = 2, ANYMAX_F16 = 3 };
 
@@ -105,13 +105,15 @@ ANYMAX_API int anymax_rows(int64_t code, const void *x, void *out, int64_t rows,
 typedef struct {
     const int64_t *ptr;   /* [segments + 1], ascending from 0 to the number of entries */
     const int64_t *order; /* [entries]: a permutation, or NULL: they lie in order */
+    void *kept; /* [entries, heads], of the dtype of the call, or NULL; with an order alone: p in that order, written by ANYMAX_FORWARD beside out, read by
+                   ANYMAX_VJP in the place of p */
 } anymax_segments;
 ANYMAX_API int anymax_run_segments(const anymax_call *call, const anymax_segments *segments);
 
 /* Sorts entries by segment, and by place within one: index[e] from 0 to segments - 1 gives ptr [segments + 1] and order [entries], for
-   anymax_segments. The number of entries that are in order already, from the first on: where it is `count`, `order` was not written. Below 0: entry
-   -1 - result is out of range. */
-ANYMAX_API int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order);
+   anymax_segments. `count` where the entries are in order already: `order` was not written. 0 where they are not; below 0: entry
+   -1 - result is out of range. With order NULL it is 0 in both cases, and ptr is nothing. `pool` as in anymax_call. */
+ANYMAX_API int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool);
 
 /* Attention with Taylor softmax of order 2, at a cost that grows with the length and not its square: sum_l w_l v_l / sum_l w_l over the keys of a
    head, w_l = 1 + s + s^2 / 2, s = scale <q, k_l>; zeros where there is no key. In C order, F32 or F64: q [heads, groups, queries, d] and out

@@ -25,7 +25,7 @@ static constexpr MapRow MAPS[ANYMAX_MAPS] = {
     {ANYMAX_ENTMAX, "entmax", 1e-300, 1e300, false, true, false, false, true, true},  // at alpha = 1 it is softmax, and has a log
     {ANYMAX_BUDGET, "budget", 1e-300, 1e300, false, true, false, false, true, true},
     {ANYMAX_NORMMAX, "normmax", 1.0000000000000002, 1e300, false, true, false, false, true, true},
-    {ANYMAX_TOPK, "topk", 1.0, 9e15, false, false, false, true, true, true},
+    {ANYMAX_TOPK, "topk", 1.0, 9e15, false, true, false, true, true, true},
     {ANYMAX_TOPP, "topp", 1e-300, 1.0, false, true, false, true, true, true},
     {ANYMAX_TAYLOR, "taylor", 2.0, 64.0, true, false, true, false, false, false},
     {ANYMAX_SIGSOFTMAX, "sigsoftmax", 1.0, 0.0, false, false, true, true, false, false},
@@ -75,7 +75,7 @@ static inline Link link_of(int32_t map, double param) {
             return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;  // nearer to alpha = 1 floats lose the digits of u in its distance from 1
         case ANYMAX_NORMMAX: return c > 0.0 && c - c == 0.0 ? NORM : NO_LINK;
         case ANYMAX_BUDGET: return CAPPED;
-        case ANYMAX_TOPK: return LARGEST;
+        case ANYMAX_TOPK: return param >= 1.0 && param <= 9e15 ? LARGEST : NO_LINK;
         case ANYMAX_TOPP: return NUCLEUS;
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;

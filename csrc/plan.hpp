@@ -21,6 +21,7 @@ constexpr int64_t BATCH_MOST = 2048;   // many rows at once, the candidates of e
 constexpr int64_t BATCH_AHEAD = 512;   // of which the next rows are asked for meanwhile; longer ones come by themselves
 constexpr int64_t SWEEP_MOST = 2048;   // all of a row at each step, whatever its support; beyond, where most of the row is a candidate
 constexpr int64_t DENSE_MOST = 320;    // a gradient from all of p; beyond, the zeros of a sparse map are worth looking for
+constexpr int64_t BESIDE_MOST = 32;    // a gradient of rows side by side, one a lane
 template <class C>
 constexpr int64_t COUNT_MOST = 128 * width<C>;  // the k largest among all of a row, by counting
 
@@ -37,6 +38,7 @@ enum Way {
     BATCH,           // as many rows, each read along itself; their candidates transposed and solved one row a lane
     BATCH_LOSS,      // the same for losses and their gradients
     DENSE_BACKWARD,  // J^T g from all of p, as many rows in turn as a vector has lanes
+    BESIDE_BACKWARD, // the same of short rows side by side, one a lane: the heads of ragged rows
     SAVED_BACKWARD,  // J^T g from saved supports, row after row in one loop
     SAVED_GRADIENT,  // the same for the gradient of a loss
     SWEEP,           // one row: each step over all of it
@@ -49,7 +51,7 @@ enum Way {
 };
 
 constexpr const char *WAY_NAMES[WAYS] = {
-    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "saved backward", "saved gradient", "row: sweep",
+    "tile", "tile of losses", "batch", "batch of losses", "dense backward", "backward of rows side by side", "saved backward", "saved gradient", "row: sweep",
     "row: sweep where most of it is a candidate, else candidates", "row: counting", "row: weighing", "row: candidates", "row",
 };
 
@@ -80,6 +82,9 @@ inline bool dense_backward(const anymax_call &c) { return unsaved(c) && c.p.cls 
 inline bool saved_backward(const anymax_call &c) { return c.support.count && c.g.cls == 1 && c.out.cls == 1; }
 inline bool saved_gradient(const anymax_call &c) { return c.support.count && c.out.cls == 1; }
 inline bool dense_norm(const anymax_call &c) { return dense_backward(c) && c.param >= 1.5 && c.param <= 2.0; }  // below, 1 / (alpha - 1) times what floats leave out
+
+// As anymax_run_segments makes them: rows of several heads where they lie.
+inline bool beside_backward(const anymax_call &c) { return unsaved(c) && c.starts && c.inner > 1 && c.p.inner == 1 && c.g.inner == 1 && c.out.inner == 1; }
 
 constexpr uint32_t bit(int i) { return 1u << i; }
 template <class... R>
@@ -118,6 +123,7 @@ static constexpr Rule RULES[] = {
     {TILE, FORWARDS, bit(NORM), FLOATS, 1, TILE_MOST, unsaved_mild},
     {TILE, FORWARDS, bit(LARGEST), FLOATS, 1, TILE_MOST, many_unsaved},
     {TILE_LOSS, LOSSES | GRADS | TAUS, bit(EXPONENTIAL) | POWERS, ALL_TYPES, 1, TILE_MOST, nullptr},
+    {BESIDE_BACKWARD, VJPS, WEIGHED, F32, 1, BESIDE_MOST, beside_backward},
     {DENSE_BACKWARD, VJPS, WEIGHED, F32, 1, DENSE_MOST, dense_backward},
     {DENSE_BACKWARD, VJPS, bit(NORM), F32, 1, DENSE_MOST, dense_norm},
     {SAVED_BACKWARD, VJPS, WEIGHED, F32, 1, ANY, saved_backward},
@@ -154,10 +160,47 @@ inline Plan plan(const anymax_call &call) {
     return Plan{way, link, call.inner > 1 && (way == BATCH_LOSS || way == DENSE_BACKWARD || way == SAVED_BACKWARD || way == SAVED_GRADIENT)};
 }
 
-// The ways that take rows of lengths of their own, up to this one.
-inline int64_t uneven(anymax_call call) {
-    call.n = DENSE_MOST;
-    return plan(call).way == DENSE_BACKWARD ? DENSE_MOST : 0;
+// Into how many vectors of cells a batch of the links POWERS, CURVES and NORM divides a row.
+constexpr int64_t ONE_GROUP = 12 * width<float>, TWO_GROUPS = 32 * width<float>;
+constexpr int64_t cell_groups(int64_t n) { return n <= ONE_GROUP ? 1 : n <= TWO_GROUPS ? 2 : 4; }
+
+// Up to which length rows from n classes on may be served together, each of a length of its own; 0: they may not.
+inline int64_t uneven_from(anymax_call call, int64_t n) {
+    call.n = n;
+    const Plan way = plan(call);
+    if (way.way == DENSE_BACKWARD) return DENSE_MOST;
+    if (way.way == BATCH && (bit(way.link) & (POWERS | CURVES | bit(NORM)))) return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : BATCH_MOST;
+    if (way.way != ROW) return 0;
+    for (const Rule &rule : RULES) {  // no longer row may take another way
+        const bool here = (rule.ops >> call.op & 1) && (rule.links >> way.link & 1) && (rule.types >> call.dtype & 1) && rule.most >= n;
+        if (here && rule.also != saved_backward && rule.also != saved_gradient) return 0;
+    }
+    return ANY;
+}
+
+// All such lengths, in order: where a rule or a number of cells ends, others begin.
+inline int uneven(const anymax_call &call, anymax_span *spans) {
+    int count = 0;
+    for (int64_t n = 1; n < ANY && count < ANYMAX_SPANS;) {
+        const int64_t most = uneven_from(call, n);
+        if (most) spans[count++] = anymax_span{n, most};
+        if (most == ANY) break;
+        int64_t next = ANY;
+        auto begins = [&](int64_t at) { next = at > n && at > most && at < next ? at : next; };
+        begins(ONE_GROUP + 1), begins(TWO_GROUPS + 1);
+        for (const Rule &rule : RULES) {
+            begins(rule.least);
+            if (rule.most < ANY) begins(rule.most + 1);
+        }
+        n = next;
+    }
+    return count;
+}
+
+// True where the heads of ragged rows are best served where they lie, side by side.
+inline bool beside(const anymax_call &call) {
+    const Way way = plan(call).way;
+    return way == BESIDE_BACKWARD || (way == TILE && call.x.inner == 1 && call.out.inner == 1);
 }
 
 // The way of a single row, which may have a parameter of its own.

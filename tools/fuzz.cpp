@@ -1346,7 +1346,13 @@ void ragged(Random &random, const std::string &isa) {
     if (c.op == ANYMAX_LOSS) c.value = result.data;
     if (c.op == ANYMAX_THRESHOLD) c.tau = result.data;
     const std::vector<int64_t> bounds = ptr;  // of exactly their sizes
-    const anymax_segments segments{bounds.data(), mixed && c.n ? order.data() : nullptr};
+    anymax_segments segments{bounds.data(), mixed && c.n ? order.data() : nullptr, nullptr};
+    Block kept, nothing;
+    if (segments.order && (c.op == ANYMAX_FORWARD || c.op == ANYMAX_VJP) && random.chance(0.5)) {
+        kept.make(c.n * heads * size, 0xa5), segments.kept = kept.data;
+        for (int64_t i = 0; c.op == ANYMAX_VJP && i < c.n * heads; i++) memcpy(kept.data + i * size, p.data + (order[(size_t)(i / heads)] * cls + i % heads * inner) * size, (size_t)size);
+        if (c.op == ANYMAX_VJP) nothing.make(places * size, 0), c.p = view(nothing);
+    }
     snprintf(words + strlen(words), sizeof words - strlen(words), "; segments by %s, op %d, map %d, %s: %ld of %ld heads, %ld entries", isa.c_str(), c.op, c.map, DTYPE[c.dtype], (long)c.outer, (long)heads, (long)c.n);
     c.pool = random.chance(0.5) ? 0 : -1;
     anymax_set_num_threads((int)(1 + random.below(4)));
@@ -1385,6 +1391,7 @@ void ragged(Random &random, const std::string &isa) {
         for (int64_t k = 0; to_rows && k < n; k++) {
             written[(size_t)place(k)] = true;
             const char *got = out.data + place(k) * size;
+            if (segments.kept && c.op == ANYMAX_FORWARD && memcmp(kept.data + ((first + k) * heads + h) * size, got, (size_t)size)) fail("entry %ld of row %ld is kept as another", (long)k, (long)r);
             if (bits_of(got, c.dtype) != bits_of(rout.data + k * size, c.dtype)) fail("entry %ld of row %ld is %.9g, and alone %.9g", (long)k, (long)r, decode(got, c.dtype), decode(rout.data + k * size, c.dtype));
         }
     }
@@ -1394,11 +1401,11 @@ void ragged(Random &random, const std::string &isa) {
     if (c.outer && c.n && rows) {
         std::vector<int64_t> wrong = ptr;
         wrong[(size_t)random.below((int64_t)wrong.size())] += random.chance(0.5) ? c.n + 1 : -c.n - 1;
-        const anymax_segments bad{wrong.data(), segments.order};
+        const anymax_segments bad{wrong.data(), segments.order, nullptr};
         if (anymax_run_segments(&c, &bad) == 0) fail("bounds that don't ascend were served");
         if (mixed) {
             order[(size_t)random.below(c.n)] = random.chance(0.5) ? c.n : -1;
-            const anymax_segments strange{bounds.data(), order.data()};
+            const anymax_segments strange{bounds.data(), order.data(), nullptr};
             if (anymax_run_segments(&c, &strange) == 0) fail("an order with an entry out of range was served");
         }
     }

@@ -199,6 +199,37 @@ inline const char *at(const anymax_call &call, const anymax_view &v, int64_t siz
     return (const char *)v.data + ((call.starts ? call.starts[o] : o * v.outer) + i * v.inner) * size;
 }
 
+// `part` numbers at each of n places, from one step to another.
+template <class C>
+ANYMAX_INLINE void copy_beside(C *to, int64_t to_step, const C *from, int64_t from_step, int64_t n, int64_t part) {
+    switch (part) {
+        case 4:
+            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 4 * sizeof(C));
+            return;
+        case 8:
+            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 8 * sizeof(C));
+            return;
+        case 16:
+            for (int64_t k = 0; k < n; k++) memcpy(to + k * to_step, from + k * from_step, 16 * sizeof(C));
+            return;
+        default:
+            for (int64_t k = 0; k < n; k++)
+                for (int64_t i = 0; i < part; i++) to[k * to_step + i] = from[k * from_step + i];
+    }
+}
+// Rows r to r + count - 1 that lie side by side within each outer one, one a lane; the lanes beyond are 0. And back.
+template <bool IN, class C>
+ANYMAX_INLINE void lanes_beside(const anymax_call &call, const anymax_view &v, int64_t r, int64_t count, int64_t n, C *lanes) {
+    constexpr int64_t W = width<C>;
+    for (int64_t k = 0; IN && count < W && k < n; k++) store(lanes + k * W, vec<C>{});
+    for (int64_t j = 0; j < count;) {
+        const int64_t o = (r + j) / call.inner, i = r + j - o * call.inner, part = call.inner - i < count - j ? call.inner - i : count - j;
+        C *const own = (C *)at(call, v, sizeof(C), o, i), *const lane = lanes + j;
+        IN ? copy_beside(lane, W, (const C *)own, v.cls, n, part) : copy_beside(own, v.cls, (const C *)lane, W, n, part);
+        j += part;
+    }
+}
+
 // Rows that lie side by side, their classes far apart: as many as a cache line holds are transposed at once.
 constexpr int64_t GROUP = 16;
 

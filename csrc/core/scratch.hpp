@@ -2,6 +2,7 @@
 #pragma once
 
 #include "anymax.h"
+#include "core/room.hpp"
 #include "core/vec.hpp"
 
 namespace ANYMAX_UNIT {
@@ -33,28 +34,6 @@ struct Scratch {
     }
 };
 enum Slot { STAGED, STAGED_P, STAGED_G, TRANSPOSED, RESULT, CELLS, VALUES, INDICES, WIDE, EXTRA, SORTED, PARTIAL, WORK, BATCH_IN, BATCH_OUT, LEFT_SCORES, LEFT_CLASSES, LEFT_SUMS, LEFT_KEYS };
-
-// Memory that a thread keeps from one call to the next, where `leave` does not find it too much.
-struct Room {
-    void *data = nullptr;
-    int64_t bytes = 0;
-    ~Room() { free(data); }
-    template <class C>
-    C *take(int64_t count) {
-        const int64_t wanted = count * (int64_t)sizeof(C) + 64;
-        if (wanted > bytes) {
-            free(data);
-            data = malloc((size_t)wanted);
-            bytes = data ? wanted : 0;
-        }
-        return data ? (C *)(((uintptr_t)data + 63) & ~(uintptr_t)63) : nullptr;
-    }
-    void leave() {
-        if (bytes <= (4 << 20)) return;
-        free(data);
-        data = nullptr, bytes = 0;
-    }
-};
 
 // -- long rows: pieces of a fixed size, so that no sum depends on who computes it ------------------------------------------------
 

@@ -17,6 +17,8 @@ static inline int64_t anymax_piece(int64_t range, int64_t grain, int64_t threads
 int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *context);
 /* anymax_run where `run` shares out the rows (NULL: one thread), whatever the call's `pool` says. */
 int anymax_run_by(const anymax_call *call, anymax_parallel run);
+/* And anymax_run_segments. */
+int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run);
 #ifdef __cplusplus
 }
 #endif

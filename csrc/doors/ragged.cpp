@@ -1,151 +1,13 @@
-// Ragged rows. Short segments of one length are served as the rows of one call, where they lie or staged side by side (heads, an order); long ones one
-// by one. Threads share the entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
-#include <stdlib.h>
-#include <string.h>
-
-#include <atomic>
-
-#include "doors/dispatch.hpp"
+// Ragged rows. Segments whose lengths a kernel takes together go through it in order, others by length, as the rows of one call: where they lie, or staged
+// side by side (heads); long ones one by one. Where an order says that entries lie apart, those of some segments at a time are brought side by side
+// first. Threads share the entries. What a row becomes depends on the row alone, so all of this changes no bit of a result.
+#include "doors/pool.h"
+#include "doors/staging.hpp"
 #include "maps.hpp"
 
 namespace {
 
-constexpr int64_t CHUNK = 65536;      // numbers of segments that are sorted by length together: those of all operands fit into the second cache
-constexpr int64_t SHORT_MOST = 2048;  // entries of a segment up to which others of its length are looked for (plan.hpp: no way serves longer rows together)
-constexpr int64_t TOGETHER = 8192;    // numbers that are staged at once
-constexpr int64_t LANES = 16;         // rows that the widest vector serves at once
-
-struct Work {
-    const anymax_call *call;
-    const anymax_segments *segments;
-    const anymax_unit *unit;
-    int64_t size, wide;  // bytes of a number, and of one a row
-    int64_t chunk;       // entries of a chunk
-    bool shared;         // the longest ones are served already, by all threads
-    std::atomic<int> code;
-
-    bool long_one(int64_t n) const { return shared && n >= SHARED_ROW; }
-};
-
-// Memory that goes when the task ends.
-class Memory {
-    void *data = nullptr;
-    int64_t bytes = 0;
-
-  public:
-    ~Memory() { free(data); }
-    template <class T>
-    T *take(int64_t count) {
-        const int64_t wanted = count * (int64_t)sizeof(T) + 64;
-        if (wanted > bytes) {
-            free(data);
-            data = malloc((size_t)wanted);
-            bytes = data ? wanted : 0;
-        }
-        return data ? (T *)(((uintptr_t)data + 63) & ~(uintptr_t)63) : nullptr;
-    }
-};
-
-// -- entries to staged rows, and back --------------------------------------------------------------------------------------------------------
-
-// Segments of one length: which, how many, and how their entries are staged: as rows one after another, or entry by entry with all heads side by side.
-struct Group {
-    const anymax_segments *segments;
-    const int32_t *which;  // from `base` on
-    int64_t base, count, n, heads, entries;
-    bool beside;
-    bool wrong;  // an entry was out of range
-
-    int64_t from(int64_t j) const { return segments->ptr[base + which[j]]; }
-};
-
-template <bool IN>
-inline void move(char *staged, char *own, size_t bytes) {
-    memcpy(IN ? staged : own, IN ? own : staged, bytes);
-}
-
-// f(k, e) for each entry of the segment that begins at `first`: its place and where it lies.
-template <class F>
-inline void each_entry(Group &g, int64_t first, F f) {
-    const int64_t n = g.n, *const order = g.segments->order;
-    if (!order) {
-        for (int64_t k = 0; k < n; k++) f(k, first + k);
-        return;
-    }
-    const uint64_t entries = (uint64_t)g.entries;
-    bool wrong = false;
-    for (int64_t k = 0; k < n; k++) {
-        const uint64_t e = (uint64_t)order[first + k];
-        wrong |= e >= entries;
-        f(k, (int64_t)(e < entries ? e : 0));
-    }
-    g.wrong |= wrong;
-}
-
-// The heads of an entry at once, `BYTES` of them; 0: as many as there are.
-template <bool IN, int BYTES>
-void move_beside(Group &g, const anymax_view &v, char *staged, int64_t size) {
-    const int64_t bytes = BYTES ? BYTES : g.heads * size, step = v.cls * size, row = g.count * bytes, count = g.count;
-    char *const own = (char *)v.data;
-    for (int64_t j = 0; j < count; j++) {
-        char *const to = staged + j * bytes;
-        each_entry(g, g.from(j), [=](int64_t k, int64_t e) { move<IN>(to + k * row, own + e * step, (size_t)(BYTES ? BYTES : bytes)); });
-    }
-}
-
-template <bool IN, int HEADS, class T>
-void move_heads(Group &g, const anymax_view &v, T *staged) {
-    const int64_t heads = HEADS ? HEADS : g.heads, n = g.n, cls = v.cls, inner = HEADS ? 1 : v.inner, count = g.count;
-    T *const own = (T *)v.data;
-    for (int64_t j = 0; j < count; j++) {
-        T *const row = staged + j * heads * n;
-        each_entry(g, g.from(j), [=](int64_t k, int64_t e) {
-            T *const at = own + e * cls;
-            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h * n + k] = at[h * inner]) : (void)(at[h * inner] = row[h * n + k]);
-        });
-    }
-}
-
-template <bool IN, class T>
-void move_rows(Group &g, const anymax_view &v, T *staged) {
-    if (g.heads == 1 && v.cls == 1 && !g.segments->order) {
-        for (int64_t j = 0; j < g.count; j++) move<IN>((char *)(staged + j * g.n), (char *)((T *)v.data + g.from(j)), (size_t)g.n * sizeof(T));
-        return;
-    }
-    if (v.inner == 1 && g.heads == 4) return move_heads<IN, 4>(g, v, staged);
-    if (v.inner == 1 && g.heads == 8) return move_heads<IN, 8>(g, v, staged);
-    if (g.heads == 1) return move_heads<IN, 1>(g, v, staged);
-    move_heads<IN, 0>(g, v, staged);
-}
-
-template <bool IN>
-void move_group(Group &g, const anymax_view &v, char *staged, int64_t size) {
-    if (g.beside) switch (g.heads * size) {
-            case 8: return move_beside<IN, 8>(g, v, staged, size);
-            case 16: return move_beside<IN, 16>(g, v, staged, size);
-            case 32: return move_beside<IN, 32>(g, v, staged, size);
-            case 64: return move_beside<IN, 64>(g, v, staged, size);
-            default: return move_beside<IN, 0>(g, v, staged, size);
-        }
-    switch (size) {
-        case 2: return move_rows<IN>(g, v, (uint16_t *)staged);
-        case 4: return move_rows<IN>(g, v, (uint32_t *)staged);
-        default: return move_rows<IN>(g, v, (uint64_t *)staged);
-    }
-}
-
-// What has one number a row: [segments, heads] to [count, heads], and back.
-template <bool IN>
-void move_each(const Group &g, void *own, char *staged, int64_t size) {
-    const int64_t bytes = g.heads * size;
-    for (int64_t j = 0; j < g.count; j++) move<IN>(staged + j * bytes, (char *)own + (g.base + g.which[j]) * bytes, (size_t)bytes);
-}
-
-// -- rows of one length ----------------------------------------------------------------------------------------------------------------------
-
-struct Stage {
-    Memory x, p, g, out, starts, sizes, params, index, scale, result, sorted;
-};
+// -- rows of one call ------------------------------------------------------------------------------------------------------------------------
 
 bool rows_lie_dense(const anymax_call &call) {
     const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
@@ -154,43 +16,51 @@ bool rows_lie_dense(const anymax_call &call) {
     return call.inner == 1;
 }
 
-int serve_group(const Work &w, Group &g, Stage &stage) {
+// True where the entries of all operands are as far apart, and their heads side by side.
+bool heads_lie_alike(const anymax_call &call) {
+    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
+    for (const anymax_view *v : views)
+        if (v->data && (v->inner != 1 || v->cls != call.out.cls)) return false;
+    return call.inner > 1;
+}
+
+int serve_group(const Work &w, const Group &g, Stage &stage) {
     const anymax_call &call = *w.call;
-    const int64_t rows = g.count * g.heads, numbers = rows * g.n;
+    const int64_t heads = call.inner, rows = g.count * heads, numbers = rows * g.n;
+    const bool dense = rows_lie_dense(call);
     anymax_call c = call;
-    c.n = g.n, c.fresh = 0, c.starts = c.sizes = nullptr;
-    g.beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && g.heads > 1 && call.x.inner == 1 && call.out.inner == 1;
-    c.outer = g.beside ? 1 : rows, c.inner = g.beside ? rows : 1;
-    const anymax_view like = g.beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
-    struct {
-        anymax_view *view;
-        Memory *memory;
-        bool read;
-    } const operands[] = {{&c.x, &stage.x, true}, {&c.p, &stage.p, true}, {&c.g, &stage.g, true}, {&c.out, &stage.out, false}};
-    if (g.heads == 1 && !g.segments->order && rows_lie_dense(call)) {  // as they lie
-        int64_t *starts = stage.starts.take<int64_t>(rows);
-        if (!starts) return ANYMAX_NO_MEMORY;
-        for (int64_t j = 0; j < rows; j++) starts[j] = g.from(j);
-        c.starts = starts;
-    }
-    for (const auto &o : operands) {
-        if (!o.view->data || c.starts) continue;
-        char *staged = o.memory->take<char>(numbers * w.size);
-        if (!staged) return ANYMAX_NO_MEMORY;
-        if (o.read) move_group<true>(g, *o.view, staged, w.size);
-        *o.view = like, o.view->data = staged;
+    int64_t *const starts = stage.starts.take<int64_t>(g.count), *const sizes = g.uneven ? stage.sizes.take<int64_t>(g.count) : nullptr;
+    if (!starts || (g.uneven && !sizes)) return ANYMAX_NO_MEMORY;
+    c.outer = g.count, c.n = g.n, c.fresh = 0, c.starts = starts, c.sizes = sizes;
+    if (dense || (heads_lie_alike(call) && w.unit->beside(&c))) {
+        const int64_t step = dense ? 1 : call.out.cls;
+        for (int64_t j = 0; j < g.count; j++) starts[j] = w.from(g.segment(j)) * step;
+        for (int64_t j = 0; g.uneven && j < g.count; j++) sizes[j] = w.length(g.segment(j));
+    } else {
+        const bool beside = (call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG) && heads > 1 && call.x.inner == 1 && call.out.inner == 1;
+        c.starts = nullptr, c.outer = beside ? 1 : rows, c.inner = beside ? rows : 1;
+        const anymax_view like = beside ? anymax_view{nullptr, 0, 1, rows} : anymax_view{nullptr, g.n, 0, 1};
+        anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
+        Room *const rooms[] = {&stage.x, &stage.p, &stage.g, &stage.out};
+        for (int i = 0; i < 4; i++) {
+            if (!views[i]->data) continue;
+            char *staged = rooms[i]->take<char>(numbers * w.size);
+            if (!staged) return ANYMAX_NO_MEMORY;
+            if (i < 3) move_group<true>(w, g, *views[i], staged, beside);
+            *views[i] = like, views[i]->data = staged;
+        }
     }
     struct {
         const void *own;
         const void **to;
-        Memory *memory;
+        Room *room;
         int64_t size;
     } const each[] = {{call.params, (const void **)&c.params, &stage.params, 8}, {call.index, (const void **)&c.index, &stage.index, 8}, {call.scale, (const void **)&c.scale, &stage.scale, w.wide}};
     for (const auto &e : each) {
         if (!e.own) continue;
-        char *staged = e.memory->take<char>(rows * e.size);
+        char *staged = e.room->take<char>(rows * e.size);
         if (!staged) return ANYMAX_NO_MEMORY;
-        move_each<true>(g, (void *)e.own, staged, e.size), *e.to = staged;
+        move_each<true>(w, g, (void *)e.own, staged, e.size), *e.to = staged;
     }
     void *const result = call.op == ANYMAX_LOSS ? call.value : call.op == ANYMAX_THRESHOLD ? call.tau : nullptr;
     char *made = nullptr;
@@ -199,11 +69,10 @@ int serve_group(const Work &w, Group &g, Stage &stage) {
         if (!made) return ANYMAX_NO_MEMORY;
     }
     c.value = call.op == ANYMAX_LOSS ? made : nullptr, c.tau = call.op == ANYMAX_THRESHOLD ? made : nullptr;
-    if (g.wrong) return ANYMAX_BAD_SEGMENTS;
     const int code = w.unit->rows(&c, 0, rows, 0, nullptr);
     if (code) return code;
-    if (call.out.data && !c.starts) move_group<false>(g, call.out, (char *)c.out.data, w.size);
-    if (result) move_each<false>(g, result, made, w.wide);
+    if (call.out.data && !c.starts) move_group<false>(w, g, call.out, (char *)c.out.data, c.inner > 1);
+    if (result) move_each<false>(w, g, result, made, w.wide);
     return ANYMAX_OK;
 }
 
@@ -211,8 +80,8 @@ int serve_group(const Work &w, Group &g, Stage &stage) {
 int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
     const anymax_call &call = *w.call;
     anymax_call c = call;
-    const int64_t first = w.segments->ptr[s], row = s * call.inner;
-    c.starts = c.sizes = nullptr, c.outer = 1, c.n = w.segments->ptr[s + 1] - first, c.fresh = 0;
+    const int64_t first = w.from(s), row = s * call.inner;
+    c.starts = c.sizes = nullptr, c.outer = 1, c.n = w.length(s), c.fresh = 0;
     anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
     for (anymax_view *v : views)
         if (v->data) v->data = (char *)v->data + first * v->cls * w.size, v->outer = 0;
@@ -222,32 +91,6 @@ int serve_in_place(const Work &w, int64_t s, anymax_parallel team) {
     if (c.value) c.value = (char *)c.value + row * w.wide;
     if (c.tau) c.tau = (char *)c.tau + row * w.wide;
     return w.unit->rows(&c, 0, c.inner, 0, team);
-}
-
-// One segment whose entries lie apart, head after head: it is too long for all heads at once.
-int serve_apart(const Work &w, int64_t s, Stage &stage) {
-    const int32_t which = 0;
-    const int64_t n = w.segments->ptr[s + 1] - w.segments->ptr[s];
-    Work one{w.call, w.segments, w.unit, w.size, w.wide, w.chunk, w.shared, {0}};
-    for (int64_t h = 0; h < w.call->inner; h++) {
-        anymax_call c = *w.call;
-        const int64_t row = s * c.inner + h;
-        anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
-        for (anymax_view *v : views)
-            if (v->data) v->data = (char *)v->data + h * v->inner * w.size;
-        if (c.params) c.params += row;
-        if (c.index) c.index += row;
-        if (c.scale) c.scale = (const char *)c.scale + row * w.wide;
-        if (c.value) c.value = (char *)c.value + row * w.wide;
-        if (c.tau) c.tau = (char *)c.tau + row * w.wide;
-        const anymax_segments from{w.segments->ptr + s, w.segments->order};
-        c.inner = 1;
-        one.call = &c;
-        Group g{&from, &which, 0, 1, n, 1, w.call->n, false, false};
-        const int code = serve_group(one, g, stage);
-        if (code) return code;
-    }
-    return ANYMAX_OK;
 }
 
 void serve_empty(const Work &w, int64_t s) {
@@ -261,6 +104,100 @@ void serve_empty(const Work &w, int64_t s) {
         else
             ((float *)to)[r] = (float)v;
     }
+}
+
+// Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are dropped where a page is
+// not known yet. Not where one is long: it is read in order anyway.
+void bring(const Work &w, int64_t begin, int64_t end) {
+    const anymax_call &call = *w.call;
+    const int64_t first = w.from(begin), count = w.from(end) - first, heads = call.inner;
+    if (count > 2 * w.chunk) return;
+    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
+    for (const anymax_view *v : views) {
+        if (!v->data || v->cls != heads || (heads > 1 && v->inner != 1)) continue;
+        const char *const from = (const char *)v->data + first * heads * w.size;
+        for (int64_t i = 0; i < count * heads * w.size; i += 64) (void)*(const volatile char *)(from + i);
+    }
+}
+
+// Segments whose entries lie in order.
+int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
+    const int64_t heads = w.call->inner;
+    int32_t start[SHORT_MOST + 2] = {};
+    bool mixed = false;  // some are taken by length
+    for (int64_t s = begin; s < end; s++) {
+        const int64_t n = w.length(s);
+        if (n == 0) serve_empty(w, s);
+        if (n == 0 || n > SHORT_MOST) continue;
+        start[w.alike[n] + 1]++;
+        mixed |= !w.uneven[n];
+    }
+    if (mixed) bring(w, begin, end);
+    for (int64_t s = begin; s < end; s++) {
+        if (w.length(s) <= SHORT_MOST || w.long_one(s)) continue;
+        const int code = serve_in_place(w, s, nullptr);
+        if (code) return code;
+    }
+    for (int64_t n = 1; n <= SHORT_MOST + 1; n++) start[n] += start[n - 1];
+    int32_t *which = stage.sorted.take<int32_t>(start[SHORT_MOST + 1]);
+    if (!which) return ANYMAX_NO_MEMORY;
+    for (int64_t s = begin; s < end; s++) {
+        const int64_t n = w.length(s);
+        if (n > 0 && n <= SHORT_MOST) which[start[w.alike[n]]++] = (int32_t)(s - begin);
+    }
+    for (int64_t n = 1; n <= SHORT_MOST; n++) {
+        // each start has moved on to the next length's
+        const int64_t last = start[n];
+        int64_t few = last - start[n - 1];
+        if (!few) continue;
+        if (!w.uneven[n]) {
+            const int64_t most = TOGETHER / (n * heads);
+            few = most * heads >= LANES ? most : (LANES + heads - 1) / heads;
+            if (heads == 1) few = few / LANES * LANES;
+        }
+        for (int64_t j = start[n - 1]; j < last;) {
+            Group g{which + j, begin, last - j < few ? last - j : few, n, false};
+            for (int64_t k = 0; w.uneven[n] && k < g.count; k++) {
+                const int64_t own = w.length(g.segment(k));
+                g.uneven |= own != n, g.n = own > g.n ? own : g.n;
+            }
+            const int code = serve_group(w, g, stage);
+            if (code) return code;
+            j += g.count;
+        }
+    }
+    return ANYMAX_OK;
+}
+
+// -- entries that lie apart ------------------------------------------------------------------------------------------------------------------
+
+// Segments whose entries lie apart; a team for a single long one.
+int serve_apart(const Work &w, int64_t begin, int64_t end, Stage &stage, anymax_parallel team) {
+    const anymax_segments &segments = *w.segments;
+    const int64_t first = segments.ptr[begin], last = segments.ptr[end], heads = w.call->inner, bytes = heads * w.size;
+    anymax_call c = *w.call;
+    anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
+    auto moves = [&](bool in, const anymax_view &v, void *staged) {
+        Moves m{segments.order, v, (char *)staged, first, heads, w.call->n, w.size};
+        const anymax_task task = in ? some_moves<true> : some_moves<false>;
+        team ? (void)team(first, last, CHUNK, task, &m) : task(first, last, &m);
+        return !m.wrong.load();
+    };
+    const int holds = w.call->op == ANYMAX_FORWARD ? 3 : 1;  // which of them `kept` is: out or p
+    for (int i = 0; i < 4; i++) {
+        if (!views[i]->data) continue;
+        const bool kept = segments.kept && i == holds;
+        char *const staged = kept ? (char *)segments.kept + first * bytes : stage.apart[i].take<char>((last - first) * bytes);
+        if (!staged) return ANYMAX_NO_MEMORY;
+        if (i < 3 && !kept && !moves(true, *views[i], staged)) return ANYMAX_BAD_SEGMENTS;
+        *views[i] = anymax_view{staged, 0, 1, heads};
+    }
+    const anymax_segments lying{segments.ptr, nullptr, nullptr};
+    Work beside = w;
+    beside.call = &c, beside.segments = &lying, beside.first = first;
+    const int code = team ? serve_in_place(beside, begin, team) : serve(beside, begin, end, stage);
+    if (code || !w.call->out.data) return code;
+    return moves(false, w.call->out, c.out.data) ? ANYMAX_OK : ANYMAX_BAD_SEGMENTS;
 }
 
 // -- sharing out -----------------------------------------------------------------------------------------------------------------------------
@@ -278,103 +215,54 @@ int64_t first_from(const Work &w, int64_t entry) {
     return low;
 }
 
-// Brings the entries of segments into the cache, in order, before they are taken by length. Reads and no prefetches, which are dropped where a page is
-// not known yet. Not where one is long: it is read in order anyway.
-void bring(const Work &w, int64_t begin, int64_t end) {
-    const anymax_call &call = *w.call;
-    const int64_t first = w.segments->ptr[begin], count = w.segments->ptr[end] - first, heads = call.inner;
-    if (w.segments->order || count > 2 * w.chunk) return;
-    const anymax_view *const views[] = {&call.x, &call.p, &call.g, &call.out};
-    for (const anymax_view *v : views) {
-        if (!v->data || v->cls != heads || (heads > 1 && v->inner != 1)) continue;
-        const char *const from = (const char *)v->data + first * heads * w.size;
-        for (int64_t i = 0; i < count * heads * w.size; i += 64) (void)*(const volatile char *)(from + i);
-    }
-}
-
-// The segments of up to `most` entries at once, in order, by a kernel that takes rows of any such length.
-int serve_uneven(const Work &w, int64_t begin, int64_t end, int64_t most, Stage &stage) {
-    const int64_t *ptr = w.segments->ptr;
-    int64_t *starts = stage.starts.take<int64_t>(end - begin), *sizes = stage.sizes.take<int64_t>(end - begin), rows = 0;
-    if (!starts || !sizes) return ANYMAX_NO_MEMORY;
-    for (int64_t s = begin; s < end; s++) {
-        const int64_t n = ptr[s + 1] - ptr[s];
-        starts[rows] = ptr[s], sizes[rows] = n;
-        rows += n > 0 && n <= most;
-    }
-    anymax_call c = *w.call;
-    c.outer = rows, c.inner = 1, c.n = most, c.fresh = 0, c.starts = starts, c.sizes = sizes;
-    return rows ? w.unit->rows(&c, 0, rows, 0, nullptr) : ANYMAX_OK;
-}
-
-int serve(const Work &w, int64_t begin, int64_t end, Stage &stage) {
-    const anymax_call &call = *w.call;
-    const int64_t *ptr = w.segments->ptr, heads = call.inner;
-    const bool lies = !w.segments->order;
-    const int64_t uneven = lies && rows_lie_dense(call) ? w.unit->uneven(&call) : 0;
-    if (uneven) {
-        const int code = serve_uneven(w, begin, end, uneven, stage);
-        if (code) return code;
-    } else {
-        bring(w, begin, end);
-    }
-    int32_t start[SHORT_MOST + 2] = {};
-    for (int64_t s = begin; s < end; s++) {
-        const int64_t n = ptr[s + 1] - ptr[s];
-        if (n == 0) serve_empty(w, s);
-        if (n <= uneven) continue;
-        if (n > 0 && n <= SHORT_MOST) start[n + 1]++;
-        if (n <= SHORT_MOST || w.long_one(n)) continue;
-        const int code = lies ? serve_in_place(w, s, nullptr) : serve_apart(w, s, stage);
-        if (code) return code;
-    }
-    for (int64_t n = 1; n <= SHORT_MOST + 1; n++) start[n] += start[n - 1];
-    int32_t *which = stage.sorted.take<int32_t>(start[SHORT_MOST + 1]);
-    if (!which) return ANYMAX_NO_MEMORY;
-    for (int64_t s = begin; s < end; s++) {
-        const int64_t n = ptr[s + 1] - ptr[s];
-        if (n > uneven && n <= SHORT_MOST) which[start[n]++] = (int32_t)(s - begin);
-    }
-    for (int64_t n = 1; n <= SHORT_MOST; n++) {
-        // each start has moved on to the next length's
-        int64_t few = TOGETHER / (n * heads);
-        few = few * heads >= LANES ? few : (LANES + heads - 1) / heads;
-        if (heads == 1) few = few / LANES * LANES;
-        for (int64_t j = start[n - 1]; j < start[n];) {
-            const int64_t count = start[n] - j < few ? start[n] - j : few;
-            Group g{w.segments, which + j, begin, count, n, heads, call.n, false, false};
-            const int code = serve_group(w, g, stage);
-            if (code) return code;
-            j += count;
-        }
-    }
-    return ANYMAX_OK;
-}
+struct Chunks {
+    const Work *work;
+    std::atomic<int> code;
+};
 
 void some_chunks(int64_t begin, int64_t end, void *context) {
-    Work &w = *(Work *)context;
-    Stage stage;
+    Chunks &all = *(Chunks *)context;
+    const Work &w = *all.work;
+    Stage &stage = Stage::own();
     const int64_t last = w.call->n / w.chunk;  // with the segments that begin at the very end
     for (int64_t k = begin; k < end; k++) {
-        const int code = serve(w, first_from(w, k * w.chunk), k == last ? w.call->outer : first_from(w, (k + 1) * w.chunk), stage);
-        if (code) w.code.store(code);
+        const int64_t from = first_from(w, k * w.chunk);
+        int64_t to = k == last ? w.call->outer : first_from(w, (k + 1) * w.chunk);
+        if (w.segments->order)
+            while (to > from && w.long_one(to - 1)) to--;
+        const int code = w.segments->order ? serve_apart(w, from, to, stage, nullptr) : serve(w, from, to, stage);
+        if (code) all.code.store(code);
     }
+    stage.leave();
 }
 
 bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) {
-    bool fine = segments.ptr[0] == 0 && segments.ptr[count] == entries;
-    for (int64_t s = 0; s < count && fine; s++) {
-        const int64_t n = segments.ptr[s + 1] - segments.ptr[s];
-        fine = n >= 0 && n <= INT32_MAX - 1024;
-    }
+    const int64_t *const ptr = segments.ptr;
+    bool fine = ptr[0] == 0 && ptr[count] == entries;
+    for (int64_t s = 0; s < count; s++) fine &= (uint64_t)(ptr[s + 1] - ptr[s]) <= (uint64_t)(INT32_MAX - 1024);
     return fine;
+}
+
+// Which lengths are served together, where entries lie side by side.
+void find_alike(Work &w) {
+    for (int64_t n = 0; n <= SHORT_MOST; n++) w.alike[n] = (int16_t)n, w.uneven[n] = false;
+    anymax_call c = *w.call;
+    anymax_view *const views[] = {&c.x, &c.p, &c.g, &c.out};
+    for (anymax_view *v : views)
+        if (v->data && w.segments->order) v->cls = c.inner;
+    if (!rows_lie_dense(c)) return;
+    anymax_span spans[ANYMAX_SPANS];
+    const int count = w.unit->uneven(&c, spans);
+    for (int i = 0; i < count; i++)
+        for (int64_t n = spans[i].from; n <= spans[i].to && n <= SHORT_MOST; n++) w.alike[n] = (int16_t)spans[i].from, w.uneven[n] = true;
 }
 
 }  // namespace
 
-extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segments *segments) {
+extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run) {
     if (!call || !segments || !segments->ptr) return ANYMAX_BAD_CALL;
     if (call->op == ANYMAX_LARGEST || call->mask.data || call->support.count) return ANYMAX_BAD_CALL;
+    if (segments->kept && (!segments->order || (call->op != ANYMAX_FORWARD && call->op != ANYMAX_VJP))) return ANYMAX_BAD_CALL;
     if (call->outer < 0 || call->outer > INT32_MAX || call->inner < 0 || call->n < 0) return ANYMAX_BAD_SHAPE;
     if (call->inner && (call->n > INT64_MAX / 16 / call->inner || call->outer > INT64_MAX / 16 / call->inner)) return ANYMAX_BAD_SHAPE;
     anymax_call row = *call;
@@ -386,39 +274,96 @@ extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segment
     if (call->n && (code = check_operands(call))) return code;
     if ((call->op == ANYMAX_LOSS && !(call->value && call->index)) || (call->op == ANYMAX_THRESHOLD && !call->tau)) return ANYMAX_BAD_POINTER;
     const bool f64 = call->dtype == ANYMAX_F64;
-    const anymax_parallel run = parallel_of(call->pool);
     const int64_t chunk = CHUNK / call->inner > 1024 ? CHUNK / call->inner : 1024;
-    Work w{call, segments, unit_in_use(), f64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2, f64 ? 8 : 4, chunk, run && !segments->order, {0}};
-    for (int64_t s = 0; w.shared && s < call->outer; s++)
-        if (w.long_one(segments->ptr[s + 1] - segments->ptr[s]) && (code = serve_in_place(w, s, run))) return code;
+    Work w{call, segments, unit_in_use(), f64 ? 8 : call->dtype == ANYMAX_F32 ? 4 : 2, f64 ? 8 : 4, chunk, 0, run != nullptr, {}, {}};
+    find_alike(w);
+    Stage &stage = Stage::own();
+    for (int64_t s = 0; w.shared && call->n >= SHARED_ROW && s < call->outer; s++)
+        if (w.long_one(s) && (code = segments->order ? serve_apart(w, s, s + 1, stage, run) : serve_in_place(w, s, run))) return code;
+    Chunks all{&w, {0}};
     const int64_t chunks = call->n / chunk + 1;
     if (run && call->n * call->inner >= ALONE_MOST) {
         // a chunk for each thread at least, where the entries are few
         if (chunks < 16) w.chunk = (call->n * call->inner / 16 > ALONE_MOST / 2 ? call->n / 16 : ALONE_MOST / 2 / call->inner) + 1;
-        run(0, call->n / w.chunk + 1, 1, some_chunks, &w);
+        run(0, call->n / w.chunk + 1, 1, some_chunks, &all);
     } else {
-        some_chunks(0, chunks, &w);
+        some_chunks(0, chunks, &all);
     }
-    return w.code.load();
+    return all.code.load();
 }
 
-extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order) {
+extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segments *segments) {
+    return anymax_run_segments_by(call, segments, call ? parallel_of(call->pool) : nullptr);
+}
+
+// -- from an index ---------------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Of an index in order: ptr[t] = e for all t above the segment of entry e - 1, up to that of entry e.
+struct Bounds {
+    const int64_t *index;
+    int64_t count, segments;
+    int64_t *ptr;
+    std::atomic<bool> out_of_order{false};
+
+    void fill(int64_t from, int64_t to, int64_t e) const {
+        // two threads may come here where the index turns out to be out of order, and nobody reads the bounds then
+        for (int64_t t = from; t <= to; t++) __atomic_store_n(ptr + t, e, __ATOMIC_RELAXED);
+    }
+    void run(int64_t begin, int64_t end) {
+        constexpr int64_t STEP = 8;
+        int64_t before = begin ? index[begin - 1] : -1;
+        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : index[0]) < 0 || before >= segments) return out_of_order.store(true);
+        for (int64_t e = begin; e < end;) {
+            if (e + STEP <= end) {
+                int64_t other = 0;
+                for (int64_t j = 0; j < STEP; j++) other |= index[e + j] ^ before;
+                if (!other) {
+                    e += STEP;
+                    continue;
+                }
+            }
+            for (const int64_t stop = e + STEP < end ? e + STEP : end; e < stop; e++) {
+                const int64_t s = index[e];
+                if (s == before) continue;
+                if (s < before || s >= segments) return out_of_order.store(true);
+                fill(before + 1, s, e);
+                before = s;
+            }
+        }
+        if (end == count) fill(before + 1, segments, count);
+    }
+};
+
+void some_bounds(int64_t begin, int64_t end, void *context) { ((Bounds *)context)->run(begin, end); }
+
+}  // namespace
+
+extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool) {
+    Bounds bounds{index, count, segments, ptr};
+    const anymax_parallel run = parallel_of(pool);
+    const int64_t grain = 2 * ALONE_MOST;
+    if (!count)
+        bounds.fill(0, segments, 0);
+    else if (run && count > grain)
+        run(0, count, grain, some_bounds, &bounds);
+    else
+        bounds.run(0, count);
+    if (!bounds.out_of_order.load()) return count;
+    if (!order) return 0;
     memset(ptr, 0, (size_t)(segments + 1) * sizeof(int64_t));
-    int64_t sorted = count, before = 0;
     for (int64_t e = 0; e < count; e++) {
         const int64_t s = index[e];
         if ((uint64_t)s >= (uint64_t)segments) return -1 - e;
-        if (s < before && e < sorted) sorted = e;
-        before = s;
         ptr[s]++;
     }
     for (int64_t s = 0, from = 0; s <= segments; s++) {
         const int64_t n = s < segments ? ptr[s] : 0;
         ptr[s] = from, from += n;
     }
-    if (sorted == count) return sorted;
     for (int64_t e = 0; e < count; e++) order[ptr[index[e]]++] = e;
     for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1];
-    if (segments) ptr[0] = 0;
-    return sorted;
+    ptr[0] = 0;
+    return 0;
 }

@@ -7,6 +7,10 @@
 //   loss_grad         x, tau, index, scale  -> out
 //
 // With the attribute per_row = 1 one more operand follows, the parameter of each row, float or double.
+//
+// Ragged rows have one attribute more, `segments`. 1: the operands of the operation (forward, vjp), [entries, heads], the parameters
+// [segments, heads] if there are, ptr, order -> out; `order` is empty where the entries lie in order, and entries before ptr[0] or from the last
+// bound on become NaN. 2: index -> ptr, order, where entries out of range come last.
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,17 +113,19 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     return 0;
 }
 
-int run(const xla_call *call, const anymax_call *rows) {
+int run(const xla_call *call, const anymax_call *rows, const anymax_segments *segments = nullptr) {
     const xla_call *before = current;  // a call on the same thread that waits for its helpers and has begun this one meanwhile
     current = call;
-    const int code = anymax_run_by(rows, by_xla);
+    const int code = segments ? anymax_run_segments_by(rows, segments, by_xla) : anymax_run_by(rows, by_xla);
     current = before;
     return code;
 }
 
 #else
 
-int run(const xla_call *, const anymax_call *rows) { return anymax_run_by(rows, nullptr); }
+int run(const xla_call *, const anymax_call *rows, const anymax_segments *segments = nullptr) {
+    return segments ? anymax_run_segments_by(rows, segments, nullptr) : anymax_run_by(rows, nullptr);
+}
 
 #endif
 
@@ -192,6 +198,81 @@ struct Numbers {
     }
 };
 
+// -- ragged rows ----------------------------------------------------------------------------------------------------
+
+const char *const UNKNOWN_FORM = "the call does not have the form that this version of the library knows";
+
+bool whole(const xla_buffer *b) { return b && (b->dtype == XLA_S32 || b->dtype == XLA_S64); }
+
+xla_error *serve_sort(const xla_call *call) {
+    const xla_buffer *index = buffer(call->operands, 0), *ptr = buffer(call->results, 0), *order = buffer(call->results, 1);
+    if (call->operands.count != 1 || call->results.count != 2 || !whole(index) || !ptr || !order || ptr->dtype != index->dtype || order->dtype != index->dtype)
+        return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    const int64_t count = size_of(index), segments = size_of(ptr) - 1;
+    if (size_of(order) != count || segments < 0) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    const bool wide = index->dtype == XLA_S64;
+    Numbers<int64_t> in, sorted, bounds;
+    const bool memory = wide ? in.convert<int64_t>(index->data, count) : in.convert<int32_t>(index->data, count);
+    sorted.own = (int64_t *)malloc((size_t)(count + 1) * 8), bounds.own = (int64_t *)malloc((size_t)(segments + 2) * 8);
+    if (!memory || !sorted.own || !bounds.own) return refuse(call, XLA_INTERNAL, anymax_error(6));
+    for (int64_t e = 0; e < count; e++)
+        if ((uint64_t)in.own[e] >= (uint64_t)segments) in.own[e] = segments;
+    if (anymax_sort_segments(in.own, count, segments + 1, bounds.own, sorted.own, -1) == count)
+        for (int64_t e = 0; e < count; e++) sorted.own[e] = e;
+    const auto give = [wide](const xla_buffer *to, const int64_t *from, int64_t n) {
+        for (int64_t i = 0; i < n; i++) wide ? (void)(((int64_t *)to->data)[i] = from[i]) : (void)(((int32_t *)to->data)[i] = (int32_t)from[i]);
+    };
+    give(ptr, bounds.own, segments + 1), give(order, sorted.own, count);
+    return nullptr;
+}
+
+xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) {
+    const int64_t given = call->operands.count - 2 - per_row;
+    const xla_buffer *in[6] = {}, *out = buffer(call->results, 0);
+    if (given < 1 || given > 3 || (c.op != ANYMAX_FORWARD && c.op != ANYMAX_VJP) || given != (c.op == ANYMAX_FORWARD ? 1 : given == 2 ? 2 : 3) || call->results.count != 1 || !out)
+        return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    for (int64_t i = 0; i < call->operands.count; i++)
+        if (!(in[i] = buffer(call->operands, i))) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    const xla_buffer *x = in[0], *ptr = in[given + per_row], *order = in[given + per_row + 1];
+    const int64_t size = size_of(x), entries = x->rank ? x->dims[0] : 0, segments = size_of(ptr) - 1, item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
+    int64_t heads = 1;
+    for (int64_t i = 1; i < x->rank; i++) heads *= x->dims[i];
+    c.dtype = dtype_of(x->dtype);
+    bool alike = c.dtype >= 0 && x->rank >= 1 && whole(ptr) && whole(order) && segments >= 0 && out->dtype == x->dtype && size_of(out) == size;
+    for (int64_t i = 1; i < given; i++) alike &= in[i]->dtype == x->dtype && size_of(in[i]) == size;
+    if (per_row) alike &= (in[given]->dtype == XLA_F32 || in[given]->dtype == XLA_F64) && size_of(in[given]) == segments * heads;
+    if (!alike || (size_of(order) && size_of(order) != entries)) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
+    Numbers<int64_t> bounds, places;
+    Numbers<double> params;
+    // two segments more take the entries of none
+    bounds.own = (int64_t *)malloc((size_t)(segments + 3) * 8), params.own = per_row ? (double *)malloc((size_t)((segments + 2) * heads + 1) * 8) : nullptr;
+    bool memory = bounds.own && (!per_row || params.own);
+    if (order->dtype == XLA_S64 && size_of(order))
+        places.data = (const int64_t *)order->data;
+    else if (size_of(order))
+        memory &= places.convert<int32_t>(order->data, entries);
+    if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
+    bounds.own[0] = 0, bounds.own[segments + 2] = entries;
+    for (int64_t s = 0; s <= segments; s++) bounds.own[s + 1] = ptr->dtype == XLA_S64 ? ((const int64_t *)ptr->data)[s] : ((const int32_t *)ptr->data)[s];
+    for (int64_t r = 0; per_row && r < (segments + 2) * heads; r++) {
+        const int64_t own = r < heads ? 0 : r - heads < segments * heads ? r - heads : segments * heads - 1;
+        params.own[r] = !segments ? 1.0 : in[given]->dtype == XLA_F64 ? ((const double *)in[given]->data)[own] : (double)((const float *)in[given]->data)[own];
+    }
+    c.outer = segments + 2, c.inner = heads, c.n = entries, c.params = params.own;
+    const auto view = [heads](const xla_buffer *b) { return anymax_view{b->data, 0, 1, heads}; };
+    c.out = view(out);
+    if (given != 2) c.x = view(x);
+    if (c.op == ANYMAX_VJP) c.p = view(in[given - 2]), c.g = view(in[given - 1]);
+    newly_mapped(out->data, size * item);
+    const anymax_segments from{bounds.own, places.data, nullptr};
+    if (const int code = run(call, &c, &from)) return refuse(call, code == 9 ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code));
+    for (int64_t k = 0; k < entries; k++) {
+        if (k == bounds.own[1]) k = bounds.own[segments + 1];
+        if (k < entries) memset((char *)out->data + (places.data ? places.data[k] : k) * heads * item, 0xff, (size_t)(heads * item));  // NaN in every dtype
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
@@ -206,13 +287,21 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
         to->traits = 0;  // none: a GPU's command buffer cannot record this handler
         return nullptr;
     }
-    const char *unknown_form = "the call does not have the form that this version of the library knows";
-    int64_t op, map, noise, nodes, param, per_row;
+    const char *unknown_form = UNKNOWN_FORM;
+    int64_t op, map, noise, nodes, param, per_row, segments = 0;
     if (call->stage != XLA_EXECUTE || !attribute(call, "op", &op) || !attribute(call, "map", &map) ||
         !attribute(call, "noise", &noise) || !attribute(call, "nodes", &nodes) || !attribute(call, "param", &param) ||
         !attribute(call, "per_row", &per_row))
         return refuse(call, XLA_INVALID_ARGUMENT, unknown_form);
 
+    if (attribute(call, "segments", &segments) && segments) {
+        if (segments == 2) return serve_sort(call);
+        anymax_call c;
+        memset(&c, 0, sizeof c);
+        c.op = (int32_t)op, c.map = (int32_t)map, c.noise = (int32_t)noise, c.nodes = nodes;
+        memcpy(&c.param, &param, 8);
+        return serve_segments(call, c, per_row ? 1 : 0);
+    }
     const int64_t given = call->operands.count - (per_row ? 1 : 0);
     const xla_buffer *in[5], *out[2];
     for (int64_t i = 0; i < 5; i++) in[i] = i < call->operands.count ? buffer(call->operands, i) : nullptr;

@@ -288,6 +288,35 @@ inline void vjp_short(const F &weigh, double alpha, const anymax_call &call, int
     }
 }
 
+// The same of short rows side by side, one a lane: each sum has the order of the one above.
+template <class F>
+inline void vjp_beside(const F &weigh, const anymax_call &call, int64_t begin, int64_t end) {
+    constexpr int64_t W = width<float>;
+    const int64_t n = call.n;
+    vf p[BESIDE_MOST], g[BESIDE_MOST], w[BESIDE_MOST];
+    auto sum_of = [&](vf *lane) {
+        for (int64_t half = W / 2; half; half /= 2)
+            for (int64_t j = 0; j < half; j++) lane[j] = lane[j] + lane[j + half];
+        return lane[0];
+    };
+    for (int64_t r = begin; r < end; r += W) {
+        const int64_t count = end - r < W ? end - r : W;
+        lanes_beside<true>(call, call.p, r, count, n, (float *)p);
+        lanes_beside<true>(call, call.g, r, count, n, (float *)g);
+        vf rate[W] = {}, dot[W] = {};
+        for (int64_t k = n; k & 3; k++) p[k] = vf{};
+        for (int64_t k = 0; k < n; k += 4) weigh.template operator()<4>(p + k, w + k);
+        for (int64_t k = 0; k < n; k++) {
+            if (!F::own) rate[k % W] += w[k];
+            dot[k % W] += w[k] == vf{} ? vf{} : w[k] * g[k];
+        }
+        const vf weighted = sum_of(dot), all_of_it = F::own ? vf{} : sum_of(rate);
+        const vf mean = F::own ? weighted : all_of_it > vf{} ? weighted / all_of_it : all_of_it;
+        for (int64_t k = 0; k < n; k++) p[k] = w[k] == vf{} ? vf{} : w[k] * (g[k] - mean);
+        lanes_beside<false>(call, call.out, r, count, n, (float *)p);
+    }
+}
+
 // J^T g of a map whose backward needs p alone. `p` is staged; g is read where p is not 0.
 template <class C>
 inline void vjp_row(const Sensitivity &s, const C *p, const void *g, int64_t g_step, int32_t dtype, int64_t n, const Sink<C> &out, Scratch &scratch,

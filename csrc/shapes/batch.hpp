@@ -10,6 +10,7 @@ struct Batch {
     enum { W = width<float> };
     const float *x[W];
     float *out[W];
+    int64_t n[W];           // the length of each
     const float *ahead;     // the scores of as many rows that come next, one after another; NULL where that is not known
     bool cached;           // where it is: results are written to the caches
     float top[W], edge[W];  // of each row: its maximum, and a bound that its candidates lie above
@@ -68,11 +69,11 @@ ANYMAX_INLINE int64_t batch_cells(Batch &b, int64_t rows, int64_t n, int64_t gro
         bool sound = false;
         float *to = b.side + r * cells;
         if (r < rows) switch (groups) {
-                case 1: sound = cells_of<1>(b.x[r], n, to); break;
-                case 2: sound = cells_of<2>(b.x[r], n, to); break;
-                case 4: sound = cells_of<4>(b.x[r], n, to); break;
-                case 8: sound = cells_of<8>(b.x[r], n, to); break;
-                default: sound = cells_of<16>(b.x[r], n, to);
+                case 1: sound = cells_of<1>(b.x[r], b.n[r], to); break;
+                case 2: sound = cells_of<2>(b.x[r], b.n[r], to); break;
+                case 4: sound = cells_of<4>(b.x[r], b.n[r], to); break;
+                case 8: sound = cells_of<8>(b.x[r], b.n[r], to); break;
+                default: sound = cells_of<16>(b.x[r], b.n[r], to);
             }
         b.count[r] = sound ? 0 : -1;
         if (!sound)
@@ -149,7 +150,7 @@ ANYMAX_INLINE void batch_collect(Batch &b, int64_t n, int64_t limit, uint32_t ap
         if (b.count[r] >= 0) {
             const float *x = b.x[r];
             const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
-            at = apart >> r & 1 ? keep_few<K>(x, n, high, edge, to, limit, b.hit[r]) : keep_all<K>(x, n, high, edge, to, 0, limit);
+            at = apart >> r & 1 ? keep_few<K>(x, b.n[r], high, edge, to, limit, b.hit[r]) : keep_all<K>(x, b.n[r], high, edge, to, 0, limit);
             b.count[r] = at <= limit ? at : -1;
             if (at > limit) at = 0;
         }
@@ -208,10 +209,10 @@ ANYMAX_INLINE uint32_t few_vectors(const vf *cell, int64_t cells, vf edge, int64
 
 // Zeros but for the candidates, whose results lie at `from` in their order.
 template <Keeping K, bool SAVE>
-ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, int64_t n, bool bypass, const float *from) {
+ANYMAX_INLINE void write_candidates(Batch &b, int64_t r, bool bypass, const float *from) {
     const vf high = splat(b.top[r]), edge = splat(b.edge[r]);
     Marker<SAVE> marker{b.hit[r]};
-    transform<!SAVE>(b.out[r], b.x[r], n, bypass, [&](vf v) {
+    transform<!SAVE>(b.out[r], b.x[r], b.n[r], bypass, [&](vf v) {
         const uint32_t some = candidates<K>(v, high, edge);
         const vf p = unpack(K == SCORES_FROM ? v >= edge : v - high > edge, some, from);
         from += __builtin_popcount(some);
@@ -295,9 +296,9 @@ ANYMAX_INLINE uint32_t write_found(Batch &b, int64_t rows, int64_t n, bool bypas
         done |= 1u << r;
         const float *from = b.side + r * b.step;
         if (!bypass && b.x[r] != b.out[r] && (b.apart >> r & 1))
-            write_few_candidates<K>(b.out[r], b.x[r], n, splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
+            write_few_candidates<K>(b.out[r], b.x[r], b.n[r], splat(b.top[r]), splat(b.edge[r]), b.hit[r], from);
         else
-            write_candidates<K, SAVE>(b, r, n, bypass, from);
+            write_candidates<K, SAVE>(b, r, bypass, from);
     }
     return done;
 }

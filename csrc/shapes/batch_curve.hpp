@@ -8,8 +8,7 @@ namespace ANYMAX_UNIT {
 
 // The level of each row, as near as floats come; `transposed` has the candidates.
 ANYMAX_INLINE vf batch_level(Batch &b, int64_t rows, int64_t n, uint32_t left, const Curve &curve) {
-    constexpr int64_t W = width<float>;
-    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4, left);
+    const int64_t cells = batch_cells(b, rows, n, cell_groups(n), left);
     const vf high_ = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - high_;
     vf level = smaller(curve_level(curve, b.transposed, cells, splat(1.0f), 3) * (1.0f + 2e-5f), splat(1.0f));
@@ -66,7 +65,7 @@ template <bool SAVE>
 static uint32_t batch_budget(Batch &b, int64_t rows, int64_t n, double k, bool bypass) {
     constexpr int64_t W = width<float>;
     const int64_t rank = (int64_t)::ceil(k);
-    int64_t groups = n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4;
+    int64_t groups = cell_groups(n);
     while (groups < 16 && groups * W < 2 * rank && groups * 2 * W <= n) groups *= 2;
     const int64_t cells = batch_cells(b, rows, n, groups);
     const vf low_ = below_largest(b, cells, rank, 8);

@@ -147,7 +147,7 @@ static uint32_t batch_largest(Batch &b, int64_t rows, int64_t n, int64_t k, bool
         if (b.cached) ask_ahead(b, r, n);
         if (b.count[r] < 0 || !(exact >> r & 1)) continue;
         done |= 1u << r;
-        write_candidates<SCORES_FROM, SAVE>(b, r, n, bypass, b.side + r * b.step);
+        write_candidates<SCORES_FROM, SAVE>(b, r, bypass, b.side + r * b.step);
     }
     return done;
 }

@@ -35,8 +35,7 @@ struct Rooted {
 // The candidates, less the maximum, lie in `transposed`; where K is SCORES in `other`, and in `transposed` as they are.
 template <int R, Keeping K>
 ANYMAX_INLINE Rooted batch_root(Batch &b, int64_t rows, int64_t n, uint32_t left) {
-    constexpr int64_t W = width<float>;
-    const int64_t cells = batch_cells(b, rows, n, n <= 12 * W ? 1 : n <= 32 * W ? 2 : 4, left);
+    const int64_t cells = batch_cells(b, rows, n, cell_groups(n), left);
     const vf high = load(b.top);
     for (int64_t j = 0; j < cells; j++) b.transposed[j] = b.transposed[j] - high;
     Rooted s{high, tile_level<float, R>(b.transposed, cells, 3), vf{}};
@@ -64,11 +63,11 @@ static uint32_t batch_power(Batch &b, int64_t rows, int64_t n, bool bypass) {
         const float *x = b.x[r];
         const vf m = splat(b.top[r]), l = splat(at[r]), off = splat(less[r]);
         if (!bypass && x != b.out[r] && (b.apart >> r & 1)) {  // the candidates' vectors are hardly more than the probabilities'
-            write_few<R>(b.out[r], x, n, m, l, off, b.hit[r]);
+            write_few<R>(b.out[r], x, b.n[r], m, l, off, b.hit[r]);
             continue;
         }
         Marker<SAVE> marker{b.hit[r]};
-        transform<!SAVE>(b.out[r], x, n, bypass, [&](vf v) {
+        transform<!SAVE>(b.out[r], x, b.n[r], bypass, [&](vf v) {
             const vf p = power_value<float, R>(v - m, l, off);
             marker.take(p);
             return p;

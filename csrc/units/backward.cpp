@@ -11,6 +11,8 @@ void run_backward(const anymax_call &call, const Plan &plan, int64_t begin, int6
     Sensitivity(plan.link, call.param, true).with([&](auto weigh) {
         if (plan.way == SAVED_BACKWARD)
             vjp_saved(weigh, call, begin, end, bypass, scratch, team, row);
+        else if (plan.way == BESIDE_BACKWARD)
+            vjp_beside(weigh, call, begin, end);
         else if (plan.link == NORM)
             vjp_short<true>(weigh, call.param, call, begin, end, bypass, scratch);
         else

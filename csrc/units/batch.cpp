@@ -57,8 +57,9 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
             const int64_t o = inner == 1 ? r + j : (r + j) / inner, i = inner == 1 ? 0 : r + j - o * inner;
             const char *row = at(call, call.x, size, o, i);
             out[j] = (char *)at(call, call.out, size, o, i);
+            b.n[j] = call.sizes ? call.sizes[r + j] : n;
             if (!direct_x && !transpose_x)
-                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr, call.mask.cls, n);
+                stage_in(staged + j * n, row, call.x.cls, call.dtype, call.mask.data ? (const uint8_t *)at(call, call.mask, 1, o, i) : nullptr, call.mask.cls, b.n[j]);
             b.x[j] = direct_x ? (const float *)row : staged + j * n;
             b.out[j] = direct_out ? (float *)out[j] : results + j * n;
         }
@@ -75,7 +76,7 @@ void run_batches(const anymax_call &call, const Plan &plan, int64_t begin, int64
             continue;
         }
         for (int64_t j = 0; !direct_out && j < count; j++)
-            if (done >> j & 1) deliver(sink_at<float>(call, out[j], n, false), results + j * n);
+            if (done >> j & 1) deliver(sink_at<float>(call, out[j], b.n[j], false), results + j * n);
         for (int64_t j = 0; j < count; j++)
             if (!(done >> j & 1)) by_rows<float>(call, r + j, r + j + 1, bypass, team, scratch);
     }
@@ -99,7 +100,7 @@ void run_batch_losses(const anymax_call &call, const Plan &plan, int64_t begin, 
         uint32_t left = 0;
         for (int64_t j = 0; j < count; j++) {
             const int64_t t = call.index[r + j];
-            b.x[j] = (const float *)at(call, call.x, sizeof(float), r + j, 0);
+            b.x[j] = (const float *)at(call, call.x, sizeof(float), r + j, 0), b.n[j] = n;
             if (gradient) b.out[j] = (float *)at(call, call.out, sizeof(float), r + j, 0);
             if (t < 0 || t >= n) continue;
             aim[j] = b.x[j][t];

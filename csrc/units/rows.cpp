@@ -5,8 +5,12 @@
 namespace ANYMAX_UNIT {
 
 template <class C>
-void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
-    const int64_t n = call.n, size = item(call.dtype), inner = call.inner;
+void by_rows(const anymax_call &given, int64_t begin, int64_t end, bool bypass, const Team &team, Scratch &scratch) {
+    anymax_call one;  // of the length of its own
+    if (given.sizes) one = given, one.n = given.sizes[begin];
+    const anymax_call &call = given.sizes ? one : given;
+    int64_t n = call.n;
+    const int64_t size = item(call.dtype), inner = call.inner;
     const bool reads_x = call.x.data != nullptr;
     const bool to_rows = call.op == ANYMAX_FORWARD || call.op == ANYMAX_LOG || call.op == ANYMAX_VJP || call.op == ANYMAX_LOG_VJP || call.op == ANYMAX_LOSS_GRAD;
     const bool transpose_x = reads_x && inner > 1 && adjacent_rows(call.x, n) && !call.mask.data, transpose_result = to_rows && inner > 1 && adjacent_rows(call.out, n);
@@ -14,10 +18,13 @@ void by_rows(const anymax_call &call, int64_t begin, int64_t end, bool bypass, c
     int64_t first = 0, held = 0;  // the rows that `transposed` and `result` hold
     Link link = call.params ? NO_LINK : link_of(call.map, call.param);
     Way way = row_plan(call, link);
+    const bool ways = call.params || (given.sizes && way != ROW);  // another row may take another one
     for (int64_t r = begin; r < end && !scratch.failed; r++) {
         const int64_t o = inner == 1 ? r : r / inner, i = inner == 1 ? 0 : r - o * inner;
         const double param = call.params ? call.params[r] : call.param;
-        if (call.params) link = link_of(call.map, param), way = row_plan(call, link);
+        if (given.sizes) one.n = n = given.sizes[r];
+        if (call.params) link = link_of(call.map, param);
+        if (ways) way = row_plan(call, link);
         if ((transpose_x || transpose_result) && r >= first + held) {
             first = r;
             held = GROUP;
@@ -75,6 +82,7 @@ static int run_rows(const anymax_call &call, const Plan &plan, int64_t begin, in
         case BATCH: run_batches(call, plan, begin, end, bypass, team, scratch); break;
         case BATCH_LOSS: run_batch_losses(call, plan, begin, end, bypass, team, scratch); break;
         case DENSE_BACKWARD:
+        case BESIDE_BACKWARD:
         case SAVED_BACKWARD:
         case SAVED_GRADIENT: run_backward(call, plan, begin, end, bypass, team, scratch); break;
         default: by_rows<C>(call, begin, end, bypass, team, scratch);
@@ -100,7 +108,9 @@ static int rows(const anymax_call *call, int64_t begin, int64_t end, int bypass,
     return code;
 }
 
-static int64_t uneven_most(const anymax_call *call) { return uneven(*call); }
+static int uneven_spans(const anymax_call *call, anymax_span *spans) { return uneven(*call, spans); }
+
+static int lies_beside(const anymax_call *call) { return beside(*call); }
 
 static const char *plan_name(const anymax_call *call) { return WAY_NAMES[plan(*call).way]; }
 
@@ -113,5 +123,5 @@ constexpr decltype(anymax_unit::decode) decode = nullptr;
 
 #define ANYMAX_JOIN2(a, b) a##b
 #define ANYMAX_JOIN(a, b) ANYMAX_JOIN2(a, b)
-extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::uneven_most, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear, ANYMAX_UNIT::linear_vjp,
-                                                                            ANYMAX_UNIT::decode};
+extern "C" const anymax_unit ANYMAX_JOIN(anymax_unit_, ANYMAX_UNIT) = {ANYMAX_UNIT::rows, ANYMAX_UNIT::plan_name, ANYMAX_UNIT::uneven_spans, ANYMAX_UNIT::lies_beside, ANYMAX_UNIT::worth_saving, ANYMAX_UNIT::linear,
+                                                                            ANYMAX_UNIT::linear_vjp, ANYMAX_UNIT::decode};

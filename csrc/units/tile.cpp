@@ -20,9 +20,6 @@ struct Lanes {
           beside_in(is_type<C>(c.dtype) && c.inner > 1 && c.x.inner == 1 && !c.mask.data),
           beside_out(is_type<C>(c.dtype) && c.inner > 1 && c.out.inner == 1) {}
 
-    // True where these rows are a whole vector of each class.
-    bool whole(int64_t r, int64_t count) const { return count == width<C> && r % call.inner + count <= call.inner; }
-
     void in(Tile<C> &t, int64_t r, int64_t count) const {
         C *lanes = (C *)t.v;
         if (direct_in) {
@@ -31,11 +28,7 @@ struct Lanes {
             for (int64_t i = 0; call.x.outer == n && i < count * n * size; i += 64) __builtin_prefetch((const char *)(x + count * n) + i, 0, 2);
             return gather_lanes(lanes, x, count, n, call.x.outer);
         }
-        if (beside_in && whole(r, count)) {
-            const C *x = (const C *)at(call, call.x, size, r / call.inner, r % call.inner);
-            for (int64_t i = 0; i < n; i++) t.v[i] = load(x + i * call.x.cls);
-            return;
-        }
+        if (beside_in) return lanes_beside<true>(call, call.x, r, count, n, lanes);
         for (int64_t i = 0; i < n; i++) t.v[i] = vec<C>{};
         for (int64_t j = 0; j < count; j++) {
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;
@@ -49,11 +42,7 @@ struct Lanes {
         const C *lanes = (const C *)t.v;
         if (direct_out && !others && call.starts) return rows_of_lanes(lanes, count, n, [&](int64_t j) ANYMAX_EACH { return (C *)at(call, call.out, size, r + j, 0); });
         if (direct_out && !others) return scatter_lanes(lanes, (C *)at(call, call.out, size, r, 0), count, n, call.out.outer);
-        if (beside_out && !others && whole(r, count)) {
-            C *to = (C *)at(call, call.out, size, r / call.inner, r % call.inner);
-            for (int64_t i = 0; i < n; i++) store(to + i * call.out.cls, t.v[i]);
-            return;
-        }
+        if (beside_out && !others) return lanes_beside<false>(call, call.out, r, count, n, (C *)lanes);
         for (int64_t j = 0; j < count; j++) {
             if (others >> j & 1) continue;
             const int64_t o = (r + j) / call.inner, i = (r + j) - o * call.inner;

@@ -105,7 +105,7 @@ def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chun
 def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
     """What gives a lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
     if isinstance(mapping, SparseSoftmax):
-        return None if mapping.k is None else _kth
+        return None if mapping.k is None or is_array(mapping.k) else _kth
     if not isinstance(mapping, Separable) or not mapping.facts.sparse or is_array(mapping.mass) or mapping.mass != 1.0:
         return None
     if type(mapping).ceiling is not Separable.ceiling:

@@ -30,10 +30,17 @@ from ._array import (
 )
 
 
-def topk_keep(x: Array, k: int, xp: Namespace) -> Array:
-    """True at the k largest entries of each row, exactly k of them where the row has as many: of equal ones the first."""
+def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
+    """True at the k largest entries of each row, exactly k of them where it has as many: of equal ones the first. k: or an array [..., 1]."""
     n = x.shape[-1]
-    if k >= n:
+    if is_array(k) and n:
+        x = stop_gradient(x)
+        k = stop_gradient(like(k, x, xp))
+        k = xp.astype(xp.where(k < n, xp.where(k > 1, k, xp.ones_like(k)), n * xp.ones_like(k)), xp.int32)
+        k = xp.broadcast_to(k, (*x.shape[:-1], 1))
+        place = xp.astype(k - 1, xp.int64) if is_torch(x) else k - 1
+        return _first(x, xp.take_along_axis(_falling(x, n, xp), place, axis=-1), k, xp)
+    if is_array(k) or k >= n:
         return x != -math.inf
     x = stop_gradient(x)
     return _first(x, _kth(x, k, xp), k, xp)

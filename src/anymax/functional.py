@@ -308,7 +308,7 @@ def sparse_softmax(
     x: ArrayT | Numbers,
     axis: Axes = None,
     *,
-    k: int | None = None,
+    k: int | Parameter | None = None,
     p: Parameter | None = None,
     out: ArrayT | None = None,
     **options: Unpack[LogOptions],
@@ -318,7 +318,7 @@ def sparse_softmax(
     Use it to fine-tune or to decode with many classes: those that are left out get no gradient. Give either k or p. Its loss is
     `sparse_softmax_loss`; its map is `SparseSoftmax` (Sun et al. 2021).
 
-    k: the number of classes to keep, at least 1.
+    k: the number of classes to keep, at least 1; an array has one value a row.
     p: the mass to keep, above 0 and at most 1; an array has one value a row.
 
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)

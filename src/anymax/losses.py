@@ -312,7 +312,7 @@ def sparse_softmax_loss(
     target: Target,
     weight: Weight = None,
     *,
-    k: int | None = None,
+    k: int | Parameter | None = None,
     p: Parameter | None = None,
     **options: Unpack[LossOptions],
 ) -> ArrayT:
@@ -320,7 +320,7 @@ def sparse_softmax_loss(
 
     Use it to fine-tune with many classes, where only the likeliest ones need a gradient (Sun et al. 2021). Give either k or p.
 
-    k: the number of classes that are kept, at least 1.
+    k: the number of classes that are kept, at least 1; an array has one value a row.
     p: the softmax mass that is kept, above 0 and at most 1; an array has one value a row.
 
     >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)

@@ -37,17 +37,18 @@ bool longs(Array &array, PyObject *a, int64_t count) { return array.read(NUMPY, 
 
 }  // namespace
 
-// (link, op, ptr, order, axis, x, p, g, out, index, scale, result) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
-// out: entries along the axis, those that the operation has; index [segments, heads] int64, scale and result the same, as wide as it is computed
+// (link, op, ptr, order, axis, x, p, g, out, index, scale, result, kept) -> True. ptr [segments + 1] and order [entries] or None: int64 of NumPy; x, p, g and
+// out: entries along the axis, those that the operation has; index [segments, heads] int64, scale and result the same, as wide as it is computed; kept
+// [entries, heads], as anymax_segments has it
 ANYMAX_CALL(call_segments) {
-    if (!arguments(count, 12)) return nullptr;
+    if (!arguments(count, 13)) return nullptr;
     int64_t op, axis;
     if (!integer(args[1], op) || !integer(args[4], axis)) return nullptr;
     PyObject *const first = args[5] != Py_None ? args[5] : args[6];
     const Kind kind = kind_of(first);
     Link link;
     Entries x, p, g, out;
-    Array ptr, order, params, index, scale, result;
+    Array ptr, order, params, index, scale, result, kept;
     if (kind == NEITHER || axis < 0 || !link.read(args[0]) || !ptr.read(NUMPY, args[2]) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
     anymax_call call;
     memset(&call, 0, sizeof call);
@@ -72,12 +73,13 @@ ANYMAX_CALL(call_segments) {
     if (args[3] != Py_None && !longs(order, args[3], entries)) return none();
     if (!each(params, kind, link.params, ANYMAX_F64, rows) || !each(index, kind, args[9], LONGS, rows)) return none();
     if (!each(scale, kind, args[10], wide, rows) || !each(result, kind, args[11], wide, rows, true)) return none();
+    if (!each(kept, kind, args[12], like->dtype, entries * heads, true)) return none();
     call.op = (int32_t)op, call.map = link.map, call.noise = link.noise, call.param = link.param, call.nodes = link.nodes, call.dtype = like->dtype;
     if (link.map == ANYMAX_PERTURB && !link.nodes) call.nodes = wide == ANYMAX_F64 ? 64 : 32;
     call.outer = segments, call.inner = heads, call.n = entries;
     call.params = (const double *)params.data, call.index = (const int64_t *)index.data, call.scale = scale.data;
     (op == ANYMAX_THRESHOLD ? call.tau : call.value) = result.data;
-    const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data};
+    const anymax_segments from{(const int64_t *)ptr.data, (const int64_t *)order.data, kept.data};
     const int code = without_lock(kind, entries * heads + rows, [&](int pool) {
         call.pool = pool;
         return anymax_run_segments(&call, &from);
@@ -85,15 +87,17 @@ ANYMAX_CALL(call_segments) {
     return code < 0 ? nullptr : code ? raise(code, "segments", link.kind, entries) : PyBool_FromLong(1);
 }
 
-// (index, ptr, order) -> how many entries are in order; see anymax_sort_segments. int64 of NumPy
+// (index, ptr, order or None, whether torch's threads serve) -> see anymax_sort_segments. int64 of NumPy
 ANYMAX_CALL(call_sort_segments) {
-    if (!arguments(count, 3)) return nullptr;
+    if (!arguments(count, 4)) return nullptr;
     Array index, ptr, order;
     if (!index.read(NUMPY, args[0]) || index.dtype != LONGS || !index.dense() || index.ndim != 1) return none();
     if (!ptr.read(NUMPY, args[1], true) || ptr.dtype != LONGS || !ptr.dense() || ptr.count < 1) return none();
-    if (!order.read(NUMPY, args[2], true) || order.dtype != LONGS || !order.dense() || order.count != index.count) return none();
-    PyThreadState *state = PyEval_SaveThread();
-    const int64_t sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data, (int64_t *)order.data);
-    PyEval_RestoreThread(state);
-    return PyLong_FromLongLong(sorted);
+    if (args[2] != Py_None && (!order.read(NUMPY, args[2], true) || order.dtype != LONGS || !order.dense() || order.count != index.count)) return none();
+    int64_t sorted = 0;
+    const int code = without_lock(args[3] == Py_True ? TORCH : NUMPY, index.count, [&](int pool) {
+        sorted = anymax_sort_segments((const int64_t *)index.data, index.count, ptr.count - 1, (int64_t *)ptr.data, (int64_t *)order.data, pool);
+        return 0;
+    });
+    return code ? nullptr : PyLong_FromLongLong(sorted);
 }

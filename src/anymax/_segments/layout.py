@@ -10,7 +10,7 @@ import numpy as np
 
 from .._array import Array, asarray, check_axis, eager, is_integer, is_jax, is_torch, namespace, shown
 from .._options import answering
-from ..kernels import ragged
+from ..kernels import ragged, ragged_xla
 
 
 class Bucket(NamedTuple):
@@ -85,6 +85,8 @@ class Segments:
             out = np.empty_like(self.order)
             out[self.order] = np.arange(self.num_entries)
             return out
+        if is_jax(self.order):
+            return self.order.at[self.order].set(_arange(self.num_entries, self.order).astype(self.order.dtype))
         return namespace(self.order).argsort(self.order)
 
     @functools.cached_property
@@ -216,14 +218,15 @@ def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments
 
 
 def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
-    a = np.ascontiguousarray(value.detach().cpu().numpy() if is_torch(value) else np.asarray(value))
+    tensor = is_torch(value)
+    a = np.ascontiguousarray(value.detach().cpu().numpy() if tensor else np.asarray(value))
     if a.dtype.kind == "u" and a.size and int(a.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{who}: {name}[{int(a.argmax())}] is {int(a.max())}, beyond 64 bits")
     a = a.astype(np.int64, copy=False)
     if name == "index":
-        count = num_segments if num_segments is not None else int(a.max(initial=-1)) + 1
-        wrong, ptr, order = ragged.sort(a, count)
+        wrong, ptr, order = ragged.sort(a, num_segments, tensor)
         if wrong >= 0:
+            count = ptr.size - 1
             allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
             few = "" if num_segments is None or a[wrong] < 0 else f" (num_segments={num_segments} is too small)"
             raise IndexError(f"{who}: index[{wrong}] is {int(a[wrong])}; allowed is {allowed}{few}")
@@ -253,10 +256,13 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
     if name == "index":
         if num_segments is None:
             raise TypeError(f"{who}: under a compiler an index needs num_segments=, which is part of the program")
-        order = value.argsort(stable=True) if is_torch(value) else xp.argsort(value, stable=True)
-        bounds = _arange(num_segments + 1, value)
-        bounds = bounds if is_torch(value) else bounds.astype(value.dtype)
-        ptr = xp.searchsorted(value[order], bounds, side="left")
+        if is_jax(value):
+            index, ptr, order = ragged_xla.sort(value, num_segments)
+            out = Segments(ptr, order, value.shape[0])
+            out.index = index
+            return out
+        order = value.argsort(stable=True)
+        ptr = xp.searchsorted(value[order], _arange(num_segments + 1, value), side="left")
         return Segments(ptr, order, value.shape[0])
     count = value.shape[0] - (name != "lengths")
     if num_segments not in (None, count):

@@ -124,18 +124,23 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
-        p = engine.forward(call.segments_first, x.detach(), _layout(engine, call))
+        given, kept = (call.segments_first, x.detach(), _layout(engine, call)), None
+        if engine is ragged:
+            p, kept = ragged.forward_keeping(*given)
+        else:
+            p = engine.forward(*given)
         ctx.call = call
-        save(ctx, p, x if call.mapping.needs_scores else None)
+        save(ctx, p, x if call.mapping.needs_scores else None, kept)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, x), call = grads, saved(ctx), ctx.call
+        (g,), (p, x, kept), call = grads, saved(ctx), ctx.call
         engine = None if torch.is_grad_enabled() else _engine("vjp", call.mapping, g)
         if engine is None:  # to be differentiated itself
             return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
-        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call)), None, None
+        given = call.segments_first, x, p, g, _layout(engine, call)
+        return ragged.vjp(*given, kept) if engine is ragged else engine.vjp(*given), None, None
 
 
 class _Log(torch.autograd.Function):

@@ -29,7 +29,7 @@ _ABOVE = (Sparsemax, Entmax, Budget, NormMax)  # p_i > 0 exactly where x_i is ab
 def gathers(mapping: Mapping) -> bool:
     """True for a map whose zeros stay zeros when classes are added."""
     if isinstance(mapping, SparseSoftmax):
-        return mapping.kernel is not None and mapping.k is not None
+        return mapping.kernel is not None and mapping.k is not None and not _array.is_array(mapping.k)
     if isinstance(mapping, NormMax):
         return mapping.kernel is not None
     return isinstance(mapping, Separable) and mapping.facts.sparse

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._array import torch_loaded
 
-ABI = 8
+ABI = 9
 _NAME = "anymax._engine"
 
 

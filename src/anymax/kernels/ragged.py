@@ -21,18 +21,30 @@ def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
     return native.refuse(op, mapping, x)
 
 
-def sort(index: np.ndarray, segments: int) -> tuple[int, np.ndarray, np.ndarray | None]:
-    """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range."""
+def sort(
+    index: np.ndarray, segments: int | None, threads_of_torch: bool
+) -> tuple[int, np.ndarray, np.ndarray | None]:
+    """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range.
+
+    segments: how many there are; None: the largest index and one more.
+    """
     engine = native.load()
-    ptr = np.zeros(segments + 1, np.int64)
+    if not isinstance(engine, str):
+        # in order, as most are: then the last is the largest, and no order is wanted
+        last = segments if segments is not None else max(int(index[-1]) + 1, 0) if index.size else 0
+        ptr = np.empty(last + 1, np.int64)
+        if engine.sort_segments(index, ptr, None, threads_of_torch) == index.size:
+            return -1, ptr, None
+    count = segments if segments is not None else max(int(index.max(initial=-1)) + 1, 0)
+    ptr = np.zeros(count + 1, np.int64)
     if not isinstance(engine, str):
         order = np.empty(index.shape, np.int64)
-        done = engine.sort_segments(index, ptr, order)
-        return (-1 - done, ptr, None) if done < 0 else (-1, ptr, None if done == index.size else order)
-    wrong = (index < 0) | (index >= segments)
+        done = engine.sort_segments(index, ptr, order, threads_of_torch)
+        return (-1 - done, ptr, None) if done < 0 else (-1, ptr, order)
+    wrong = (index < 0) | (index >= count)
     if wrong.any():
         return int(wrong.argmax()), ptr, None
-    np.cumsum(np.bincount(index, minlength=segments), out=ptr[1:])
+    np.cumsum(np.bincount(index, minlength=count), out=ptr[1:])
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
@@ -44,13 +56,23 @@ def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
     return _entries("forward", mapping, layout, x, None, None)
 
 
+def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
+    """The same, and for `vjp` p by segment, [entries, heads], where the entries have an order."""
+    kept = None
+    if layout[1] is not None:
+        entries = x.shape[layout[2]]
+        shape = (entries, math.prod(x.shape) // max(entries, 1))
+        kept = native.room_in(native.world_of(x), shape, native.dtype_of(x))
+    return _entries("forward", mapping, layout, x, None, None, kept=kept), kept
+
+
 def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
     return _entries("log_forward", mapping, layout, x, None, None)
 
 
-def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
+def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, kept: Array | None = None) -> Array:
     """J^T g."""
-    return _entries("vjp", mapping, layout, x, p, g)
+    return _entries("vjp", mapping, layout, x, p, g, kept=kept)
 
 
 def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: Layout) -> Array:
@@ -83,12 +105,14 @@ def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
     return link._replace(params=world.contiguous(world.broadcast(world.cast(link.params, "float64", x), shape)))
 
 
-def _run(op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any) -> None:
+def _run(
+    op: str, mapping: Any, layout: Layout, operands: list[Any], index: Any, scale: Any, result: Any, kept: Any = None
+) -> None:
     ptr, order, axis = layout
     like = next(a for a in operands if a is not None)
     link = _link(mapping, like, len(ptr) - 1, axis)
     engine = native.engine_for(like)
-    made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result)
+    made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result, kept)
     if made is None:
         words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
         raise RuntimeError(f"the native engine does not serve {op} of segments on {words}")
@@ -113,7 +137,15 @@ def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
 
 
 def _entries(
-    op: str, mapping: Any, layout: Layout, x: Any, p: Any, g: Any, index: Any = None, scale: Any = None
+    op: str,
+    mapping: Any,
+    layout: Layout,
+    x: Any,
+    p: Any,
+    g: Any,
+    index: Any = None,
+    scale: Any = None,
+    kept: Any = None,
 ) -> Array:
     """A result with a number for each entry, in C order."""
     lead = x if p is None else p
@@ -128,7 +160,7 @@ def _entries(
     lead = x if p is None else p
     out = native.room_in(world, tuple(lead.shape), dtype)
     if math.prod(lead.shape):
-        _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None)
+        _run(op, mapping, (ptr, order, at), [x, p, g, out], index, scale, None, kept)
     return (
         out
         if at == axis

@@ -38,7 +38,7 @@ class Static:
 
 
 @functools.cache
-def _problem() -> str | None:
+def problem() -> str | None:
     """Why XLA can't call the library, if it can't; else it knows the handler from now on."""
     import jax
 
@@ -46,15 +46,15 @@ def _problem() -> str | None:
     if isinstance(engine, str):
         return engine
     try:
-        jax.ffi.register_ffi_target(_TARGET, engine.xla_handler(), platform="cpu")
-        jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
+        jax.ffi.register_ffi_target(TARGET, engine.xla_handler(), platform="cpu")
+        jax.ffi.register_ffi_target_as_batch_partitionable(TARGET)
     except Exception as error:
         return f"XLA refused the library's handler ({str(error).splitlines()[0]})"
     return None
 
 
 # executables that are kept on disk know the handler by this name, so that it changes with the library's interface
-_TARGET = f"anymax_{library.ABI}"
+TARGET = f"anymax_{library.ABI}"
 
 
 def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
@@ -71,7 +71,7 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
         return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
     if eager(x) and any(device.platform != "cpu" for device in x.devices()):
         return "it serves arrays on the CPU, these are on another device"
-    return _problem()
+    return problem()
 
 
 def forward(mapping: Mapping, x: Array) -> Array:
@@ -259,7 +259,7 @@ def _primitive() -> Any:
             return formula(ctx, *operands, op=op, static=static, link=link)
         numbers = {"op": _OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
         attributes = {k: np.int64(v) for k, v in (*numbers.items(), ("per_row", len(static.names)))}
-        rule = jax.ffi.ffi_lowering(_TARGET, extra_attributes=_by_rows(ctx))
+        rule = jax.ffi.ffi_lowering(TARGET, extra_attributes=_by_rows(ctx))
         return rule(ctx, *operands, param=np.float64(link.param), **attributes)
 
     primitive.def_impl(outside_of_jit(primitive))

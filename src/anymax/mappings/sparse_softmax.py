@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+import numpy as np
+
 from .._array import (
     Array,
     Namespace,
@@ -16,6 +18,7 @@ from .._array import (
     finish,
     finite_scores,
     is_array,
+    like,
     poison,
     stop_gradient,
     total,
@@ -34,14 +37,15 @@ class SparseSoftmax(Mapping):
     kept classes. The loss, tau - x_t, is finite and has a gradient also where the target is left out. Give either k or p. Su 2020; Sun
     et al. 2021.
 
-    k: the number of classes to keep, an integer from 1; ties are broken by position, so exactly k are kept.
+    k: the number of classes to keep, an integer from 1, or an array of whole numbers with one a row; ties are broken by position, so
+        exactly k are kept.
     p: the mass to keep, a number above 0 and at most 1, or an array with one value a row.
 
     >>> anymax.apply(anymax.SparseSoftmax(k=2), [1.0, 1.0, 0.0])
     array([0.5, 0.5, 0. ])
     """
 
-    k: int | None = None
+    k: int | Parameter | None = None
     p: Parameter | None = None
 
     name = "sparse_softmax"
@@ -56,10 +60,7 @@ class SparseSoftmax(Mapping):
                 f"SparseSoftmax(k={self.k!r}, p={self.p!r}): give exactly one, k=<number of classes to keep> or p=<mass>"
             )
         if self.k is not None:
-            k = check_integer("SparseSoftmax", "k", self.k, "an integer, the number of classes to keep")
-            if k < 1:
-                raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
-            object.__setattr__(self, "k", k)
+            object.__setattr__(self, "k", _number_of_classes(self.k))
         else:
             p = check_number("SparseSoftmax", "p", self.p, 0.0, "the softmax mass to keep, at most 1")
             if not is_array(p) and p > 1:
@@ -73,11 +74,13 @@ class SparseSoftmax(Mapping):
             shift_invariant=True,
             sparse=True,
             has_potential=True,
-            margin=0.0 if self.k == 1 else None,
+            margin=0.0 if not is_array(self.k) and self.k == 1 else None,
         )
 
     def _kept(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
         y, keep, poisoned = finite_scores(x, xp)
+        if is_array(self.k):
+            poisoned = poisoned | ~(stop_gradient(like(self.k, x, xp)) >= 1)
         s = stop_gradient(xp.where(keep, y, -math.inf * xp.ones_like(y)))
         kept = keep & (topk_keep(s, self.k, xp) if self.k is not None else topp_keep(s, self.p, xp))
         return y - stop_gradient(row_top(y, keep, xp)), kept, keep, poisoned
@@ -115,9 +118,23 @@ class SparseSoftmax(Mapping):
         if self.k is None:
             return value
         size = xp.sum(counts(q > 0, xp), axis=-1, keepdims=True)
-        return xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
+        most = like(self.k, value, xp) if is_array(self.k) else self.k
+        return xp.where(size <= most, value, math.inf * xp.ones_like(value))
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         s, kept, _, _ = self._kept(x, xp)
         _, z = self._sums(s, kept, xp)
         return xp.log(z) * total(y, xp) - dot(y, s, xp)
+
+
+def _number_of_classes(k: Any) -> Any:
+    """k, if it is an integer from 1 on or an array of whole numbers; the values of an array are looked at in NumPy only."""
+    if not is_array(k):
+        k = check_integer("SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row")
+        if k < 1:
+            raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
+        return k
+    k = check_number("SparseSoftmax", "k", k, 0.0, "the number of classes to keep")
+    if isinstance(k, np.ndarray) and not bool(np.all((k >= 1) & (k == np.floor(k)))):
+        raise ValueError(f"SparseSoftmax(k=...): every entry must be a whole number from 1 on, got {k!r}")
+    return k

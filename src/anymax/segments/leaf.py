@@ -12,7 +12,9 @@ from ..kernels import ragged
 def leaf_of(call: Call) -> Any:
     """`apply`, `log`, `threshold`, `index_loss` for arrays like x, which answer None where no engine serves; None: padded rows do."""
     if is_jax(call.x):
-        return None
+        from ..autodiff import segments_jax  # late: JAX is loaded already
+
+        return segments_jax
     if is_torch(call.x):
         from ..autodiff import segments_torch  # late: torch is loaded already
 

@@ -102,7 +102,7 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
 
 
 def native_ready(a: Array) -> Array:
-    return np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.contiguous()
+    return np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a.contiguous() if _array.is_torch(a) else a
 
 
 def _place(like: Array) -> dict[str, Any]:

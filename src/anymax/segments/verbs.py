@@ -13,6 +13,7 @@ from .._mapping import Mapping
 from .._options import answering, spelled
 from .._random import uniform
 from .._segments.call import Call
+from .._segments import reductions
 from .._segments.layout import Segments
 from .._segments.padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
 from .._typing import ArrayT, Entropy, Numbers, Parameter
@@ -20,7 +21,7 @@ from ..functional import apply, log_rows
 from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
-from . import reductions, tensors
+from . import tensors
 from .leaf import leaf_of
 
 

@@ -68,6 +68,8 @@ def link_of(mapping: Mapping) -> Link | str:
         return link._replace(kind="softmax")
     if link.kind == "normmax" and link.params is not None:
         return "it takes one alpha of normmax for all rows"
+    if link.kind == "topk" and link.params is not None:
+        return "it takes one k for all rows"
     if link.kind == "taylor" and link.param > 16:
         return f"it goes to order 16, not {link.param:g}"
     return link

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .._array import Array, from_last, namespace, stop_gradient, upcast
-from .._segments.layout import Segments
+from .layout import Segments
 
 
 def softmax(segments: Segments, x: Array) -> Array:

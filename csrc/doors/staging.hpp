@@ -1,0 +1,181 @@
+// Ragged rows: which of them are served together, and their entries brought side by side and back.
+#pragma once
+
+#include <string.h>
+
+#include <atomic>
+
+#include "core/room.hpp"
+#include "doors/dispatch.hpp"
+
+namespace {
+
+using ANYMAX_UNIT::Room;
+
+constexpr int64_t CHUNK = 65536;      // numbers of segments that are sorted by length together: those of all operands fit into the second cache
+constexpr int64_t SHORT_MOST = 2048;  // entries of a segment up to which others are served with it (plan.hpp: no way gains by longer rows together)
+constexpr int64_t TOGETHER = 8192;    // numbers that are staged at once
+constexpr int64_t LANES = 16;         // rows that the widest vector serves at once
+constexpr int64_t AHEAD = 24;         // entries of an order that are asked for meanwhile
+
+struct Work {
+    const anymax_call *call;
+    const anymax_segments *segments;
+    const anymax_unit *unit;
+    int64_t size, wide;  // bytes of a number, and of one a row
+    int64_t chunk;       // entries of a chunk
+    int64_t first;       // the entry that lies first
+    bool shared;         // the longest ones are served already, by all threads
+    int16_t alike[SHORT_MOST + 1];  // of each length the least that is served with it,
+    bool uneven[SHORT_MOST + 1];    // and whether others are
+
+    int64_t length(int64_t s) const { return segments->ptr[s + 1] - segments->ptr[s]; }
+    int64_t from(int64_t s) const { return segments->ptr[s] - first; }
+    bool long_one(int64_t s) const { return shared && length(s) >= SHARED_ROW; }
+};
+
+// Kept by each thread from call to call: what the system gives anew is slower to come than what is done in it.
+struct Stage {
+    Room x, p, g, out, starts, sizes, params, index, scale, result, sorted;
+    Room apart[4];
+
+    static Stage &own() {
+        static thread_local Stage stage;
+        return stage;
+    }
+    void leave() {
+        Room *const rooms[] = {&x, &p, &g, &out, &starts, &sizes, &params, &index, &scale, &result, &sorted, apart, apart + 1, apart + 2, apart + 3};
+        for (Room *room : rooms) room->leave();
+    }
+};
+
+// -- entries to staged rows, and back --------------------------------------------------------------------------------------------------------
+
+// Segments that are served together: which, and the most entries of one.
+struct Group {
+    const int32_t *which;  // from `begin` on
+    int64_t begin, count, n;
+    bool uneven;  // of different lengths
+
+    int64_t segment(int64_t j) const { return begin + which[j]; }
+};
+
+template <bool IN>
+inline void move(char *staged, char *own, size_t bytes) {
+    memcpy(IN ? staged : own, IN ? own : staged, bytes);
+}
+
+// Entry by entry with the heads of all segments side by side; `BYTES` of a segment's, 0: as many as there are.
+template <bool IN, int BYTES>
+void move_beside(const Work &w, const Group &g, const anymax_view &v, char *staged) {
+    const int64_t bytes = BYTES ? BYTES : w.call->inner * w.size, step = v.cls * w.size, row = g.count * bytes;
+    for (int64_t j = 0; j < g.count; j++) {
+        char *const to = staged + j * bytes, *const own = (char *)v.data + w.from(g.segment(j)) * step;
+        for (int64_t k = 0; k < g.n; k++) move<IN>(to + k * row, own + k * step, (size_t)(BYTES ? BYTES : bytes));
+    }
+}
+
+// As rows one after another.
+template <bool IN, int HEADS, class T>
+void move_heads(const Work &w, const Group &g, const anymax_view &v, T *staged) {
+    const int64_t heads = HEADS ? HEADS : w.call->inner, n = g.n, inner = HEADS ? 1 : v.inner;
+    for (int64_t j = 0; j < g.count; j++) {
+        T *const row = staged + j * heads * n, *const own = (T *)v.data + w.from(g.segment(j)) * v.cls;
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h * n + k] = own[k * v.cls + h * inner]) : (void)(own[k * v.cls + h * inner] = row[h * n + k]);
+    }
+}
+
+template <bool IN, class T>
+void move_rows(const Work &w, const Group &g, const anymax_view &v, T *staged) {
+    const int64_t heads = w.call->inner;
+    if (v.inner == 1 && heads == 4) return move_heads<IN, 4>(w, g, v, staged);
+    if (v.inner == 1 && heads == 8) return move_heads<IN, 8>(w, g, v, staged);
+    if (heads == 1) return move_heads<IN, 1>(w, g, v, staged);
+    move_heads<IN, 0>(w, g, v, staged);
+}
+
+template <bool IN>
+void move_group(const Work &w, const Group &g, const anymax_view &v, char *staged, bool beside) {
+    if (beside) switch (w.call->inner * w.size) {
+            case 8: return move_beside<IN, 8>(w, g, v, staged);
+            case 16: return move_beside<IN, 16>(w, g, v, staged);
+            case 32: return move_beside<IN, 32>(w, g, v, staged);
+            case 64: return move_beside<IN, 64>(w, g, v, staged);
+            default: return move_beside<IN, 0>(w, g, v, staged);
+        }
+    switch (w.size) {
+        case 2: return move_rows<IN>(w, g, v, (uint16_t *)staged);
+        case 4: return move_rows<IN>(w, g, v, (uint32_t *)staged);
+        default: return move_rows<IN>(w, g, v, (uint64_t *)staged);
+    }
+}
+
+// What has one number a row: [segments, heads] to [count, heads], and back.
+template <bool IN>
+void move_each(const Work &w, const Group &g, void *own, char *staged, int64_t size) {
+    const int64_t bytes = w.call->inner * size;
+    for (int64_t j = 0; j < g.count; j++) move<IN>(staged + j * bytes, (char *)own + g.segment(j) * bytes, (size_t)bytes);
+}
+
+// -- entries that lie apart ------------------------------------------------------------------------------------------------------------------
+
+// The entries [begin, end) of the order to memory where they lie side by side with all heads, or back.
+struct Moves {
+    const int64_t *order;
+    anymax_view view;
+    char *staged;
+    int64_t begin, heads, entries, size;
+    std::atomic<bool> wrong{false};  // an entry was out of range
+
+    template <bool IN, int BYTES>
+    void pieces(int64_t begin, int64_t end) {
+        // what each turn reads must not wait for what the one before wrote: so nothing is read of *this
+        const int64_t bytes = BYTES ? BYTES : heads * size, step = view.cls * size, count = end - begin, ahead = count - AHEAD, *const places = order + begin;
+        const uint64_t most = (uint64_t)entries;
+        char *const own = (char *)view.data, *const row = staged + (begin - this->begin) * bytes;
+        bool out = false;
+        for (int64_t k = 0; k < count; k++) {
+            const uint64_t e = (uint64_t)places[k];
+            if (BYTES >= 16 && k < ahead) __builtin_prefetch(own + places[k + AHEAD] * step, !IN);
+            out |= e >= most;
+            move<IN>(row + k * bytes, own + (int64_t)(e < most ? e : 0) * step, (size_t)(BYTES ? BYTES : bytes));
+        }
+        if (out) wrong.store(true);
+    }
+    template <bool IN, class T>
+    void apart(int64_t begin, int64_t end) {
+        bool out = false;
+        for (int64_t k = begin; k < end; k++) {
+            const uint64_t e = (uint64_t)order[k];
+            out |= e >= (uint64_t)entries;
+            T *const own = (T *)view.data + (int64_t)(e < (uint64_t)entries ? e : 0) * view.cls, *const row = (T *)staged + (k - this->begin) * heads;
+            for (int64_t h = 0; h < heads; h++) IN ? (void)(row[h] = own[h * view.inner]) : (void)(own[h * view.inner] = row[h]);
+        }
+        if (out) wrong.store(true);
+    }
+    template <bool IN>
+    void run(int64_t begin, int64_t end) {
+        if (heads == 1 || view.inner == 1) switch (heads * size) {
+                case 2: return pieces<IN, 2>(begin, end);
+                case 4: return pieces<IN, 4>(begin, end);
+                case 8: return pieces<IN, 8>(begin, end);
+                case 16: return pieces<IN, 16>(begin, end);
+                case 32: return pieces<IN, 32>(begin, end);
+                case 64: return pieces<IN, 64>(begin, end);
+                default: return pieces<IN, 0>(begin, end);
+            }
+        switch (size) {
+            case 2: return apart<IN, uint16_t>(begin, end);
+            case 4: return apart<IN, uint32_t>(begin, end);
+            default: return apart<IN, uint64_t>(begin, end);
+        }
+    }
+};
+
+template <bool IN>
+void some_moves(int64_t begin, int64_t end, void *context) {
+    ((Moves *)context)->run<IN>(begin, end);
+}
+
+}  // namespace
