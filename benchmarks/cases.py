@@ -55,6 +55,8 @@ GROUPS = {
     "gpu loss": "GPU: losses, forward and backward",
     "gpu package": "GPU: against other packages",
     "gpu attention": "GPU: causal attention, local scores",
+    "gpu ragged": "GPU: ragged rows, entries x segments x heads",
+    "gpu output layer": "GPU: output layers, forward and backward, rows x classes",
     "gpu decoding": "GPU: one query against a cache, local scores, in CUDA graphs",
 }
 

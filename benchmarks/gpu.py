@@ -138,7 +138,10 @@ def _peer(case: Case) -> Callable[[Any], Any]:
 
 
 def table() -> list[Case]:
-    return [*_cases(), *attention_cases(), *decoding_cases()]
+    from .gpu_output_layers import layer_cases  # late: they import torch
+    from .gpu_ragged import ragged_cases
+
+    return [*_cases(), *ragged_cases(), *layer_cases(), *attention_cases(), *decoding_cases()]
 
 
 def _cases() -> Iterator[Case]:

@@ -54,9 +54,9 @@ def scatter_softmax(x: Any, index: Any, count: int) -> Any:
     import torch
 
     wide = index.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
-    high = torch.full((count, *x.shape[1:]), -torch.inf).scatter_reduce(0, wide, x.detach(), "amax")
+    high = x.new_full((count, *x.shape[1:]), -torch.inf).scatter_reduce(0, wide, x.detach(), "amax")
     e = (x - high.index_select(0, index)).exp()
-    z = torch.zeros((count, *x.shape[1:])).scatter_add(0, wide, e)
+    z = x.new_zeros((count, *x.shape[1:])).scatter_add(0, wide, e)
     return e / z.index_select(0, index)
 
 

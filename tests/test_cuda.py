@@ -134,6 +134,91 @@ def test_what_it_refuses_is_served_by_plain_operations():
     assert float((am.sparsemax(x).sum(-1) - 1).abs().max()) < 1e-12
 
 
+# -- ragged rows and output layers: the values are the business of ragged_triton.py and layer_triton.py -------------------------------
+
+RAGGED = {
+    "softmax": am.Softmax(),
+    "sparsemax": am.Sparsemax(),
+    "entmax-1.5": am.Entmax(1.5),
+    "top-k": am.SparseSoftmax(k=3),
+}
+
+
+def segmented(mapping, x, g, rows):
+    free = x.detach().requires_grad_()
+    p = am.segment_apply(mapping, free, index=rows)
+    return p.detach(), torch.autograd.grad(p, free, g)[0]
+
+
+@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_segments_wait_for_nothing_and_repeat_their_bits_also_in_a_graph(name, shuffled):
+    lengths = torch.cat([torch.arange(2000) % 50, torch.tensor([30_000, 0, 5000])])
+    index = torch.arange(len(lengths)).repeat_interleave(lengths)
+    index = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(0))] if shuffled else index
+    rows = am.segments(index, num_segments=len(lengths))
+    x, g = scores(rows.num_entries, 4), scores(rows.num_entries, 4, seed=1)
+    want = segmented(RAGGED[name], x, g, rows)
+    with am.use("reference"):
+        truth = am.segment_apply(RAGGED[name], x.double(), index=rows)
+    assert float((want[0].double() - truth).abs().max()) < 1e-5
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = segmented(RAGGED[name], x, g, rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        segmented(RAGGED[name], x, g, rows)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = segmented(RAGGED[name], x, g, rows)
+    x.copy_(scores(rows.num_entries, 4, seed=2))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(got, segmented(RAGGED[name], x.clone(), g, rows)))
+
+
+def test_segments_under_compile():
+    lengths = torch.tensor([5, 0, 900, 3], device="cuda")
+    f = torch.compile(lambda x: (am.segment_apply("entmax15", x, lengths=lengths) ** 2).sum(), fullgraph=True)
+    x = scores(908, 2).requires_grad_()
+    (got,) = torch.autograd.grad(f(x), x)
+    (want,) = torch.autograd.grad((am.segment_apply("entmax15", x, lengths=lengths) ** 2).sum(), x)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.5", "entmax-1.7"])
+def test_output_layers_without_their_scores(name, dtype):
+    mapping, rows, features, classes = MAPS[name], 1000, 512, 30_011
+    x, weight = scores(rows, features, dtype=dtype), scores(classes, features, dtype=dtype, seed=1) / 16
+    t = torch.randint(classes, (rows,), device="cuda")
+    x = x + weight[t] * torch.linspace(0, 8, rows, device="cuda")[:, None].to(dtype)  # from flat rows to sure ones
+    leaves = [a.detach().requires_grad_() for a in (x, weight)]
+    torch.autograd.grad(am.linear_loss(*leaves, t, mapping), leaves)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value = am.linear_loss(*leaves, t, mapping)
+    got = torch.autograd.grad(value, leaves)
+    spent = torch.cuda.max_memory_allocated() - before - sum(a.nbytes for a in got)
+    if name == "softmax":
+        assert spent < rows * classes * x.element_size() / 4
+    s = (x @ weight.T).double().requires_grad_()
+    loss = am.nll if name == "softmax" else am.fenchel_young
+    with am.use("reference"):
+        want = loss(mapping, s, t)
+        (slope,) = torch.autograd.grad(want, s)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    assert abs(float(value) - float(want)) <= tolerance * abs(float(want))
+    for a, b in zip(got, (slope @ weight.double(), slope.T @ x.double())):
+        assert float((a.double() - b).abs().max()) <= tolerance * float(b.abs().max())
+    again = torch.autograd.grad(am.linear_loss(*leaves, t, mapping), leaves)
+    assert all(torch.equal(a, b) for a, b in zip(got, again))
+
+
 # -- attention: the values are the business of attention_triton.py ------------------------------------------------------------------
 
 ATTENTION = {"softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "budget": am.Budget(3)}

@@ -59,6 +59,28 @@ def test_the_compilers_figures(static, name):
     assert copied <= predicted < 1.0
 
 
+MORE = {  # case -> bytes of a thread that do not fit its registers, at most; programs of a multiprocessor, at least
+    "ragged/entmax15 up to 16 x 8 heads": (0, 8),
+    "ragged/sparsemax up to 1024 x 1 heads": (0, 8),
+    "ragged/entmax15 up to 40000 x 1 heads": (0, 1),
+    "layer/entmax15 bfloat16": (0, 1),
+    "layer/softmax bfloat16": (0, 1),
+    "layer/support bfloat16": (0, 4),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", MORE)
+def test_ragged_rows_and_output_layers_fit_their_registers(static, name):
+    case = next(c for c in (*static.ragged_cases(), *static.layer_cases()) if c.name == name)
+    found = static.read(case, "sm_90")
+    assert len(found) > (1 if "ragged" in name else 0)
+    stack, programs = MORE[name]
+    for launch, figures in found:
+        assert figures.stack <= stack, (launch.name, figures)
+        assert figures.per_processor >= programs, (launch.name, figures)
+
+
 def test_a_loop_is_told_from_its_branch_back(static):
     loop = static.Loop(2, 9, 1, 7, 0, 1, False)
     figures = static.Figures("k", 4, 64, 0, 0, 0, 20, 0, 1, 1, (loop,), "sm_90")

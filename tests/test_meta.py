@@ -444,7 +444,7 @@ def test_frameworks_only_in_leaves():
             "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "_layer_operations",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
             "nn", "_multihead", "_graphs", "_of_mapping", "_margin_head", "_linear_loss",
-            "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
+            "kernels.triton.launch", "kernels.triton.attention", "kernels.triton.layer", "distributed._torch", "distributed._dtensor",
         },
         "jax": {"autodiff.jax", "autodiff.layer_jax", "kernels.xla", "numpyro", "distributed._jax"},
         "numpyro": {"numpyro"},
@@ -454,7 +454,7 @@ def test_frameworks_only_in_leaves():
             f"kernels.triton.{part}"
             for part in (
                 "links", "tile", "search", "policy", "thresholds", "separable", "truncated", "dense", "perturb", "backward", "launch",
-                "attention", "attention_tile", "attention_forward", "attention_backward", "attention_split",
+                "attention", "attention_tile", "attention_forward", "attention_backward", "attention_split", "layer", "layer_scores",
             )
         },
     }  # fmt: skip

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import anymax as am
 from anymax import kernels
 from anymax.kernels import triton as engine
+from anymax.kernels.triton import ragged
 
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
@@ -71,6 +72,21 @@ def interpreted(file, words):
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
     interpreted("rows_triton.py", GROUPS[group])
+
+
+RAGGED = "gradients and sparsemax and False or launched"  # brief ones
+LAYER = "options and entmax-1.5 and smoothing or product"
+
+
+@pytest.mark.whole(lambda words: words not in (RAGGED, LAYER))
+@needs_triton
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [(f"{file}_triton.py", words) for file, own in (("ragged", RAGGED), ("layer", LAYER)) for words in (own, f"not ({own})")],
+    ids=["ragged", "more ragged", "layer", "more layer"],
+)  # fmt: skip
+def test_interpreted_ragged_rows_and_output_layers(file, words):
+    interpreted(file, words)
 
 
 # -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
@@ -159,7 +175,64 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
 
 
-def compile_all(calls, target, most=900_000):
+@pytest.mark.whole(lambda name: name != "sparsemax")
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-rows"])
+def test_ragged_rows_compile_ahead_of_time(name, monkeypatch, tmp_path):
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ragged, "_SPARE", 0)
+    calls, mapping = recorded(monkeypatch), MAPS[name]
+    rows = (am.segments(lengths=[9, 40_000] if name == "sparsemax" else [9, 3000, 0, 40_000]), 0)
+    if name == "entmax-rows":
+        mapping = am.Entmax(torch.full((rows[0].num_segments, 2), 1.4))
+    x, t = (
+        torch.zeros(rows[0].num_entries, 2, dtype=torch.bfloat16),
+        torch.zeros(rows[0].num_segments, 2, dtype=torch.int64),
+    )
+    ragged.forward(mapping, x, rows)
+    ragged.vjp(mapping, x, x, x, rows)
+    if name == "softmax":
+        ragged.log_vjp(mapping, x, ragged.log_forward(mapping, x, rows), x, rows)
+    if name != "sparsemax":
+        _, state = ragged.index_loss(mapping, x, t, rows, True)
+        ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, state)
+    assert all(one.options["RAGGED"] for one in calls)
+    assert {one.options["WHOLE"] for one in calls} == {True, False}
+    compile_all(calls, "sm_90", 1_200_000)
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90", "bfloat16"), ("gfx942", "float32")])
+def test_output_layers_compile_ahead_of_time(dtype, target, monkeypatch, tmp_path):
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    from anymax._layer import Layer
+    from anymax.kernels.triton import layer
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    calls = recorded(monkeypatch, layer, KERNELS["layer"])
+    make = lambda *shape: torch.zeros(shape, dtype=getattr(torch, dtype))  # noqa: E731
+    x, t, keep = make(200, 96), torch.zeros(200, dtype=torch.int64), torch.ones(1, 3000, dtype=torch.bool)
+    of = Layer(x, make(3000, 96), make(3000), keep, am.Softmax(), (200,), x.dtype)
+    layer.two_of(of, t)
+    u, even = torch.zeros(3000), torch.zeros(200)
+    layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, 0, 1000, make(200_000))
+    for mapping in (am.Sparsemax(), am.Entmax(1.7), am.Entmax(3.0)):
+        layer.candidates(of, layer.link_of(engine.link_of(mapping)), t, None)
+    layer.add_products(x, torch.zeros(201, dtype=torch.int64), t, torch.zeros(200), make(200, 96))
+    compile_all(calls, target, shared=160)
+
+
+def compile_all(calls, target, most=900_000, shared=64):
     assert len(calls) >= 2
     for one in calls:
         made = compiled(target, one)
@@ -167,7 +240,7 @@ def compile_all(calls, target, most=900_000):
         assert len(binary) > 1000
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
         assert len(made.asm.get("ptx", "")) < most, one.options
-        assert made.metadata.shared <= 64 * 1024
+        assert made.metadata.shared <= shared * 1024
 
 
 @needs_triton

@@ -11,7 +11,7 @@ as it is done: a crash or a time limit loses that case and no other. What FOLDER
 off goes on where it stopped. The machine needs torch, Triton and NumPy (and pytest for the parity of every option).
 
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
-parity  tests/rows_triton.py, tests/attention_triton.py, tests/test_cuda.py, in pieces, on all cores
+parity  tests/{rows,ragged,layer,attention}_triton.py and tests/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
 tune    a few plans for each kernel and shape
 check   compute-sanitizer on small cases; ncu on the kernels of the bars, where they are installed
@@ -40,7 +40,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
 
 WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
 STAGES = ("smoke", "parity", "bench", "tune", "check")
-SUITES = ("rows_triton.py", "attention_triton.py", "test_cuda.py")
+SUITES = ("rows_triton.py", "ragged_triton.py", "layer_triton.py", "attention_triton.py", "test_cuda.py")
 PIECE = 12  # tests of one function that one process runs
 ONE_BY_ONE = ("bench", "tune", "check")  # stages whose cases must not share the device
 
@@ -251,12 +251,26 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
                     return timed(lambda: plans.forced_blocks.append(tile), work.contenders["anymax"])
 
                 yield Job("tune", f"attention {case.name} {tile}{' (in force)' * (tile == now)}", attend, 90)
+        elif case.group == "gpu output layer" and case.distribution == "trained" and case.map != "sparsemax":
+            kernel, size = ("sums" if case.map == "softmax" else "candidates"), 4 if case.dtype == "float32" else 2
+            now = plans.panel(kernel, size)
+            for panel in (now, *neighbours(now, ("M", "N", "F", "warps", "stages"))):
+
+                def classify(case: Any = case, panel: Any = panel) -> dict[str, Any]:
+                    work = case.setup(case)
+                    with torch.enable_grad():
+                        return timed(lambda: plans.forced_panels.append(panel), work.contenders["anymax"])
+
+                if size > 2 or panel.F >= 64:
+                    yield Job("tune", f"output layer {case.name} {panel}{' (in force)' * (panel == now)}", classify, 90)
 
 
 SANITIZED = {
     "memcheck": "sparsemax and (layouts or halves or parts)",
     "racecheck": "normmax-2 and (lanes or steps)",
     "attention": "entmax-1.25 and a_map",
+    "ragged": "entmax-1.5 and (rows or steps)",
+    "layer": "entmax-1.5 and gradients",
 }
 NCU = "gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,sm__warps_active.avg.pct_of_peak_sustained_active"  # noqa: E501
 PROFILED = """
@@ -285,7 +299,7 @@ def check(args: argparse.Namespace) -> Iterator[Job]:
 
     sanitizer, ncu = shutil.which("compute-sanitizer"), shutil.which("ncu")
     for name, words in SANITIZED.items() if sanitizer else ():
-        file = "attention_triton.py" if name == "attention" else "rows_triton.py"
+        file = f"{name if name in ('attention', 'ragged', 'layer') else 'rows'}_triton.py"
         tool = "racecheck" if name == "racecheck" else "memcheck"
         command = [
             str(sanitizer),

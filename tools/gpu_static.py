@@ -53,6 +53,7 @@ KERNELS = {
         "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
         "attention_solve", "attention_values", "attention_merge",
     ),
+    "layer": ("layer_sums", "layer_slopes", "layer_candidates", "layer_products"),
 }  # fmt: skip
 
 
@@ -90,12 +91,12 @@ class Recorder:
 @contextlib.contextmanager
 def recorded(wave: int = 32) -> Iterator[list[Launch]]:
     """The list that all launches of the engine go to meanwhile; `wave`: threads of a warp."""
-    from anymax.kernels.triton import attention, launch
+    from anymax.kernels.triton import attention, launch, layer
 
     launches: list[Launch] = []
     before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
     launch._wave = lambda: wave
-    for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"])):
+    for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"]), (layer, KERNELS["layer"])):
         for name in names:
             if (kernel := getattr(module, name, None)) is not None:
                 before.append((module, name, kernel))
@@ -329,22 +330,97 @@ def attention_cases() -> Iterator[Case]:
             yield Case(f"decoding/{name} d{d}", one, attention=True)
 
 
+def ragged_cases() -> Iterator[Case]:
+    """Segments of the lengths that are launched together; what is beside a tile of scores does not depend on how many there are."""
+    import numpy as np
+    import torch
+
+    import anymax as am
+    from anymax.kernels.triton import ragged
+
+    maps = {
+        "softmax": am.Softmax(),
+        "sparsemax": am.Sparsemax(),
+        "entmax15": am.Entmax(1.5),
+        "top-k": am.SparseSoftmax(k=5),
+    }
+    for longest in (16, 1024, 16_384, 40_000):
+        lengths = np.full(80_000 // longest + 1, longest)
+        for heads in (1, 8):
+            for name, mapping in maps.items():
+
+                def both(mapping: Any = mapping, lengths: Any = lengths, heads: int = heads) -> None:
+                    rows = (am.segments(lengths=lengths), 0)
+                    x = torch.zeros((int(lengths.sum()), heads), dtype=torch.bfloat16)
+                    ragged.forward(mapping, x, rows)
+                    ragged.vjp(mapping, x, x, x, rows)
+
+                yield Case(f"ragged/{name} up to {longest} x {heads} heads", both)
+
+
+def layer_cases() -> Iterator[Case]:
+    """Output layers of 4,096 rows and features and 128,256 classes."""
+    import torch
+
+    import anymax as am
+    from anymax._layer import Layer
+    from anymax.kernels import triton as engine
+    from anymax.kernels.triton import layer
+
+    for dtype in (torch.bfloat16, torch.float32):
+        make = functools.partial(torch.empty, dtype=dtype, device="meta")
+
+        def operands(make: Any = make) -> tuple[Any, Any]:
+            x, weight = make(4096, 4096), make(128_256, 4096)
+            return Layer(x, weight, None, None, am.Softmax(), (4096,), x.dtype), make(4096, dtype=torch.int64)
+
+        def softmax(make: Any = make, operands: Any = operands) -> None:
+            of, t = operands()
+            level, g = make(4096, dtype=torch.float32), make(4096, 2, dtype=torch.float32)
+            layer.two_of(of, t)
+            layer.slopes(of, t, level, g, None, None, 0, 2624, make(4096 * 2624))
+
+        def products(make: Any = make, operands: Any = operands) -> None:
+            of, _ = operands()
+            index, value = make(80_000, dtype=torch.int64), make(80_000, dtype=torch.float32)
+            layer.add_products(make(128_256, 4096), make(128_257, dtype=torch.int64), index, value, of.x)
+
+        said = str(dtype)[6:]
+        yield Case(f"layer/softmax {said}", softmax)
+        yield Case(f"layer/support {said}", products)
+        for name, mapping in (
+            ("entmax15", am.Entmax(1.5)),
+            ("sparsemax", am.Sparsemax()),
+            ("entmax 1.7", am.Entmax(1.7)),
+        ):
+
+            def listed(mapping: Any = mapping, operands: Any = operands) -> None:
+                known: Any = engine.link_of(mapping)
+                found = layer.link_of(known)
+                assert found is not None
+                layer.candidates(operands()[0], found, operands()[1], None)
+
+            yield Case(f"layer/{name} {said}", listed)
+
+
 def cases() -> Iterator[Case]:
     yield from row_cases()
+    yield from ragged_cases()
+    yield from layer_cases()
     yield from attention_cases()
 
 
 def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
     """The kernels that a case launches, compiled."""
-    from anymax.kernels.triton import attention
+    from anymax.kernels.triton import attention, layer
 
-    before = attention._processors
-    attention._processors = lambda device: PROCESSORS  # of a device that is not there
+    before = attention._processors, layer._processors
+    attention._processors = layer._processors = lambda device: PROCESSORS  # of a device that is not there
     try:
         with recorded(TARGETS[target][2]) as launches:
             case.call()
     finally:
-        attention._processors = before
+        attention._processors, layer._processors = before
     return [(launch, figures(compiled(target, launch), target)) for launch in launches]
 
 

@@ -16,6 +16,7 @@ import torch
 
 from .. import kernels
 from .._layer import Layer
+from ..kernels import triton
 from ..mappings import Softmax
 
 Tensor = torch.Tensor
@@ -26,7 +27,8 @@ _TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays i
 _MANY_ROWS = 8192
 _BLOCK = {"cpu": 2048}
 _MANY_CLASSES = 16384
-_AT_ONCE = 1 << 15  # products of features
+_AT_ONCE = {"cpu": 1 << 15}  # products of features
+_MANY = 1 << 24
 _FEW = 64  # scores of which the largest is found at once
 _SMALL = 1 << 18  # scores that need no blocks
 _SHARE = 48  # a block has at most this part of the scores
@@ -154,8 +156,9 @@ def collect(
     """
     parts = []
     for tile in blocks.tiles(layer):
-        t = None if target is None else target[tile]
-        parts.append(_collect(layer.part(tile), blocks, bound, most, t, without_target, others))
+        part, t = layer.part(tile), None if target is None else target[tile]
+        found = None if without_target or others else _listed(part, bound, most, t)
+        parts.append(_collect(part, blocks, bound, most, t, without_target, others) if found is None else found)
     if len(parts) == 1:
         return parts[0]
     width = max(p.value.shape[1] for p in parts)
@@ -167,6 +170,31 @@ def collect(
         torch.cat([p.full for p in parts]),
         torch.cat([p.others for p in parts if p.others is not None]) if others else None,
     )
+
+
+def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kept | None:
+    """What is left of each row, by a GPU's kernel; None where it doesn't serve."""
+    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
+    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
+        return None
+    low = None
+    if target is not None:
+        low = bound(_at_least(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+            nan=-math.inf, neginf=-math.inf
+        )
+    lists = gpu.candidates(layer, found, target, low)
+    room = lists.value.shape[2]
+    held = _Row(layer.rows, 1, most, torch.float32, layer.x.device)
+    there = torch.arange(room, device=layer.x.device) < lists.count[:, :, None]
+    held.value = torch.where(there, lists.value, -math.inf).flatten(1)
+    held.index = lists.index.flatten(1)
+    lost = lists.floor.isnan().any(1)
+    held.full = (lists.count > room).any(1) & ~lost
+    held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer, xp)))
+    at = None if target is None else _place(held, target, lists.own, False)
+    held.value[lost] = math.nan
+    width = max(int(held.count.max()), 1)
+    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
 
 
 def _collect(
@@ -246,7 +274,7 @@ def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
     score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
     size = torch.empty_like(score)
-    step = max(1, _AT_ONCE // max(layer.x.shape[1], 1))
+    step = max(1, _AT_ONCE.get(layer.x.device.type, _MANY) // max(layer.x.shape[1], 1))
     for i in range(0, layer.rows, step):
         terms = layer.x[i : i + step].to(wide) * layer.weight[target[i : i + step]]
         torch.sum(terms, 1, keepdim=True, out=score[i : i + step])

@@ -22,6 +22,7 @@ import torch
 
 from .._array import modes
 from .._layer import Layer
+from ..kernels import triton
 from ..mappings import Softmax
 from .candidates_torch import Blocks, Bound, Kept, Scores, collect, logsumexp
 from .layer import dots
@@ -31,8 +32,9 @@ from .torch import KINDS, _transformed
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
-_ROWS = 128  # rows of half precision that are in fp32 at a time
-_PIECE = 1 << 18  # features at a time that are gathered for a sparse product
+_ROWS = {"cpu": 128}  # rows of half precision that are in fp32 at a time; a GPU takes all of a block
+_PIECE = {"cpu": 1 << 18}  # features at a time that are gathered for a sparse product
+_MANY = 1 << 25
 
 
 def serves(layer: Layer, *others: Any) -> bool:
@@ -99,6 +101,11 @@ def _few_back(
     return None if dx is None else dx.to(x.dtype), dw, None if db is None or bias is None else db.to(bias.dtype)
 
 
+def _at_a_time(rows: Tensor, each: int = 1) -> int:
+    """How many rows of features, or of `each` such rows, are gathered or made at a time."""
+    return max(1, _PIECE.get(rows.device.type, _MANY) // max(each * rows.shape[1], 1))
+
+
 def _even(
     value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +122,7 @@ def _mixed(weight: Tensor, u: Tensor) -> Tensor:
     if weight.dtype == u.dtype:
         return u @ weight
     out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
-    step = max(1, _PIECE // max(weight.shape[1], 1))
+    step = _at_a_time(weight)
     for a in range(0, weight.shape[0], step):
         out += u[a : a + step] @ weight[a : a + step].to(u.dtype)
     return out
@@ -125,7 +132,7 @@ def _add_outer(dw: Tensor, u: Tensor, v: Tensor) -> None:
     if dw.dtype == u.dtype:
         dw.addr_(u, v)
         return
-    step = max(1, _PIECE // max(v.shape[0], 1))
+    step = _at_a_time(dw)
     for a in range(0, dw.shape[0], step):
         dw[a : a + step] += torch.outer(u[a : a + step], v).to(dw.dtype)
 
@@ -145,7 +152,11 @@ def _sparse(
     value, cls = g[row, place], index[row, place].to(torch.int64)
     if db is not None:
         db.index_add_(0, cls, value.to(db.dtype))
-    if wants_x:
+    gpu = triton.output_layer(x, weight)
+    if gpu is not None and wants_x:
+        dx = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
+        gpu.add_products(dx, _starts(row, g.shape[0]), cls, value, weight)
+    elif wants_x:
         starts = torch.searchsorted(row, torch.arange(g.shape[0], device=row.device))
         own = _bags(weight, cls, starts, value)
         dx = own if dx is None else dx.add_(own)
@@ -153,13 +164,21 @@ def _sparse(
         return dx
     order = cls.argsort(stable=True)
     row, cls, value = row[order], cls[order], value[order]
-    for a, b in _whole(cls, max(1, _PIECE // max(x.shape[1], 1))):
+    if gpu is not None:
+        gpu.add_products(dw, _starts(cls, dw.shape[0]), row, value, x)
+        return dx
+    for a, b in _whole(cls, _at_a_time(x)):
         if dw.dtype == value.dtype:
             dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
         else:  # added up before it is rounded
             own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
             dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
     return dx
+
+
+def _starts(ordered: Tensor, count: int) -> Tensor:
+    """Where each of 0 to `count` begins in ordered numbers below it."""
+    return torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device))
 
 
 def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
@@ -283,6 +302,8 @@ class _Likely(torch.autograd.Function):
 
 def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
     """The target's score and logsumexp of all others of each row, fp32 or fp64."""
+    if layer.rows and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
+        return gpu.two_of(layer, target)
     wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
     value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
     for tile in blocks.tiles(layer):
@@ -317,29 +338,35 @@ def _others_back(
     level = value[:, 1:]
     level = torch.where(level == -math.inf, math.inf, level)  # of a row without other classes: exp is 0 everywhere
     every = list(blocks.tiles(layer))
-    scores = [Scores(layer.part(tile), blocks, target[tile]) for tile in every[:1]]
+    gpu = triton.output_layer(x, weight, layer.bias) if layer.rows else None
+    scores = [Scores(layer.part(tile), blocks, target[tile] if gpu is None else None) for tile in every[:1]]
     for tile in every[1:]:  # one memory for all
-        scores.append(Scores(layer.part(tile), blocks, target[tile]))
+        scores.append(Scores(layer.part(tile), blocks, target[tile] if gpu is None else None))
         scores[-1].room = scores[0].room
+    at_once = _ROWS.get(x.device.type, _MANY) if half else _MANY
     for a, b in blocks.parts(layer):
         sums = None
         for tile, of in zip(every, scores):
-            d = of.block(a, b)
-            row, place = of.targets(a, b)
-            d[row, place] = -math.inf
-            for part in _pieces(tile, _ROWS if half else d.shape[0]):
-                one = d[part.start - tile.start : part.stop - tile.start]
-                p = one.to(wide) if half else one
-                p.sub_(level[part]).exp_().mul_(g[part, 1:])
-                if u is not None and g_even is not None:
-                    p.addr_(g_even[part], u[a:b])
-                if half:
-                    one.copy_(p)
-            d[row, place] += g[tile][row, 0].to(d.dtype)
+            if gpu is not None:
+                even = None if g_even is None else g_even[tile]
+                d = gpu.slopes(of.layer, target[tile], level[tile, 0], g[tile], u, even, a, b, of.room)
+            else:
+                d = of.block(a, b)
+                row, place = of.targets(a, b)
+                d[row, place] = -math.inf
+                for part in _pieces(tile, at_once):
+                    one = d[part.start - tile.start : part.stop - tile.start]
+                    p = one.to(wide) if half else one
+                    p.sub_(level[part]).exp_().mul_(g[part, 1:])
+                    if u is not None and g_even is not None:
+                        p.addr_(g_even[part], u[a:b])
+                    if half:
+                        one.copy_(p)
+                d[row, place] += g[tile][row, 0].to(d.dtype)
             if db is not None:
                 db[a:b] += d.sum(0, dtype=wide)
             if dx is not None and half:
-                for part in _pieces(tile, _ROWS):
+                for part in _pieces(tile, at_once):
                     dx[part] += d[part.start - tile.start : part.stop - tile.start] @ weight[a:b]
             elif dx is not None:
                 dx[tile].addmm_(d, weight[a:b])
@@ -374,7 +401,7 @@ def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tenso
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
     """The scores of some classes of each row, [rows, width], fp32 or fp64."""
     free = layer.constant() if serves(layer) else layer
-    step = max(1, _PIECE // max(1, classes.shape[1] * layer.x.shape[1])) if free is not layer else max(1, layer.rows)
+    step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
     parts = [dots(free.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
     value = torch.cat(parts)
     if free is layer or not wants_gradient(layer):

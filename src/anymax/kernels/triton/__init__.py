@@ -104,6 +104,19 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
     return launch if isinstance(launch, str) else None
 
 
+def output_layer(*operands: Array | None) -> Any:
+    """The module that has the kernels of output layers; None where they don't serve these features, weight and bias."""
+    from .. import asked  # late: as above
+
+    given = [a for a in operands if a is not None]
+    kind = given[0].device.type
+    if asked() not in (None, name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
+        return None
+    if isinstance(load(), str) or any(native.refuse_tensor(a, kind, _DTYPES) is not None for a in given):
+        return None
+    return importlib.import_module(f"{__name__}.layer")
+
+
 def _prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), link_of(mapping)
     assert not isinstance(launch, str), launch

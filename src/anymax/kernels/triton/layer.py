@@ -1,0 +1,125 @@
+"""The output layer of a torch tensor on a GPU: what `autodiff/layer_torch.py` asks for, by the kernels of `layer_scores`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..link import Link
+from .launch import _budget_or_alpha, _device
+from .layer_scores import layer_candidates, layer_products, layer_slopes, layer_sums
+from .plans import Panel, panel, parts_of
+
+Tensor = torch.Tensor
+
+_MOST = 256  # candidates of a row and a part of its classes
+_ENTRIES, _FEATURES = 16, 256  # of a tile of a sparse product
+
+
+class Lists(NamedTuple):
+    """The candidates of each row, by parts of its classes, in their order."""
+
+    value: Tensor  # [rows, parts, most], fp32; only the first `count` of a part mean something
+    index: Tensor  # int32
+    count: Tensor  # [rows, parts], int32: how many there were, also beyond what is listed
+    floor: Tensor  # [rows, parts]: no lower score was listed; NaN for a row with NaN or +inf
+    own: Tensor  # [rows]: the target's score
+
+
+class _Operands:
+    """Features, weight, bias and mask as the kernels take them; the classes in parts, so that all processors have work."""
+
+    def __init__(self, kind: str, layer: Any) -> None:
+        x, w, b, keep = layer.x, layer.weight, layer.bias, layer.keep
+        self.panel: Panel = panel(kind, x.element_size())
+        self.rows, self.n = x.shape[0], w.shape[0]
+        self.pointers = (x, w, x if b is None else b, x if keep is None else keep.view(torch.uint8))
+        k0, k1 = (0, 0) if keep is None else ((keep.stride(0) if keep.shape[0] > 1 else 0), keep.stride(1))
+        self.strides = (*x.stride(), *w.stride(), 0 if b is None else b.stride(0), k0, k1)
+        p = self.panel
+        self.options = {
+            "BIAS": b is not None, "KEPT": keep is not None, "M": p.M, "N": p.N, "F": p.F, "num_warps": p.warps, "num_stages": p.stages,
+        }  # fmt: skip
+        self.tall = triton.cdiv(self.rows, p.M)
+        self.parts, self.span = parts_of(p, self.tall, self.n, _processors(x.device))
+
+
+def _processors(device: torch.device) -> int:
+    """Of a GPU; the interpreter is taken for a small one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _launch(kernel: Any, like: Tensor, grid: tuple[int, int], *args: Any, **options: Any) -> None:
+    with _device(like):
+        kernel[grid](*args, **options)
+
+
+def link_of(link: Link) -> tuple[str, int, float, float] | None:
+    """(LINK, P, slope, power) of a map whose threshold is searched for by its kernel; None: it has none such."""
+    if link.params is not None or link.kind not in ("sparsemax", "entmax"):
+        return None
+    name, power, _, _, c = _budget_or_alpha(link)
+    if c <= 0.0:
+        return None
+    return "edge" if name == "any" else name, power, c, 1.0 / c
+
+
+def two_of(layer: Any, target: Tensor) -> Tensor:
+    """The target's score and logsumexp of all others of each row, fp32."""
+    of = _Operands("sums", layer)
+    out = layer.x.new_empty((of.rows, 2), dtype=torch.float32)
+    own, level = out.new_empty(of.rows), out.new_empty((of.rows, of.parts))
+    _launch(
+        layer_sums, layer.x, (of.tall, of.parts), *of.pointers, target.contiguous(), own, level, of.rows, of.n, layer.x.shape[1],
+        of.span, *of.strides, **of.options,
+    )  # fmt: skip
+    out[:, 0] = own
+    torch.logsumexp(level, 1, out=out[:, 1])
+    return out
+
+
+def slopes(
+    layer: Any, target: Tensor, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int,
+    room: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient of `two_of` in the scores of the classes a to b, and of <x, u>, in the dtype of the features, written to `room`."""
+    of = _Operands("slopes", layer)
+    out = room[: of.rows * (b - a)].view(of.rows, b - a)
+    spread = u is not None and g_even is not None
+    even = (g_even.float().contiguous(), u.float().contiguous()) if spread else (level, level)  # type: ignore[union-attr]
+    _launch(
+        layer_slopes, layer.x, (of.tall, triton.cdiv(b - a, of.panel.N)), *of.pointers, target.contiguous(), level.contiguous(),
+        g.float().contiguous(), *even, out, of.rows, b, layer.x.shape[1], a, *of.strides, out.stride(0), SPREAD=spread, **of.options,
+    )  # fmt: skip
+    return out
+
+
+def candidates(layer: Any, link: tuple[str, int, float, float], target: Tensor | None, low: Tensor | None) -> Lists:
+    """What each row may keep of its scores; `low` [rows]: a score below which none matters."""
+    of = _Operands("candidates", layer)
+    name, power, c, r = link
+    x = layer.x
+    shape = (of.rows, of.parts)
+    value = torch.empty((*shape, _MOST), dtype=torch.float32, device=x.device)
+    index, count = torch.empty_like(value, dtype=torch.int32), torch.empty(shape, dtype=torch.int32, device=x.device)
+    floor, own = torch.empty_like(count, dtype=torch.float32), torch.full_like(value[:, 0, 0], -torch.inf)
+    target = torch.full_like(count[:, 0], -1, dtype=torch.int64) if target is None else target
+    low = torch.full_like(own, -torch.inf) if low is None else low.float().contiguous()
+    _launch(
+        layer_candidates, x, (of.tall, of.parts), *of.pointers, target.contiguous(), low, own, value, index, count, floor, of.rows,
+        of.n, x.shape[1], of.span, *of.strides, c, r, LINK=name, P=power, MOST=_MOST, **of.options,
+    )  # fmt: skip
+    return Lists(value, index, count, floor, own)
+
+
+def add_products(out: Tensor, starts: Tensor, index: Tensor, value: Tensor, rows: Tensor) -> None:
+    """out[i] += sum of `value[e] rows[index[e]]` over e from starts[i] to starts[i + 1]."""
+    if not (out.shape[0] and value.shape[0]):
+        return
+    features = min(_FEATURES, triton.next_power_of_2(max(out.shape[1], 1)))
+    _launch(
+        layer_products, out, (out.shape[0], triton.cdiv(out.shape[1], features)), value, index, starts, rows, out, out.shape[1],
+        *rows.stride(), *out.stride(), E=_ENTRIES, F=features, num_warps=4,
+    )  # fmt: skip

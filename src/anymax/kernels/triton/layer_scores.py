@@ -1,0 +1,182 @@
+"""Output layers: scores `x @ weight.T + bias` a tile at a time, which are used where they are made and never all stored.
+
+`layer_sums` is softmax's pass forward: the target's score, and logsumexp of all others. `layer_slopes` makes the tiles again for its
+gradient. `layer_candidates` lists the scores that may have a probability under a threshold map: a lane keeps its maximum over all tiles,
+and the threshold of those maxima, by a step of Newton a tile, is a lower bound of the row's, since more classes only raise it.
+`layer_products` is the gradient over what is left: a sparse matrix times a dense one.
+"""
+
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# what is traced by Triton is no Python to a type checker
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .links import bent, share_of
+from .thresholds import over
+from .tile import INTERPRETED
+
+
+@triton.jit
+def rounded(s, X):
+    """As the product of tensors like X has it."""
+    return s.to(X.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS: tl.constexpr, KEPT: tl.constexpr, M: tl.constexpr,
+            N: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """The scores of rows i [M] and classes j [N]; -inf for a class that is masked, or none."""
+    f = tl.arange(0, F)
+    xi = X + i.to(tl.int64)[:, None] * x0
+    wj = W + j.to(tl.int64)[:, None] * w0
+    acc = tl.zeros([M, N], tl.float32)
+    for begin in range(0, d, F):
+        there = (begin + f < d)[None, :]
+        x = tl.load(xi + (begin + f)[None, :] * x1, mask=(i < rows)[:, None] & there, other=0.0)
+        w = tl.load(wj + (begin + f)[None, :] * w1, mask=(j < n)[:, None] & there, other=0.0)
+        if INTERPRETED:  # whose product takes bf16 for integers
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    s = rounded(acc, X)
+    if BIAS:
+        s = rounded(s + tl.load(B + j * b0, mask=j < n, other=0.0).to(tl.float32)[None, :], X)
+    free = (j < n)[None, :]
+    if KEPT:
+        at = i.to(tl.int64)[:, None] * k0 + j.to(tl.int64)[None, :] * k1
+        free = free & (tl.load(KEEP + at, mask=(i < rows)[:, None] & free, other=0) != 0)
+    return tl.where(free, s, float("-inf"))
+
+
+@triton.jit
+def tell(OUT, s, i, j, t, begin, rows, N: tl.constexpr):
+    """Stores the scores of the targets that are among the classes of a tile; where these are, [M, N]."""
+    mine = j[None, :] == t[:, None]
+    own = tl.sum(tl.where(mine, s, 0.0), 1)
+    tl.store(OUT + i, own, mask=(t >= begin) & (t < begin + N) & (i < rows))
+    return mine
+
+
+@triton.jit
+def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1, BIAS: tl.constexpr,
+               KEPT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """OWN [rows]: the target's score; LEVEL [rows, parts]: logsumexp of all others of a part of `span` classes."""
+    i = tl.program_id(0) * M + tl.arange(0, M)
+    t = tl.load(TARGET + i, mask=i < rows, other=-1)
+    first = tl.program_id(1) * span
+    top = tl.full([M], float("-inf"), tl.float32)
+    z = tl.zeros([M], tl.float32)
+    for begin in range(first, tl.minimum(first + span, n), N):
+        j = begin + tl.arange(0, N)
+        s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
+        mine = tell(OWN, s, i, j, t, begin, rows, N)
+        s = tl.where(mine, float("-inf"), s)
+        now = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(now > float("-inf"), now, 0.0)  # NaN goes by: it is in the sum
+        z = z * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
+        top = now
+    base = tl.where(top > float("-inf"), top, 0.0)
+    level = tl.where(z == 0.0, float("-inf"), base + tl.log(z))
+    tl.store(LEVEL + i.to(tl.int64) * tl.num_programs(1) + tl.program_id(1), level, mask=i < rows)
+
+
+@triton.jit
+def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, first, x0, x1, w0, w1, b0, k0, k1, o0,
+                 BIAS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+                 F: tl.constexpr):  # fmt: skip
+    """OUT [rows, classes from `first` to n]: `exp(s - level) G[1]` of all classes but the target, `G[0]` of that; SPREAD: and `EVEN U` of
+    each class."""
+    i = tl.program_id(0) * M + tl.arange(0, M)
+    j = first + tl.program_id(1) * N + tl.arange(0, N)
+    there = i < rows
+    t = tl.load(TARGET + i, mask=there, other=-1)
+    level = tl.load(LEVEL + i, mask=there, other=0.0)
+    own = tl.load(G + 2 * i, mask=there, other=0.0)
+    others = tl.load(G + 2 * i + 1, mask=there, other=0.0)
+    s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
+    mine = j[None, :] == t[:, None]
+    slope = tl.exp(tl.where(mine, float("-inf"), s) - level[:, None]) * others[:, None]
+    if SPREAD:
+        even = tl.load(EVEN + i, mask=there, other=0.0)
+        slope += even[:, None] * tl.load(U + j, mask=j < n, other=0.0)[None, :]
+    slope = tl.where(mine, slope + own[:, None], slope)
+    to = OUT + i.to(tl.int64)[:, None] * o0 + (j - first)[None, :]
+    tl.store(to, slope.to(OUT.dtype.element_ty), mask=there[:, None] & (j < n)[None, :])
+
+
+@triton.jit
+def raised(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
+    """A lower bound of the threshold from one that is, and from some scores: no less than 1 below the largest, and a step of Newton on.
+
+    Scores are in units of the slope: u = x - tau. LINK "steep", above alpha = 2, has no such step."""
+    low = tl.maximum(low, tl.max(tops, 1) - 1.0)
+    if LINK != "steep":
+        at = tl.where(low > float("-inf"), low, 0.0)[:, None]
+        value, rate = share_of(tops, at, 0.0, 0.0, r, LINK, P, 1.0, False)
+        s0, s1 = tl.sum(value, 1), tl.sum(rate, 1)
+        low += tl.where(s0 > 1.0, over(bent(s0, r, LINK, P), s1), 0.0)
+    return low
+
+
+@triton.jit
+def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1,
+                     c, r, LINK: tl.constexpr, P: tl.constexpr, BIAS: tl.constexpr, KEPT: tl.constexpr, MOST: tl.constexpr,
+                     M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """Of each row and each part of `span` classes: VALUE and INDEX [rows, parts, MOST], scores that may have a probability, in the order of
+    their classes; COUNT, how many there are, of which those beyond MOST are left out; FLOOR, below which none was taken, NaN for a row with
+    NaN or +inf. OWN [rows]: the target's score. LOW: such a floor, to begin with. c: the slope of the map."""
+    i = tl.program_id(0) * M + tl.arange(0, M)
+    there = i < rows
+    t = tl.load(TARGET + i, mask=there, other=-1)
+    low = tl.load(LOW + i, mask=there, other=0.0) * c
+    first = tl.program_id(1) * span
+    part = i.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane: one register less for each
+    count = tl.zeros([M], tl.int32)
+    bad = tl.zeros([M], tl.int32)
+    for begin in range(first, tl.minimum(first + span, n), N):
+        j = begin + tl.arange(0, N)
+        s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
+        tell(OWN, s, i, j, t, begin, rows, N)
+        sound = s < float("inf")
+        bad = tl.maximum(bad, tl.max((sound == 0).to(tl.int32), 1))
+        x = tl.where(sound, s * c, float("-inf"))
+        tops = tl.maximum(tops, tl.max(tl.reshape(x, [M, N // 2, 2]), 2))
+        low = raised(tops, low, r, LINK, P)
+        x = tl.where(x > (low - 7.6e-6 * (c + tl.abs(low)))[:, None], s, float("-inf"))
+        more = tl.where(there, tl.sum((x > float("-inf")).to(tl.int32), 1), 0)
+        last = tl.full([M], -1, tl.int32)
+        # one of each row at a time: there are few, and a place for each score would not fit the registers
+        for turn in range(tl.max(more, 0)):
+            left = (x > float("-inf")) & (j[None, :] > last[:, None])
+            last = tl.min(tl.where(left, j[None, :], n), 1)
+            mine = (turn < more) & (count + turn < MOST)
+            to = part * MOST + count + turn
+            tl.store(VALUE + to, tl.max(tl.where(j[None, :] == last[:, None], x, float("-inf")), 1), mask=mine)
+            tl.store(INDEX + to, last, mask=mine)
+        count += more
+    tl.store(COUNT + part, count, mask=there)
+    tl.store(FLOOR + part, tl.where(bad > 0, float("nan"), low / c), mask=there)
+
+
+@triton.jit
+def layer_products(VALUE, INDEX, STARTS, ROWS, OUT, d, r0, r1, o0, o1, E: tl.constexpr, F: tl.constexpr):  # fmt: skip
+    """OUT [i] += sum of VALUE[e] ROWS[INDEX[e]] over e from STARTS[i] to STARTS[i + 1], E at a time."""
+    i = tl.program_id(0).to(tl.int64)
+    begin = tl.load(STARTS + i)
+    end = tl.load(STARTS + i + 1)
+    if begin < end:  # what has no entry is not touched
+        f = tl.program_id(1) * F + tl.arange(0, F)
+        inside = f < d
+        acc = tl.zeros([F], tl.float32)
+        for at in range(begin, end, E):
+            e = at + tl.arange(0, E)
+            value = tl.load(VALUE + e, mask=e < end, other=0.0)
+            row = tl.load(INDEX + e, mask=e < end, other=0).to(tl.int64)
+            mask = (e < end)[:, None] & inside[None, :]
+            more = tl.load(ROWS + row[:, None] * r0 + f[None, :] * r1, mask=mask, other=0.0).to(tl.float32)
+            acc += tl.sum(value[:, None] * more, 0)
+        to = OUT + i * o0 + f * o1
+        tl.store(to, (tl.load(to, mask=inside, other=0.0).to(tl.float32) + acc).to(OUT.dtype.element_ty), mask=inside)

@@ -1,0 +1,237 @@
+"""Output layers on a GPU against all scores by the reference. On a GPU it runs for real: `pytest tests/layer_triton.py`.
+
+Without one, test_triton.py runs this file in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from triton_place import DEVICE, REAL, WARNINGS
+
+torch = pytest.importorskip("torch")
+
+import anymax as am
+from anymax.autodiff import layer_torch
+from anymax.kernels import triton as engine
+from anymax.kernels.triton import layer as gpu
+from anymax.kernels.triton import plans
+
+pytestmark = WARNINGS
+
+ROWS, FEATURES, CLASSES = 19, 40, 203
+MAPS = {
+    "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax-1.5": am.Entmax(1.5), "entmax-1.25": am.Entmax(1.25),
+    "entmax-1.7": am.Entmax(1.7), "entmax-3": am.Entmax(3.0),
+}  # fmt: skip
+each_map = pytest.mark.parametrize("name", MAPS)
+EPS = {
+    "float32": 2.0**-23,
+    "bfloat16": 2.0**-8 if REAL else 2.0**-7,
+    "float16": 2.0**-11,
+}  # the interpreter cuts bf16 off
+
+
+@pytest.fixture(autouse=True)
+def _small():
+    """Few classes a tile, so that a row has several, and the classes several parts."""
+    if REAL:
+        yield
+        return
+    plans.forced_panels.append(plans.Panel(16, 32, 16, 4, 1))
+    try:
+        with am.use("triton"):
+            yield
+    finally:
+        plans.forced_panels.clear()
+
+
+def operands(dtype="float32", seed=0, sigma=1.0):
+    """Features and weights on a grid, so that every dtype holds the same ones; the last has the scores of half precision too."""
+    draw = torch.Generator().manual_seed(seed)
+    grid = lambda *shape: (torch.randn(shape, generator=draw) * 4).round() / 4  # noqa: E731
+    x, weight, bias = grid(ROWS, FEATURES), grid(CLASSES, FEATURES) * (sigma / 4), grid(CLASSES)
+    t = torch.randint(CLASSES, (ROWS,), generator=draw)
+    t[3] = -100
+    return (*(a.to(DEVICE, getattr(torch, dtype)) for a in (x, weight, bias)), t.to(DEVICE))
+
+
+def step(mapping, x, weight, bias, t, of_class=None, **options):
+    """The loss of each row, and the gradients of a sum of them."""
+    options |= {} if of_class is None else {"weight": of_class.to(x.dtype)}
+    free = [a.detach().requires_grad_() for a in (x, weight, bias) if a is not None]
+    value = am.linear_loss(
+        free[0], free[1], t, mapping, linear_bias=free[2] if len(free) > 2 else None, reduction="none", **options
+    )
+    factors = torch.linspace(0.5, 2.0, len(value), device=value.device, dtype=value.dtype)
+    return [value.detach(), *torch.autograd.grad((value * factors).sum(), free)]
+
+
+def wide(mapping, x, weight, bias, t, **options):
+    with am.use("reference"):
+        return step(mapping, *(None if a is None else a.double() for a in (x, weight, bias)), t, **options)
+
+
+def compare(got, want, tolerance):
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        assert float((a.double() - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """How often each kernel was launched."""
+    count = dict.fromkeys(("layer_sums", "layer_slopes", "layer_candidates", "layer_products"), 0)
+
+    class Counter:
+        def __init__(self, name):
+            self.name, self.kernel = name, getattr(gpu, name)
+
+        def __getitem__(self, grid):
+            count[self.name] += 1
+            return self.kernel[grid]
+
+    for name in count:
+        monkeypatch.setattr(gpu, name, Counter(name))
+    yield count
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@each_map
+def test_the_loss_and_its_gradients_are_those_of_all_scores(name, bias, monkeypatch):
+    x, weight, b, t = operands()
+    given = (x, weight, b if bias else None, t)
+    with counted(monkeypatch) as count:
+        got = step(MAPS[name], *given)
+    compare(got, wide(MAPS[name], *given), 2e-5)
+    assert count["layer_sums" if name == "softmax" else "layer_candidates"] == 1
+    assert (count["layer_slopes"] > 0) == (name == "softmax")
+    assert count["layer_products"] == (0 if name == "softmax" else 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["softmax", "entmax-1.5"])
+def test_halves(name, dtype):
+    given = operands(dtype)
+    got, want = step(MAPS[name], *given), wide(MAPS[name], *given)
+    assert [a.dtype for a in got[1:]] == [given[0].dtype] * 3
+    size = float((given[0].double() @ given[1].double().T).abs().max())
+    compare(got[:1], want[:1], 2 * EPS[dtype] * size)
+    compare(got[1:], want[1:], 8 * EPS[dtype] * size)
+
+
+@pytest.mark.parametrize("options", ["smoothing", "weight", "mask", "rows"])
+@pytest.mark.parametrize("name", ["softmax", "entmax-1.5"])
+def test_options(name, options):
+    x, weight, bias, t = operands()
+    draw = torch.Generator().manual_seed(1)
+    keep = (torch.rand(CLASSES, generator=draw) < 0.7).to(DEVICE)
+    if options == "rows":
+        keep = (torch.rand(ROWS, CLASSES, generator=draw) < 0.7).to(DEVICE)
+        keep[5] = False
+    given = {
+        "smoothing": {"label_smoothing": 0.1},
+        "weight": {"weight": torch.rand(CLASSES, generator=draw).to(DEVICE)},
+        "mask": {"mask": keep, "label_smoothing": 0.1},
+        "rows": {"mask": keep},
+    }[options]
+    if "mask" in given:
+        t = torch.where(keep.expand(ROWS, -1).gather(1, t.clamp(min=0)[:, None])[:, 0], t, -100)
+    if "weight" in given:
+        given = {"of_class": given["weight"]}
+    compare(step(MAPS[name], x, weight, bias, t, **given), wide(MAPS[name], x, weight, bias, t, **given), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_row_of_nan_or_infinity_touches_no_other(name):
+    x, weight, bias, t = operands()
+    y = x.clone()
+    y[2, 5], y[7, 0] = torch.nan, torch.inf
+    got, want = step(MAPS[name], y, weight, bias, t), step(MAPS[name], x, weight, bias, t)
+    assert bool(got[0][[2, 7]].isnan().all())
+    assert bool(got[1][2].isnan().all())
+    others = [i for i in range(ROWS) if i not in (2, 7)]
+    torch.testing.assert_close(got[0][others], want[0][others], rtol=0, atol=1e-6)
+    torch.testing.assert_close(got[1][others], want[1][others], rtol=0, atol=1e-6)
+
+
+def test_rows_with_too_many_candidates_are_served_in_groups(monkeypatch):
+    x, weight, _, t = operands(sigma=0.05)  # flat rows, of which no list holds what may count
+    x[4] *= 40.0
+    given = (x, weight, None, t)
+    monkeypatch.setattr(gpu, "_MOST", 16)
+    with counted(monkeypatch) as count:
+        got = step(am.Entmax(1.5), *given)
+    assert count["layer_candidates"] == 1
+    compare(got, wide(am.Entmax(1.5), *given), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7"])
+def test_log_p_and_thresholds(name):
+    x, weight, bias, t = operands()
+    scores = x.double() @ weight.double().T + bias.double()
+    t = torch.where(t % 2 == 1, scores.argmax(1), t.clamp(min=0))  # some have a probability, others not
+    tau, size = am.linear_threshold(x, weight, MAPS[name], linear_bias=bias)
+    log_p = am.linear_log_prob(x, weight, t, MAPS[name], linear_bias=bias)
+    with am.use("reference"):
+        taus, sizes = am.threshold(MAPS[name], scores)
+        want = am.log_prob(MAPS[name], scores, t)
+    compare([tau], [taus], 1e-5)
+    assert torch.equal(size, sizes)
+    assert torch.equal(log_p == -torch.inf, want == -torch.inf)
+    some = want > -torch.inf
+    assert bool(some.any())
+    compare([log_p[some]], [want[some]], 1e-4)
+
+
+def test_operands_with_any_strides():
+    x, weight, bias, t = operands()
+    given = (
+        x.t().contiguous().t(), weight.repeat_interleave(2, 1)[:, ::2], bias.repeat_interleave(3)[::3], t,
+    )  # fmt: skip
+    for name in ("softmax", "entmax-1.5"):
+        compare(step(MAPS[name], *given), [a.double() for a in step(MAPS[name], x, weight, bias, t)], 1e-6)
+
+
+def test_the_floor_is_below_every_threshold_and_near_it():
+    """Of each part of the classes, from the maxima of its lanes."""
+    x, weight, bias, _ = operands()
+    layer = layer_torch.Layer(x, weight, bias, None, am.Entmax(1.5), (ROWS,), x.dtype)
+    lists = gpu.candidates(layer, gpu.link_of(engine.link_of(am.Entmax(1.5))), None, None)
+    scores = layer.scores().double()
+    with am.use("reference"):
+        tau = am.threshold(am.Entmax(1.5), scores).tau
+        p = am.entmax15(scores)
+    floor = lists.floor.amax(1).double()
+    assert bool((floor <= tau + 1e-5).all())
+    assert float((tau - floor).mean()) < 0.5
+    for row in range(ROWS):
+        listed = [lists.index[row, i, : lists.count[row, i]] for i in range(lists.count.shape[1])]
+        assert set(torch.cat(listed).tolist()) >= set(p[row].nonzero()[:, 0].tolist())
+
+
+def test_a_sparse_product():
+    draw = torch.Generator().manual_seed(0)
+    dense = torch.randn(7, 30, generator=draw) * (torch.rand(7, 30, generator=draw) < 0.6)
+    dense[2] = 0.0
+    rows = torch.randn(30, 300, generator=draw).to(DEVICE)
+    dense = dense.to(DEVICE)
+    row, index = dense.nonzero(as_tuple=True)
+    out = torch.full((7, 300), torch.nan, device=DEVICE)
+    out[[0, 1, 3, 4, 5, 6]] = 1.0
+    gpu.add_products(out, layer_torch._starts(row, 7), index, dense[row, index], rows)
+    want = 1.0 + dense.double() @ rows.double()
+    assert bool(out[2].isnan().all())  # what has no entry is not touched
+    keep = [0, 1, 3, 4, 5, 6]
+    compare([out[keep]], [want[keep]], 1e-6)
+
+
+def test_what_the_kernels_refuse():
+    x, weight, _, _ = operands()
+    assert engine.output_layer(x, weight, None) is gpu
+    assert engine.output_layer(x.double(), weight.double()) is None
+    assert gpu.link_of(engine.link_of(am.SparseSoftmax(k=3))) is None
+    assert gpu.link_of(engine.link_of(am.Softmax())) is None
+    with am.use("reference"):
+        assert engine.output_layer(x, weight) is None
