@@ -429,7 +429,7 @@ FAULTS = {
   "segments": (
     Fault("segments: how long a batch takes each row to be", "csrc/units/batch.cpp",
           "b.n[j] = call.sizes ? call.sizes[r + j] : n;",
-          "b.n[j] = n;", "segments_kernels"),
+          "b.n[j] = call.sizes ? call.sizes[r + j] - (j > 0) : n;", "segments_kernels"),
     Fault("segments: rows of a batch with other cells", "csrc/plan.hpp",
           "return n <= ONE_GROUP ? ONE_GROUP : n <= TWO_GROUPS ? TWO_GROUPS : BATCH_MOST;",
           "return BATCH_MOST;", "segments_kernels"),
