@@ -135,6 +135,8 @@ def test_an_entry_out_of_range_is_named(size, at):
 def test_an_index_of_negatives_alone():
     with pytest.raises(IndexError, match=r"index\[0\] is -1; allowed is none"):
         segments(np.full(20, -1))
+    with pytest.raises(IndexError, match=r"index\[0\] is 5; allowed is none"):
+        segments(np.full(20, 5), num_segments=0)
 
 
 # -- a value of k for each segment -------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ def test_k_of_each_segment(kind, engine):
         make = pytest.importorskip("jax").numpy.asarray
     else:
         make = {"numpy": np.asarray, "torch": torch.tensor}[kind]
-    lengths, k = [4, 0, 6, 1, 3], np.array([2, 1, 4, 5, 3])
+    lengths, k = [4, 0, 6, 1, 3], np.array([9, 1, 4, 5, 3])
     x = np.random.default_rng(0).normal(size=(14, 2)).astype(np.float32)
     x[6:8] = x[5]  # ties: by their place
     with anymax.use(engine) if engine else np.errstate():
