@@ -1,5 +1,7 @@
 """Ragged rows by the CPU engine: lengths of every kernel, heads, orders, gradients; an index of any kind; JAX's programs."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ def lengths_of(most, count, seed=0):
 def row_by_row(function, lengths, *arrays):
     """function(rows of each segment and head) of arrays [entries, heads], written to where they were."""
     out, ptr = np.empty_like(arrays[0]), np.concatenate([[0], np.cumsum(lengths)])
-    for a, b in zip(ptr[:-1], ptr[1:]):
+    for a, b in itertools.pairwise(ptr):
         for h in range(out.shape[1]):
             if b > a:
                 out[a:b, h] = function(*(np.ascontiguousarray(x[a:b, h]) for x in arrays))
@@ -79,7 +81,15 @@ def test_what_is_kept_for_the_gradient_is_p_by_segment():
     assert kept is None
 
 
-# -- an index ---------------------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("heads", [1, 4, 8])
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_an_order_with_an_entry_out_of_range(heads, wrong):
+    x, order = np.zeros((5, heads), np.float32), np.array([0, 1, wrong, 3, 4])
+    with pytest.raises(Exception, match="their order name each entry"):
+        ragged.forward(Sparsemax(), x, (np.array([0, 2, 5]), order, 0))
+
+
+# -- an index ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["num_segments", "by the index"])
@@ -125,9 +135,11 @@ def test_an_entry_out_of_range_is_named(size, at):
 def test_an_index_of_negatives_alone():
     with pytest.raises(IndexError, match=r"index\[0\] is -1; allowed is none"):
         segments(np.full(20, -1))
+    with pytest.raises(IndexError, match=r"index\[0\] is 5; allowed is none"):
+        segments(np.full(20, 5), num_segments=0)
 
 
-# -- a value of k for each segment ---------------------------------------------------------------------------------------------------------------
+# -- a value of k for each segment -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", [None, "reference"])
@@ -137,21 +149,24 @@ def test_k_of_each_segment(kind, engine):
         make = pytest.importorskip("jax").numpy.asarray
     else:
         make = {"numpy": np.asarray, "torch": torch.tensor}[kind]
-    lengths, k = [4, 0, 6, 1, 3], np.array([2, 1, 4, 5, 3])
+    lengths, k = [4, 0, 6, 1, 3], np.array([9, 1, 4, 5, 3])
     x = np.random.default_rng(0).normal(size=(14, 2)).astype(np.float32)
     x[6:8] = x[5]  # ties: by their place
     with anymax.use(engine) if engine else np.errstate():
         p = np.asarray(segment_apply(SparseSoftmax(k=make(k)[:, None]), make(x), lengths=lengths))
         log_p = np.asarray(anymax.segment_log_apply(SparseSoftmax(k=make(k)[:, None]), make(x), lengths=lengths))
-        loss = anymax.segment_loss(SparseSoftmax(k=make(k)[:, None]), make(x), make(np.array([[0, 0], [-100, -100], [4, 5], [10, 10], [11, 12]])), lengths=lengths, reduction="none")
+        target = make(np.array([[0, 0], [-100, -100], [4, 5], [10, 10], [11, 12]]))
+        loss = anymax.segment_loss(
+            SparseSoftmax(k=make(k)[:, None]), make(x), target, lengths=lengths, reduction="none"
+        )
     ptr = np.concatenate([[0], np.cumsum(lengths)])
-    for s, (a, b) in enumerate(zip(ptr[:-1], ptr[1:])):
+    for s, (a, b) in enumerate(itertools.pairwise(ptr)):
         for h in range(2):
             row = np.ascontiguousarray(x[a:b, h])
             if b > a:
                 want = SparseSoftmax(k=int(k[s]))
                 np.testing.assert_allclose(p[a:b, h], anymax.apply(want, row), rtol=2e-6)
                 np.testing.assert_allclose(log_p[a:b, h], anymax.log_apply(want, row), rtol=2e-5, atol=1e-6)
-                target = [0, None, (4, 5)[h] - 4, 0, (11, 12)[h] - 11][s]
-                own = anymax.sparse_softmax_loss(row, target, k=int(k[s]))
+                right = [0, None, h, 0, h][s]
+                own = anymax.sparse_softmax_loss(row, right, k=int(k[s]))
                 np.testing.assert_allclose(np.asarray(loss)[s, h], own, rtol=2e-5, atol=1e-6)

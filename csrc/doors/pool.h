@@ -19,6 +19,9 @@ int anymax_pool_run(int64_t begin, int64_t end, int64_t grain, anymax_task task,
 int anymax_run_by(const anymax_call *call, anymax_parallel run);
 /* And anymax_run_segments. */
 int anymax_run_segments_by(const anymax_call *call, const anymax_segments *segments, anymax_parallel run);
+/* And anymax_sort_segments, where an index of `segments` is none: such entries come last, beyond the bounds. */
+int64_t anymax_sort_strays(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, anymax_parallel run);
+int64_t anymax_sort_strays_32(const int32_t *index, int64_t count, int64_t segments, int32_t *ptr, int32_t *order, anymax_parallel run);
 #ifdef __cplusplus
 }
 #endif

@@ -301,24 +301,25 @@ extern "C" int anymax_run_segments(const anymax_call *call, const anymax_segment
 namespace {
 
 // Of an index in order: ptr[t] = e for all t above the segment of entry e - 1, up to that of entry e.
+template <class T>
 struct Bounds {
-    const int64_t *index;
-    int64_t count, segments;
-    int64_t *ptr;
+    const T *index;
+    int64_t count, segments, most;  // the largest index allowed
+    T *ptr;
     std::atomic<bool> out_of_order{false};
 
     void fill(int64_t from, int64_t to, int64_t e) const {
         // two threads may come here where the index turns out to be out of order, and nobody reads the bounds then
-        for (int64_t t = from; t <= to; t++) __atomic_store_n(ptr + t, e, __ATOMIC_RELAXED);
+        for (int64_t t = from; t <= to; t++) __atomic_store_n(ptr + t, (T)e, __ATOMIC_RELAXED);
     }
     void run(int64_t begin, int64_t end) {
         constexpr int64_t STEP = 8;
         int64_t before = begin ? index[begin - 1] : -1;
-        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : index[0]) < 0 || before >= segments) return out_of_order.store(true);
+        if (out_of_order.load(std::memory_order_relaxed) || (begin ? before : index[0]) < 0 || before > most) return out_of_order.store(true);
         for (int64_t e = begin; e < end;) {
             if (e + STEP <= end) {
-                int64_t other = 0;
-                for (int64_t j = 0; j < STEP; j++) other |= index[e + j] ^ before;
+                T other = 0;
+                for (int64_t j = 0; j < STEP; j++) other |= index[e + j] ^ (T)before;
                 if (!other) {
                     e += STEP;
                     continue;
@@ -327,7 +328,7 @@ struct Bounds {
             for (const int64_t stop = e + STEP < end ? e + STEP : end; e < stop; e++) {
                 const int64_t s = index[e];
                 if (s == before) continue;
-                if (s < before || s >= segments) return out_of_order.store(true);
+                if (s < before || s > most) return out_of_order.store(true);
                 fill(before + 1, s, e);
                 before = s;
             }
@@ -336,34 +337,47 @@ struct Bounds {
     }
 };
 
-void some_bounds(int64_t begin, int64_t end, void *context) { ((Bounds *)context)->run(begin, end); }
+template <class T>
+void some_bounds(int64_t begin, int64_t end, void *context) {
+    ((Bounds<T> *)context)->run(begin, end);
+}
 
-}  // namespace
-
-extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool) {
-    Bounds bounds{index, count, segments, ptr};
-    const anymax_parallel run = parallel_of(pool);
+template <class T>
+int64_t sorted(const T *index, int64_t count, int64_t segments, T *ptr, T *order, bool strays, anymax_parallel run) {
+    Bounds<T> bounds{index, count, segments, strays ? segments : segments - 1, ptr};
     const int64_t grain = 2 * ALONE_MOST;
     if (!count)
         bounds.fill(0, segments, 0);
     else if (run && count > grain)
-        run(0, count, grain, some_bounds, &bounds);
+        run(0, count, grain, some_bounds<T>, &bounds);
     else
         bounds.run(0, count);
     if (!bounds.out_of_order.load()) return count;
     if (!order) return 0;
-    memset(ptr, 0, (size_t)(segments + 1) * sizeof(int64_t));
+    memset(ptr, 0, (size_t)(segments + 1) * sizeof(T));
     for (int64_t e = 0; e < count; e++) {
         const int64_t s = index[e];
-        if ((uint64_t)s >= (uint64_t)segments) return -1 - e;
+        if (s < 0 || s > bounds.most) return -1 - e;
         ptr[s]++;
     }
     for (int64_t s = 0, from = 0; s <= segments; s++) {
-        const int64_t n = s < segments ? ptr[s] : 0;
-        ptr[s] = from, from += n;
+        const int64_t n = ptr[s];
+        ptr[s] = (T)from, from += n;
     }
-    for (int64_t e = 0; e < count; e++) order[ptr[index[e]]++] = e;
+    for (int64_t e = 0; e < count; e++) order[ptr[index[e]]++] = (T)e;
     for (int64_t s = segments; s > 0; s--) ptr[s] = ptr[s - 1];
     ptr[0] = 0;
     return 0;
+}
+
+}  // namespace
+
+extern "C" int64_t anymax_sort_segments(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, int32_t pool) {
+    return sorted(index, count, segments, ptr, order, false, parallel_of(pool));
+}
+extern "C" int64_t anymax_sort_strays(const int64_t *index, int64_t count, int64_t segments, int64_t *ptr, int64_t *order, anymax_parallel run) {
+    return sorted(index, count, segments, ptr, order, true, run);
+}
+extern "C" int64_t anymax_sort_strays_32(const int32_t *index, int64_t count, int64_t segments, int32_t *ptr, int32_t *order, anymax_parallel run) {
+    return sorted(index, count, segments, ptr, order, true, run);
 }

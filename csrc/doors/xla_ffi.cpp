@@ -10,7 +10,7 @@
 //
 // Ragged rows have one attribute more, `segments`. 1: the operands of the operation (forward, vjp), [entries, heads], the parameters
 // [segments, heads] if there are, ptr, order -> out; `order` is empty where the entries lie in order, and entries before ptr[0] or from the last
-// bound on become NaN. 2: index -> ptr, order, where entries out of range come last.
+// bound on become NaN. 2: index -> ptr, order, where entries of the index [segments] come last.
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,18 +113,21 @@ int by_xla(int64_t begin, int64_t end, int64_t grain, anymax_task task, void *co
     return 0;
 }
 
-int run(const xla_call *call, const anymax_call *rows, const anymax_segments *segments = nullptr) {
+// f(threads) with those of XLA.
+template <class F>
+auto with_threads(const xla_call *call, F f) {
     const xla_call *before = current;  // a call on the same thread that waits for its helpers and has begun this one meanwhile
     current = call;
-    const int code = segments ? anymax_run_segments_by(rows, segments, by_xla) : anymax_run_by(rows, by_xla);
+    const auto out = f(by_xla);
     current = before;
-    return code;
+    return out;
 }
 
 #else
 
-int run(const xla_call *, const anymax_call *rows, const anymax_segments *segments = nullptr) {
-    return segments ? anymax_run_segments_by(rows, segments, nullptr) : anymax_run_by(rows, nullptr);
+template <class F>
+auto with_threads(const xla_call *, F f) {
+    return f((anymax_parallel) nullptr);
 }
 
 #endif
@@ -210,20 +213,21 @@ xla_error *serve_sort(const xla_call *call) {
         return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
     const int64_t count = size_of(index), segments = size_of(ptr) - 1;
     if (size_of(order) != count || segments < 0) return refuse(call, XLA_INVALID_ARGUMENT, UNKNOWN_FORM);
-    const bool wide = index->dtype == XLA_S64;
-    Numbers<int64_t> in, sorted, bounds;
-    const bool memory = wide ? in.convert<int64_t>(index->data, count) : in.convert<int32_t>(index->data, count);
-    sorted.own = (int64_t *)malloc((size_t)(count + 1) * 8), bounds.own = (int64_t *)malloc((size_t)(segments + 2) * 8);
-    if (!memory || !sorted.own || !bounds.own) return refuse(call, XLA_INTERNAL, anymax_error(6));
-    for (int64_t e = 0; e < count; e++)
-        if ((uint64_t)in.own[e] >= (uint64_t)segments) in.own[e] = segments;
-    if (anymax_sort_segments(in.own, count, segments + 1, bounds.own, sorted.own, -1) == count)
-        for (int64_t e = 0; e < count; e++) sorted.own[e] = e;
-    const auto give = [wide](const xla_buffer *to, const int64_t *from, int64_t n) {
-        for (int64_t i = 0; i < n; i++) wide ? (void)(((int64_t *)to->data)[i] = from[i]) : (void)(((int32_t *)to->data)[i] = (int32_t)from[i]);
-    };
-    give(ptr, bounds.own, segments + 1), give(order, sorted.own, count);
+    const int64_t done = with_threads(call, [&](anymax_parallel run) {
+        return index->dtype == XLA_S64 ? anymax_sort_strays((const int64_t *)index->data, count, segments, (int64_t *)ptr->data, (int64_t *)order->data, run)
+                                       : anymax_sort_strays_32((const int32_t *)index->data, count, segments, (int32_t *)ptr->data, (int32_t *)order->data, run);
+    });
+    if (done < 0) return refuse(call, XLA_INVALID_ARGUMENT, anymax_error(9));
+    for (int64_t e = 0; e < done; e++) index->dtype == XLA_S64 ? (void)(((int64_t *)order->data)[e] = e) : (void)(((int32_t *)order->data)[e] = (int32_t)e);
     return nullptr;
+}
+
+// True where the places are 0, 1, 2 ...
+template <class T>
+bool in_order(const T *places, int64_t count) {
+    T other = 0;
+    for (int64_t k = 0; k < count; k++) other |= places[k] ^ (T)k;
+    return !other;
 }
 
 xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) {
@@ -247,9 +251,10 @@ xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) 
     // two segments more take the entries of none
     bounds.own = (int64_t *)malloc((size_t)(segments + 3) * 8), params.own = per_row ? (double *)malloc((size_t)((segments + 2) * heads + 1) * 8) : nullptr;
     bool memory = bounds.own && (!per_row || params.own);
-    if (order->dtype == XLA_S64 && size_of(order))
+    const bool wide = order->dtype == XLA_S64, lies = !size_of(order) || (wide ? in_order((const int64_t *)order->data, entries) : in_order((const int32_t *)order->data, entries));
+    if (wide && !lies)
         places.data = (const int64_t *)order->data;
-    else if (size_of(order))
+    else if (!lies)
         memory &= places.convert<int32_t>(order->data, entries);
     if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
     bounds.own[0] = 0, bounds.own[segments + 2] = entries;
@@ -265,7 +270,7 @@ xla_error *serve_segments(const xla_call *call, anymax_call c, int64_t per_row) 
     if (c.op == ANYMAX_VJP) c.p = view(in[given - 2]), c.g = view(in[given - 1]);
     newly_mapped(out->data, size * item);
     const anymax_segments from{bounds.own, places.data, nullptr};
-    if (const int code = run(call, &c, &from)) return refuse(call, code == 9 ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code));
+    if (const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_segments_by(&c, &from, run); })) return refuse(call, code == 9 ? XLA_INVALID_ARGUMENT : XLA_INTERNAL, anymax_error(code));
     for (int64_t k = 0; k < entries; k++) {
         if (k == bounds.own[1]) k = bounds.own[segments + 1];
         if (k < entries) memset((char *)out->data + (places.data ? places.data[k] : k) * heads * item, 0xff, (size_t)(heads * item));  // NaN in every dtype
@@ -381,6 +386,6 @@ extern "C" ANYMAX_API xla_error *anymax_xla(xla_call *call) {
     if (!memory) return refuse(call, XLA_INTERNAL, anymax_error(6));
     const int64_t item = x->dtype == XLA_F64 ? 8 : x->dtype == XLA_F32 ? 4 : 2;
     c.fresh = to_rows && newly_mapped(out[0]->data, size * item);
-    const int code = run(call, &c);
+    const int code = with_threads(call, [&](anymax_parallel run) { return anymax_run_by(&c, run); });
     return code ? refuse(call, XLA_INTERNAL, anymax_error(code)) : nullptr;
 }

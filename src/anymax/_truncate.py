@@ -31,7 +31,7 @@ from ._array import (
 
 
 def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
-    """True at the k largest entries of each row, exactly k of them where it has as many: of equal ones the first. k: or an array [..., 1]."""
+    """True at the k largest entries of each row, exactly k of them where it has as many: of equal ones the first. k may be [..., 1]."""
     n = x.shape[-1]
     if is_array(k) and n:
         x = stop_gradient(x)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._array import Array, asarray, check_axis, eager, is_integer, is_jax, is_torch, namespace, shown
 from .._options import answering
-from ..kernels import ragged, ragged_xla
+from ..kernels import ragged, xla_segments
 
 
 class Bucket(NamedTuple):
@@ -257,7 +257,7 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
         if num_segments is None:
             raise TypeError(f"{who}: under a compiler an index needs num_segments=, which is part of the program")
         if is_jax(value):
-            index, ptr, order = ragged_xla.sort(value, num_segments)
+            index, ptr, order = xla_segments.sort(value, num_segments)
             out = Segments(ptr, order, value.shape[0])
             out.index = index
             return out

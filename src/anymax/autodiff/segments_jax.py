@@ -36,9 +36,7 @@ def apply(call: Call) -> Array | None:
     x = jnp.moveaxis(x, call.axis, 0)
     wide = "float64" if dtype_name(x) == "float64" else "float32"
     shape = (call.segments.num_segments, *x.shape[1:])
-    params = {
-        name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()
-    }
+    params = {name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()}
     x, *values, ptr, order = alike(x, *params.values(), ptr, order)
     return jnp.moveaxis(_compiled(_key(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
 
@@ -74,9 +72,7 @@ def _plain(static: Static, params: dict[str, Array], x: Array, ptr: Array, order
     return padded.formula(segments, mapping, 0, apply_to_rows, x)
 
 
-def _plain_product(
-    x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool
-) -> Array:
+def _plain_product(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
     *params, ptr, order = more
     function = reference.vjp if transposed else reference.jvp
     return padded.formula(_segments(ptr, order, x.shape[0]), _mapping(static, params), 0, function, x, p, v)
@@ -95,12 +91,12 @@ def _bind(op: str, static: Static, params: Any, operands: tuple[Array, ...], ptr
 
 
 def _formula(*operands: Array, op: str, static: Static, link: Link) -> Array:
-    *operands, ptr, order = operands
-    count = len(operands) - len(static.names)
-    x, params = operands[0], operands[count:]
+    *given, ptr, order = operands
+    count = len(given) - len(static.names)
+    x, params = given[0], given[count:]
     if op == "forward":
         return _plain(static, dict(zip(static.names, params)), x, ptr, order)
-    return _plain_product(x, *operands[count - 2 : count], *params, ptr, order, static=static, transposed=True)
+    return _plain_product(x, *given[count - 2 : count], *params, ptr, order, static=static, transposed=True)
 
 
 def _on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> Any:

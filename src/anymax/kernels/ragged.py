@@ -21,9 +21,7 @@ def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
     return native.refuse(op, mapping, x)
 
 
-def sort(
-    index: np.ndarray, segments: int | None, threads_of_torch: bool
-) -> tuple[int, np.ndarray, np.ndarray | None]:
+def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tuple[int, np.ndarray, np.ndarray | None]:
     """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range.
 
     segments: how many there are; None: the largest index and one more.

@@ -130,7 +130,9 @@ class SparseSoftmax(Mapping):
 def _number_of_classes(k: Any) -> Any:
     """k, if it is an integer from 1 on or an array of whole numbers; the values of an array are looked at in NumPy only."""
     if not is_array(k):
-        k = check_integer("SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row")
+        k = check_integer(
+            "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row"
+        )
         if k < 1:
             raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
         return k

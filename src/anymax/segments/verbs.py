@@ -12,8 +12,8 @@ from .._draws import invert
 from .._mapping import Mapping
 from .._options import answering, spelled
 from .._random import uniform
-from .._segments.call import Call
 from .._segments import reductions
+from .._segments.call import Call
 from .._segments.layout import Segments
 from .._segments.padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
 from .._typing import ArrayT, Entropy, Numbers, Parameter
