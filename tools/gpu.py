@@ -257,9 +257,8 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
             for panel in (now, *neighbours(now, ("M", "N", "F", "warps", "stages"))):
 
                 def classify(case: Any = case, panel: Any = panel) -> dict[str, Any]:
-                    work = case.setup(case)
-                    with torch.enable_grad():
-                        return timed(lambda: plans.forced_panels.append(panel), work.contenders["anymax"])
+                    step = torch.enable_grad()(case.setup(case).contenders["anymax"])
+                    return timed(lambda: plans.forced_panels.append(panel), step)
 
                 if size > 2 or panel.F >= 64:
                     yield Job("tune", f"output layer {case.name} {panel}{' (in force)' * (panel == now)}", classify, 90)

@@ -120,6 +120,9 @@ def raised(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
     return low
 
 
+POISON = tl.constexpr(1 << 25)  # what a row with NaN or +inf counts as, and more
+
+
 @triton.jit
 def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1,
                      c, r, LINK: tl.constexpr, P: tl.constexpr, BIAS: tl.constexpr, KEPT: tl.constexpr, MOST: tl.constexpr,
@@ -132,33 +135,33 @@ def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR
     t = tl.load(TARGET + i, mask=there, other=-1)
     low = tl.load(LOW + i, mask=there, other=0.0) * c
     first = tl.program_id(1) * span
-    part = i.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane: one register less for each
+    part = i * tl.num_programs(1) + tl.program_id(1)  # the caller gives so few rows that 32 bits hold a place in the lists
+    tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane: all would not fit the registers
     count = tl.zeros([M], tl.int32)
-    bad = tl.zeros([M], tl.int32)
     for begin in range(first, tl.minimum(first + span, n), N):
         j = begin + tl.arange(0, N)
         s = tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS, KEPT, M, N, F)
         tell(OWN, s, i, j, t, begin, rows, N)
         sound = s < float("inf")
-        bad = tl.maximum(bad, tl.max((sound == 0).to(tl.int32), 1))
-        x = tl.where(sound, s * c, float("-inf"))
-        tops = tl.maximum(tops, tl.max(tl.reshape(x, [M, N // 2, 2]), 2))
-        low = raised(tops, low, r, LINK, P)
-        x = tl.where(x > (low - 7.6e-6 * (c + tl.abs(low)))[:, None], s, float("-inf"))
-        more = tl.where(there, tl.sum((x > float("-inf")).to(tl.int32), 1), 0)
-        last = tl.full([M], -1, tl.int32)
+        count = tl.maximum(count, tl.max((sound == 0).to(tl.int32), 1) * POISON)
+        s = tl.where(sound, s, float("-inf"))
+        tops = tl.maximum(tops, tl.max(tl.reshape(s, [M, N // 2, 2]), 2))
+        low = raised(tops * c, low, r, LINK, P)
+        edge = low / c
+        s = tl.where(s > (edge - 7.6e-6 * (1.0 + tl.abs(edge)))[:, None], s, float("-inf"))
+        more = tl.where(there, tl.sum((s > float("-inf")).to(tl.int32), 1), 0)
         # one of each row at a time: there are few, and a place for each score would not fit the registers
         for turn in range(tl.max(more, 0)):
-            left = (x > float("-inf")) & (j[None, :] > last[:, None])
-            last = tl.min(tl.where(left, j[None, :], n), 1)
+            last = tl.min(tl.where(s > float("-inf"), j[None, :], n), 1)
             mine = (turn < more) & (count + turn < MOST)
             to = part * MOST + count + turn
-            tl.store(VALUE + to, tl.max(tl.where(j[None, :] == last[:, None], x, float("-inf")), 1), mask=mine)
+            it = j[None, :] == last[:, None]
+            tl.store(VALUE + to, tl.max(tl.where(it, s, float("-inf")), 1), mask=mine)
             tl.store(INDEX + to, last, mask=mine)
+            s = tl.where(it, float("-inf"), s)
         count += more
     tl.store(COUNT + part, count, mask=there)
-    tl.store(FLOOR + part, tl.where(bad > 0, float("nan"), low / c), mask=there)
+    tl.store(FLOOR + part, tl.where(count >= POISON, float("nan"), low / c), mask=there)
 
 
 @triton.jit
