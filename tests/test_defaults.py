@@ -40,12 +40,15 @@ def test_the_report_puts_the_best_first_and_birds_takes_no_part():
     assert f1 == {"one": [50.0, 40.0], "two": [60.0, 70.0], "birds (3 x 4, 5 labels)": [0.0, 99.0]}
 
 
-def test_the_default_is_the_first_of_the_kept_table():
+def test_the_default_follows_from_the_kept_table():
+    """Of those within half a rank of the best in micro-F1, which is tuned, the best in all four measures: docs/sklearn.md says so."""
     text = defaults.RESULT.read_text(encoding="utf-8")
     _, ranked = table(text, "of all fits.")
-    first = defaults.CONTENDERS[next(iter(ranked))]
+    best = min(row[0] for row in ranked.values())
+    name = min((name for name, row in ranked.items() if row[0] <= best + 0.5), key=lambda name: ranked[name][4])
     default = MultiLabelMappingClassifier()
-    assert first == {"mapping": default.mapping, "C": default.C}
+    assert defaults.CONTENDERS[name] == {"mapping": default.mapping, "C": default.C}
+    assert next(iter(ranked)) == "1.5-entmax, support, C = 0.3", "the page says that it is the best in all four"
 
 
 def test_on_birds_the_default_is_no_worse_than_logistic_regression():
