@@ -576,6 +576,26 @@ def test_torch_compile(name, monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("grad", [pytest.param(True, marks=pytest.mark.whole), False])
+def test_torch_compile_where_no_gradient_is_asked_for(grad):
+    torch, free, y = torch_operands("float32")
+    x, weight, bias = free if grad else (a.detach() for a in free)
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def evaluate():
+        return (
+            A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias),
+            A.linear_log_prob(x, weight, y, linear_bias=bias),
+        )
+
+    with torch.no_grad():
+        got = evaluate()
+    assert not got[0].requires_grad
+    close(got[0], A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias).detach(), 1e-5)
+    close(got[1], A.linear_log_prob(x, weight, y, linear_bias=bias).detach(), 1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_transforms_of_torch_func(name):

@@ -1,6 +1,7 @@
 """Ragged rows: every verb on segments against a loop over them by the verb on rows, in every framework."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -472,6 +473,24 @@ def test_under_torch_compile(mapping):
     torch._dynamo.reset()
     with pytest.raises(IndexError, match=r"index\[4\]"):
         torch.compile(ways[0][0], fullgraph=True)(x, bad)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["support", *(pytest.param(verb, marks=pytest.mark.whole) for verb in ("log_apply", "logsumexp", "threshold", "loss", "sample", "entropy"))],
+)  # fmt: skip
+def test_every_verb_under_torch_compile(verb):
+    index, x = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, -math.inf, 0.25, 0.25])
+    given = {"loss": (x, torch.tensor([-100, 2])), "sample": (torch.where(x == 0.5, x, -math.inf),)}.get(verb, (x,))
+    given = (
+        (x.clip(min=0),) if verb in ("entropy", "support") else given if verb == "logsumexp" else ("softmax", *given)
+    )
+
+    def f(index):
+        return getattr(anymax, f"segment_{verb}")(*given, index=index, num_segments=2)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager")(index), f(index))
 
 
 @pytest.mark.whole
