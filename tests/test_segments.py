@@ -475,10 +475,13 @@ def test_under_torch_compile(mapping):
         torch.compile(ways[0][0], fullgraph=True)(x, bad)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    ["support", *(pytest.param(verb, marks=pytest.mark.whole) for verb in ("log_apply", "logsumexp", "threshold", "loss", "sample", "entropy"))],
-)  # fmt: skip
+VERBS = [
+    pytest.param(v, marks=pytest.mark.whole)
+    for v in ("log_apply", "logsumexp", "threshold", "loss", "sample", "entropy")
+]
+
+
+@pytest.mark.parametrize("verb", ["support", *VERBS])
 def test_every_verb_under_torch_compile(verb):
     index, x = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, -math.inf, 0.25, 0.25])
     given = {"loss": (x, torch.tensor([-100, 2])), "sample": (torch.where(x == 0.5, x, -math.inf),)}.get(verb, (x,))
@@ -739,6 +742,13 @@ def test_an_index_is_sorted_without_an_engine_too(monkeypatch):
         ({"lengths": [1, 2], "num_segments": 1}, ValueError, "num_segments=1, and lengths has 2"),
         ({"index": [0, 0, 1], "num_segments": -1}, TypeError, "from 0 on"),
         ({"index": [0, 0, 1], "num_segments": 2.0}, TypeError, "from 0 on"),
+        ({"index": [0, 2**40, 1]}, ValueError, r"index\[1\] is 1099511627776, and at most"),
+        (
+            {"index": [0, 0, 1], "num_segments": 2**62},
+            ValueError,
+            r"at most 2147483647 segments are served; number them",
+        ),
+        ({"lengths": [2**62, 2**62, 3]}, ValueError, r"the lengths sum to 9.223e\+18, beyond 64 bits"),
         ({"index": [0, 0, 1], "axis": 2}, ValueError, "axis 2 is out of range"),
     ],
     ids=str,

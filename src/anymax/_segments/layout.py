@@ -12,6 +12,8 @@ from .._array import Array, asarray, check_axis, eager, is_integer, is_jax, is_t
 from .._options import answering
 from ..kernels import ragged
 
+_MOST = 2**31 - 1  # segments, whose bounds the engine counts in 32 bits
+
 
 class Bucket(NamedTuple):
     """Segments of similar length, padded to rows of one length."""
@@ -235,6 +237,12 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
     a = a.astype(np.int64, copy=False)
     if name == "index":
         count = num_segments if num_segments is not None else int(a.max(initial=-1)) + 1
+        if count > _MOST:
+            which = f"num_segments={count}" if num_segments is not None else f"index[{int(a.argmax())}] is {count - 1}"
+            raise ValueError(
+                f"{who}: {which}, and at most {_MOST} segments are served; number them from 0 on without gaps, as "
+                "numpy.unique(index, return_inverse=True) does"
+            )
         wrong, ptr, order = ragged.sort(a, count)
         if wrong >= 0:
             allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
@@ -245,6 +253,8 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
         if (a < 0).any():
             first = int((a < 0).argmax())
             raise ValueError(f"{who}: lengths[{first}] is {int(a[first])}; a length is 0 or more")
+        if a.sum(dtype=np.float64) >= 2.0**63:
+            raise ValueError(f"{who}: the lengths sum to {a.sum(dtype=np.float64):.4g}, beyond 64 bits")
         a = np.concatenate([np.zeros(1, np.int64), np.cumsum(a)])
     else:
         if a[0]:
