@@ -25,7 +25,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import mapping_of, number_of, parameters_of, threads, with_parameters
+from .parameters import mapping_of, not_below_zero, number_of, parameters_of, threads, with_parameters
 from .solvers import descend
 from .stochastic import Stream
 
@@ -465,4 +465,4 @@ def _class_weights(
     if isinstance(class_weight, str) and class_weight == "balanced":
         mass = np.bincount(index, weights, len(classes))
         return weights.sum() / (len(classes) * np.where(mass > 0, mass, 1.0))
-    return compute_class_weight(class_weight, classes=classes, y=y)
+    return not_below_zero(class_weight, compute_class_weight(class_weight, classes=classes, y=y))
