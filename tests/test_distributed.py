@@ -460,6 +460,28 @@ def test_sampled_classes_hold_those_of_the_batch():
         A.nn.MarginHead(6, 11, sample_rate=0.0)
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_a_margin_head_says_which_targets_are_none_of_its_classes(rate):
+    """On every process, since all of them have all targets."""
+    rows = numbers(11, 4, 6)
+
+    def said(group, t):
+        with pytest.raises(IndexError, match=r"from 0 to 10 \(or ignore_index=-100\), got values from -1 to 11"):
+            heads(group, sample_rate=rate)(rows, t)
+        return True
+
+    bad, good = torch.tensor([3, -1, 11, 7]), torch.tensor([3, 0, 10, 7])
+    if rate < 1:
+        said(None, bad)
+    assert together(2, lambda group: said(group, bad if group.rank else good)) == [True, True]
+    head = heads(None, sample_rate=0.4)
+    with pytest.raises(TypeError, match=r"a tensor of integers, got torch\.float32"):
+        head(rows, good.float())
+    with pytest.raises(ValueError, match=r"need a target of shape \(4,\), got \(3,\)"):
+        head(rows, good[:3])
+    same(head.eval()(rows, good.to(torch.uint8)), head(rows, good))
+
+
 def _touched(head, rows, t, group):
     head(rows[2 * group.rank : 2 * group.rank + 2], t[2 * group.rank : 2 * group.rank + 2]).backward()
     touched = head.weight.grad.abs().sum(-1) > 0

@@ -81,6 +81,10 @@ apart = distribute_tensor(x, mesh, places[1])
 for call, words in (
     (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "the scores are Partial"),
     (lambda: A.logsumexp(half), "the scores are Partial"), (lambda: A.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
+    (lambda: A.segment_apply("softmax", apart, lengths=[1, 5]), "segment_apply takes no DTensor; give"),
+    (lambda: A.segment_logsumexp(x, index=apart), "segment_logsumexp takes no DTensor as index; give index.full_tensor()"),
+    (lambda: A.linear_loss(x, apart, t), "linear_loss takes no DTensor as linear_weight; give linear_weight.full_tensor()"),
+    (lambda: A.linear_log_prob(x, x, apart), "linear_log_prob takes no DTensor as target; give"),
     (lambda: A.sample("softmax", apart, generator=0), "takes no DTensor"), (lambda: A.jacobian("softmax", apart), "takes no DTensor"),
     (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
 ):

@@ -335,6 +335,7 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.multilabel_softmax_loss(X, X > 0, pos_weight=2), "(say weight=, one factor for each class)"),
         (lambda: am.cross_entropy(input=X, target=Y), "missing 1 required positional argument: 'scores'"),  # Python's: it has the name
         (lambda: am.softmax(input=X), "missing 1 required positional argument: 'x'"),
+        (lambda: am.segment_apply("softmax", X, [0, 1]), "takes 2 without a name (mapping, x), got 3; name the others: index=, ptr="),
         (lambda: am.sample("softmax", X, seed=0), "(say generator=, which takes an integer too)"),
         (lambda: am.sample("softmax", X, generator=0, size=3), "(say num_samples=)"),
         (lambda: am.gumbel_softmax(X, generator=0, eps=1e-9), "(leave it out)"),
@@ -571,6 +572,8 @@ def test_an_odd_tensor_is_one_sentence():
         (lambda: am.softmax(x, dtype="nonsense"), "dtype: expected a floating-point dtype such as 'float32', got 'nonsense'"),
         (lambda: am.softmax(X, dtype=torch.complex64), "dtype: expected a floating-point dtype such as 'float32', got torch.complex64"),
         (lambda: am.nn.Activation("entmax", learn="alpha", bounds=2), "bounds must be a pair (low, high), got 2"),
+        (lambda: am.nn.MarginHead(3, 0), "MarginHead: num_classes must be at least 1, got 0"),
+        (lambda: am.nn.LinearLoss(-3, 4), "LinearLoss: in_features must be at least 1, got -3"),
         (lambda: am.nn.MarginHead(3, "a"), "MarginHead: num_classes must be an integer, got 'a'"),
         (lambda: am.nn.Loss("sparsemax", size_average=True), "Loss has no option 'size_average' (say reduction='mean'"),
         (lambda: am.nn.Loss("sparsemax", weight="a"), "weight: expected an array or a list of numbers, got 'a'"),

@@ -576,6 +576,26 @@ def test_torch_compile(name, monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("grad", [pytest.param(True, marks=pytest.mark.whole), False])
+def test_torch_compile_where_no_gradient_is_asked_for(grad):
+    torch, free, y = torch_operands("float32")
+    x, weight, bias = free if grad else (a.detach() for a in free)
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def evaluate():
+        return (
+            A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias),
+            A.linear_log_prob(x, weight, y, linear_bias=bias),
+        )
+
+    with torch.no_grad():
+        got = evaluate()
+    assert not got[0].requires_grad
+    close(got[0], A.linear_loss(x, weight, y, "sparsemax", linear_bias=bias).detach(), 1e-5)
+    close(got[1], A.linear_log_prob(x, weight, y, linear_bias=bias).detach(), 1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["softmax", "entmax15"])
 def test_transforms_of_torch_func(name):
@@ -671,6 +691,13 @@ REFUSED = {
     "a support and a mask": (
         lambda: A.linear_log_prob(X, W, [0, 1], support=([0, 1], [0, 1, 2]), mask=[True] * 3), ValueError, "neither mask nor transform",
     ),
+    "targets of log p that are too few": (lambda: A.linear_log_prob(X, W, [0]), ValueError, r"\(integers\) of shape \(2,\)$"),
+    "a bias in the place of the map": (lambda: A.linear_loss(X, W, [0, 1], np.ones(3)), TypeError, "a bias is linear_bias="),
+    "torch's name of x": (lambda: A.linear_loss(input=X, linear_weight=W, target=[0, 1]), TypeError, r"'input' \(say x=\)"),
+    "a bias without its name": (
+        lambda: A.linear_loss(X, W, [0, 1], "softmax", [1.0] * 3), TypeError,
+        r"takes 4 without a name \(x, linear_weight, target, mapping\), got 5; name the others: linear_bias=, weight=",
+    ),
     "floats for classes": (lambda: A.linear_log_prob(X, W, [0.0, 1.0]), TypeError, "class indices"),
     "five classes to keep of three": (lambda: A.linear_loss(X, W, [0, 1], Budget(5)), ValueError, "5"),
 }  # fmt: skip
@@ -681,6 +708,18 @@ def test_what_is_refused(case):
     call, kind, said = REFUSED[case]
     with pytest.raises(kind, match=said):
         call()
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
+def test_shapes_without_values(name):
+    torch, free, y = torch_operands("float32")
+    x, weight, bias = (a.detach().to("meta").requires_grad_() for a in free)
+    loss = A.linear_loss(x, weight, y.to("meta"), MAPS[name], linear_bias=bias)
+    assert loss.shape == ()
+    assert [g.shape for g in torch.autograd.grad(loss, (x, weight, bias))] == [a.shape for a in free]
+    assert A.linear_log_prob(x, weight, y.to("meta"), MAPS[name]).shape == y.shape
+    if MAPS[name].has_threshold:
+        assert A.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape
 
 
 def test_dtypes_that_differ_are_refused():

@@ -1,6 +1,7 @@
 """Ragged rows: every verb on segments against a loop over them by the verb on rows, in every framework."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -474,6 +475,27 @@ def test_under_torch_compile(mapping):
         torch.compile(ways[0][0], fullgraph=True)(x, bad)
 
 
+VERBS = [
+    pytest.param(v, marks=pytest.mark.whole)
+    for v in ("log_apply", "logsumexp", "threshold", "loss", "sample", "entropy")
+]
+
+
+@pytest.mark.parametrize("verb", ["support", *VERBS])
+def test_every_verb_under_torch_compile(verb):
+    index, x = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, -math.inf, 0.25, 0.25])
+    given = {"loss": (x, torch.tensor([-100, 2])), "sample": (torch.where(x == 0.5, x, -math.inf),)}.get(verb, (x,))
+    given = (
+        (x.clip(min=0),) if verb in ("entropy", "support") else given if verb == "logsumexp" else ("softmax", *given)
+    )
+
+    def f(index):
+        return getattr(anymax, f"segment_{verb}")(*given, index=index, num_segments=2)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager")(index), f(index))
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("mapping", FEW[:2], ids=repr)
 def test_export(mapping):
@@ -720,6 +742,13 @@ def test_an_index_is_sorted_without_an_engine_too(monkeypatch):
         ({"lengths": [1, 2], "num_segments": 1}, ValueError, "num_segments=1, and lengths has 2"),
         ({"index": [0, 0, 1], "num_segments": -1}, TypeError, "from 0 on"),
         ({"index": [0, 0, 1], "num_segments": 2.0}, TypeError, "from 0 on"),
+        ({"index": [0, 2**40, 1]}, ValueError, r"index\[1\] is 1099511627776, and at most"),
+        (
+            {"index": [0, 0, 1], "num_segments": 2**62},
+            ValueError,
+            r"at most 2147483647 segments are served; number them",
+        ),
+        ({"lengths": [2**62, 2**62, 3]}, ValueError, r"the lengths sum to 9.223e\+18, beyond 64 bits"),
         ({"index": [0, 0, 1], "axis": 2}, ValueError, "axis 2 is out of range"),
     ],
     ids=str,

@@ -888,6 +888,7 @@ def test_one_class_a_row_is_a_mapping_classifier():
         ({"grid": []}, None, "grid is empty"),
         ({"mapping": "zlpr", "alpha": 2}, None, "'zlpr' has no alpha"),
         ({"class_weight": {9: 1.0}}, None, "names the label 9; the labels are the columns 0 to 4"),
+        ({"class_weight": {1: -1.0}}, None, r"class_weight=\{1: -1.0\}: expected numbers from 0"),
         ({"cv": 1}, None, "cross-validation needs 2 folds"),
         ({}, np.zeros((150, 5), int), "y has no label in any row"),
         ({}, np.full((150, 5), 2), "expected an indicator matrix"),

@@ -39,8 +39,8 @@ class Layer:
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
         """part: other processes have more classes, so that these may be few or none."""
-        mapping = as_mapping(mapping, who)
-        refuse_sharded(who, x)
+        mapping = as_mapping(mapping, who, "it stands where a mapping does; a bias is linear_bias=")
+        refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
         x = asarray(x, "x")
         xp = namespace(x)
         x = floating(x, xp, "x")
@@ -172,9 +172,13 @@ def class_indices(
 ) -> tuple[Array, Array]:
     """(the classes [rows], where they are to be left out); an error where one is no class."""
     if tuple(target.shape) != layer.lead:
+        either = (
+            f", or a distribution (floating point) of shape {(*layer.lead, layer.classes)}"
+            if ignore_index is not None
+            else ""
+        )
         raise ValueError(
-            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}, or a distribution "
-            f"(floating point) of shape {(*layer.lead, layer.classes)}"
+            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}{either}"
         )
     index = xp.reshape(_array.counts(target, xp), (layer.rows,))
     out = index == ignore_index if ignore_index is not None else index == -1

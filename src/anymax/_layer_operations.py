@@ -50,8 +50,11 @@ def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
-    call = spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
-    return _Layer.apply(layer.x, layer.weight, layer.bias, layer.keep, index, of_class, *call)
+    operands = layer.x, layer.weight, layer.bias
+    call = *operands, layer.keep, index, of_class, spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
+    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands):
+        return _Layer.apply(*call)
+    return torch.ops.anymax.layer(*call)  # torch.compile traces no autograd function of which nothing has a gradient
 
 
 def _made(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import distributed, functional, losses, margins, output_layers, transforms
+from ._array import eager, is_integer
 from ._mapping import Mapping
 from ._of_mapping import OfMapping, check_sizes
 from ._typing import Reduction
@@ -121,8 +122,10 @@ class MarginHead(OfMapping):
             return losses.margin_loss(
                 mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **self.options
             )
+        target = self._integers(embeddings, target)
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
+        self._check_range(target)  # of all rows, so that every process says so
         weight, starts = self.weight, self.starts
         if sampled:
             chosen, target, starts = self._sampled(target)
@@ -141,6 +144,26 @@ class MarginHead(OfMapping):
         loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
         split: dict[str, Any] = {"class_start": start, "class_count": starts[-1], "group": self.group}
         return loss(mapping, scores, target, axis=-1, **split, **self.options)
+
+    def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
+        """The targets as 64-bit integers, one for each embedding."""
+        if not isinstance(target, Tensor) or not is_integer(target):
+            got = target.dtype if isinstance(target, Tensor) else type(target).__name__
+            raise TypeError(f"MarginHead: target must be class indices, a tensor of integers, got {got}")
+        if target.shape != embeddings.shape[:-1]:
+            raise ValueError(
+                f"MarginHead: embeddings of shape {tuple(embeddings.shape)} need a target of shape {tuple(embeddings.shape[:-1])}, "
+                f"got {tuple(target.shape)}"
+            )
+        return target.long()
+
+    def _check_range(self, target: Tensor) -> None:
+        stray = (target != self.options["ignore_index"]) & ((target < 0) | (target >= self.num_classes))
+        if eager(stray) and bool(stray.any()):
+            raise IndexError(
+                f"MarginHead: class indices must be from 0 to {self.num_classes - 1} (or ignore_index={self.options['ignore_index']}), "
+                f"got values from {int(target.min())} to {int(target.max())}"
+            )
 
     def _sampled(self, target: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(this process's classes that count in this step, the targets as numbers among all that do, where each process's begin).

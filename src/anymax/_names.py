@@ -16,25 +16,28 @@ class UnknownMap(ValueError):
     """No map has this name."""
 
 
-def as_mapping(given: Any, who: str = "") -> Mapping:
-    """The map that is given, or that a name means; a sentence, in the name of `who`, for anything else."""
+def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
+    """The map that is given, or that a name means; a sentence, in the name of `who`, for anything else.
+
+    place: what to say of where it stands, where an array was given.
+    """
     if isinstance(given, Mapping):
         return given
     if isinstance(given, str):
         return named(given)
     begin = f"{who}: " if who else ""
     raise TypeError(
-        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_said(given)}"
+        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_said(given, place)}"
     )
 
 
-def _said(given: Any) -> str:
+def _said(given: Any, place: str) -> str:
     """What was given in place of a map, and what to write for it."""
     if isinstance(given, type) and issubclass(given, Mapping):
         needed = required(given)
         return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
     if is_array(given):
-        return f"{type(given).__name__} of shape {tuple(given.shape)}; the mapping comes first, the scores after it"
+        return f"{type(given).__name__} of shape {tuple(given.shape)}; {place}"
     name = getattr(given, "__name__", None)
     if callable(given) and isinstance(name, str) and not isinstance(given, type):
         found = _spelled(ALIASES.get(name, name).partition(":")[0])

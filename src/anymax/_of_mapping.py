@@ -72,3 +72,5 @@ def check_sizes(who: str, in_features: Any, num_classes: Any) -> None:
     for name, size in (("in_features", in_features), ("num_classes", num_classes)):
         if isinstance(size, bool) or not isinstance(size, int):
             raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{who}: {name} must be at least 1, got {size}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -99,7 +100,9 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
         spelt, code = vars(function).get("__signature__"), function.__code__  # a signature takes a while to make
         names = spelt.parameters if spelt else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         takes = tuple(p for p in names if p != "self")
+        bound = int("self" in code.co_varnames[:1])
         more = not spelt and bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
 
         def own(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
             out = {}
@@ -112,7 +115,14 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
                 out[meant] = value
             return out
 
+        def too_many(given: int) -> TypeError:
+            first, rest = takes[: most - bound], takes[most - bound :]
+            others = f"; name the others: {'=, '.join(rest)}=" if rest else ""
+            return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {given}{others}")
+
         def call(*args: Any, **options: Any) -> Any:
+            if len(args) > most:
+                raise too_many(len(args) - bound)
             return function(*args, **(own(args, options) if options else options))
 
         # with the globals of the function, by which doctest tells whose examples these are

@@ -14,8 +14,11 @@ def sharded(x: Any) -> bool:
     return isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
-def refuse(who: str, x: Any) -> None:
-    """An error where a verb does not take a DTensor."""
+def refuse(who: str, x: Any, **others: Any) -> None:
+    """An error where a verb does not take a DTensor, as x or as another operand by its name."""
+    for name, value in others.items():
+        if sharded(value):
+            raise TypeError(f"{who} takes no DTensor as {name}; give {name}.full_tensor()")
     if sharded(x):
         raise TypeError(
             f"{who} takes no DTensor; give each device its own rows, x.to_local() (with their targets), or all of them, x.full_tensor()"

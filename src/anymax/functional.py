@@ -16,7 +16,7 @@ from ._noises import Noise
 from ._options import allowed, answering, names, spelled
 from ._rows import hide, join, like_scores, prepare, restore_axis, split
 from ._shards import over_devices, sharded
-from ._typing import ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
+from ._typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .kernels import reference
 from .mappings import (
@@ -308,7 +308,7 @@ def sparse_softmax(
     x: ArrayT | Numbers,
     axis: Axes = None,
     *,
-    k: int | Parameter | None = None,
+    k: int | AnyArray | None = None,
     p: Parameter | None = None,
     out: ArrayT | None = None,
     **options: Unpack[LogOptions],

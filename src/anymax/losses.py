@@ -47,7 +47,7 @@ from ._targets import (
     reduced,
     result_dtype,
 )
-from ._typing import ArrayT, LossOptions, Numbers, Parameter, Target, Weight
+from ._typing import AnyArray, ArrayT, LossOptions, Numbers, Parameter, Target, Weight
 from .autodiff import bridge
 from .functional import log_rows
 from .mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
@@ -312,7 +312,7 @@ def sparse_softmax_loss(
     target: Target,
     weight: Weight = None,
     *,
-    k: int | Parameter | None = None,
+    k: int | AnyArray | None = None,
     p: Parameter | None = None,
     **options: Unpack[LossOptions],
 ) -> ArrayT:

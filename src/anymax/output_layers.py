@@ -18,6 +18,7 @@ from ._layer import Layer, class_indices
 from ._layer_asks import Ask, Thresholds
 from ._mapping import Mapping
 from ._options import answering, spelled
+from ._shards import refuse as refuse_sharded
 from ._targets import check_reduction, class_weights, reduced
 from ._terms import terms_of
 from ._transform import Transform, transforms_of
@@ -32,6 +33,8 @@ _SOFTMAX = Softmax()
 _HINTS = {
     "axis": "leave it out: the features of x are its last axis",
     "options": "say chunk=",
+    "input": "say x=",
+    "softcap": "give it as transform=, a function of the scores",
     "temperature": "divide x by it",
 }
 
@@ -148,6 +151,7 @@ def linear_log_prob(
     """
     who = "linear_log_prob"
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    refuse_sharded(who, None, target=target)
     xp = namespace(layer.x)
     target = _array.beside(target, layer.x, "target", xp)
     if not is_integer(target):
@@ -241,6 +245,7 @@ def _loss(
 ) -> Any:
     who, xp = ask.who, namespace(layer.x)
     _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
+    refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     one = upcast(layer.weight[:1, :1], xp)
     if weight is not None:

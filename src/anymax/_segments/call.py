@@ -9,6 +9,7 @@ from .. import _array
 from .._array import Array, asarray, check_axis, floating, from_last, namespace, pick_axis, to_last, upcast
 from .._mapping import Mapping
 from .._names import as_mapping
+from .._shards import refuse as refuse_sharded
 from ..kernels import ragged
 from .layout import Segments, along, read
 from .padded import of_segments
@@ -27,6 +28,7 @@ class Call:
     @classmethod
     def of(cls, who: str, mapping: Mapping | str, x: Any, given: Any) -> Call:
         index, ptr, lengths, num_segments, axis, dim = given
+        refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)
         xp = namespace(x)
         x = floating(x, xp)

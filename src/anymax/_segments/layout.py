@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,18 @@ class Rows(NamedTuple):
     row: Any  # [segments]: which of all rows each segment is; one after the last for an empty segment
 
 
+class _once(property):
+    """A property that is found once, as of functools, whose lock in Python 3.11 torch.compile can't trace."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        def get(self: Segments) -> Any:
+            if find.__name__ not in self._found:
+                self._found[find.__name__] = find(self)
+            return self._found[find.__name__]
+
+        super().__init__(get, doc=find.__doc__)
+
+
 class Segments:
     """Which entries belong to which segment, made by `segments` and taken wherever an index is.
 
@@ -48,6 +60,7 @@ class Segments:
     def __init__(self, ptr: Any, order: Any, num_entries: int) -> None:
         self.ptr, self.order = ptr, order
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
+        self._found: dict[str, Any] = {}
         self._as: dict[Any, Any] = {}  # what was made of it for arrays of a kind and place
 
     @property
@@ -60,7 +73,7 @@ class Segments:
         """How many entries each segment has, [num_segments]."""
         return self.ptr[1:] - self.ptr[:-1]
 
-    @functools.cached_property
+    @_once
     def index(self) -> Any:
         """The segment of each entry, [num_entries]; traced, num_segments for an entry of none."""
         if isinstance(self.ptr, np.ndarray):
@@ -76,7 +89,7 @@ class Segments:
         out = xp.where(each < self.ptr[0], self.num_segments * xp.ones_like(out), out)
         return out if self.order is None else out[self.inverse]
 
-    @functools.cached_property
+    @_once
     def inverse(self) -> Any:
         """The place of each entry in `order`, [num_entries]; None where that is None."""
         if self.order is None:
@@ -89,7 +102,7 @@ class Segments:
             return self.order.at[self.order].set(_arange(self.num_entries, self.order).astype(self.order.dtype))
         return namespace(self.order).argsort(self.order)
 
-    @functools.cached_property
+    @_once
     def rank(self) -> Any:
         """The place of each entry among those of its segment, [num_entries]."""
         place = np.arange(self.num_entries) if self.order is None else self.inverse
@@ -224,7 +237,15 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
         raise ValueError(f"{who}: {name}[{int(a.argmax())}] is {int(a.max())}, beyond 64 bits")
     a = a.astype(np.int64, copy=False)
     if name == "index":
-        wrong, ptr, order = ragged.sort(a, num_segments, tensor)
+        try:
+            wrong, ptr, order = ragged.sort(a, num_segments, tensor)
+        except ragged.TooMany as error:
+            (count,) = error.args
+            which = f"num_segments={count}" if num_segments is not None else f"index[{int(a.argmax())}] is {count - 1}"
+            raise ValueError(
+                f"{who}: {which}, and at most {ragged.MOST} segments are served; number them from 0 on without gaps, as "
+                "numpy.unique(index, return_inverse=True) does"
+            ) from None
         if wrong >= 0:
             count = ptr.size - 1
             allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
@@ -235,6 +256,8 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
         if (a < 0).any():
             first = int((a < 0).argmax())
             raise ValueError(f"{who}: lengths[{first}] is {int(a[first])}; a length is 0 or more")
+        if a.sum(dtype=np.float64) >= 2.0**63:
+            raise ValueError(f"{who}: the lengths sum to {a.sum(dtype=np.float64):.4g}, beyond 64 bits")
         a = np.concatenate([np.zeros(1, np.int64), np.cumsum(a)])
     else:
         if a[0]:
@@ -259,7 +282,7 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
         if is_jax(value):
             index, ptr, order = xla_segments.sort(value, num_segments)
             out = Segments(ptr, order, value.shape[0])
-            out.index = index
+            out._found["index"] = index
             return out
         order = value.argsort(stable=True)
         ptr = xp.searchsorted(value[order], _arange(num_segments + 1, value), side="left")

@@ -64,7 +64,8 @@ def _traced(segments: Segments) -> Rows:
     while count and n:
         most = min(count, n // least)
         mine = (lengths >= least) & (lengths <= width)
-        slot = xp.astype(xp.cumulative_sum(xp.astype(mine, ptr.dtype)), ptr.dtype) - 1
+        slot = xp.astype(mine, ptr.dtype)
+        slot = xp.astype(xp.cumsum(slot, 0) if is_torch(slot) else xp.cumulative_sum(slot), ptr.dtype) - 1
         ids = xp.sort(xp.where(mine, upto(count), count * xp.ones_like(slot)))[:most]
         there = ids < count
         ids = xp.where(there, ids, xp.zeros_like(ids))

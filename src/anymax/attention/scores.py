@@ -20,6 +20,7 @@ from .._array import (
     is_floating,
     is_integer,
     is_torch,
+    known,
     like,
     namespace,
     number,
@@ -199,6 +200,12 @@ def prepare(
     for name, value in (("lengths", lengths), ("q_lengths", q_lengths)):
         if value is not None:
             arrays[name] = by_batch("attention", value, q, shape, name, xp)
+            each = arrays[name].reshape(-1).tolist() if known(arrays[name]) else ()  # a list is the quickest to look at
+            most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
+            if each and not 0 <= min(each) <= max(each) <= most:
+                raise ValueError(
+                    f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {min(each)} to {max(each)}"
+                )
     if is_array(number(offset)):
         arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
         offset = 0

@@ -42,7 +42,7 @@ def serves(layer: Layer, *others: Any) -> bool:
     if torch.compiler.is_compiling() or modes() or _transformed():
         return False
     tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
-    if any(type(a) not in KINDS or a.layout is not torch.strided for a in tensors):
+    if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
         return False
     return not (torch.is_grad_enabled() and any(a.requires_grad for a in others if a is not None))
 

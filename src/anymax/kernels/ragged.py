@@ -21,6 +21,16 @@ def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
     return native.refuse(op, mapping, x)
 
 
+class TooMany(ValueError):
+    """More segments than MOST."""
+
+
+def _few(count: int) -> int:
+    if count > MOST:
+        raise TooMany(count)
+    return count
+
+
 def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tuple[int, np.ndarray, np.ndarray | None]:
     """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range.
 
@@ -30,11 +40,11 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     if not isinstance(engine, str):
         # in order, as most are: then the last is the largest, and no order is wanted
         last = segments if segments is not None else max(int(index[-1]) + 1, 0) if index.size else 0
-        ptr = np.empty(last + 1, np.int64)
+        ptr = np.empty(_few(last) + 1, np.int64)
         if engine.sort_segments(index, ptr, None, threads_of_torch) == index.size:
             return -1, ptr, None
     count = segments if segments is not None else max(int(index.max(initial=-1)) + 1, 0)
-    ptr = np.zeros(count + 1, np.int64)
+    ptr = np.zeros(_few(count) + 1, np.int64)
     if not isinstance(engine, str):
         order = np.empty(index.shape, np.int64)
         done = engine.sort_segments(index, ptr, order, threads_of_torch)
@@ -46,6 +56,7 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
+MOST = 2**31 - 1  # segments, whose bounds the engine counts in 32 bits
 Layout = tuple[np.ndarray, np.ndarray | None, int]  # ptr, order, the axis of the entries
 
 

@@ -26,7 +26,7 @@ from .._array import (
 )
 from .._mapping import Facts, Mapping, row_top
 from .._truncate import topk_keep, topp_keep
-from .._typing import Parameter
+from .._typing import AnyArray, Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class SparseSoftmax(Mapping):
     array([0.5, 0.5, 0. ])
     """
 
-    k: int | Parameter | None = None
+    k: int | AnyArray | None = None
     p: Parameter | None = None
 
     name = "sparse_softmax"

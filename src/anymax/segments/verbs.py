@@ -281,7 +281,10 @@ def segment_entropy(
     tensors.refuse("segment_entropy", p)
     call = Call.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
     order = call.one_each(alpha, "alpha")
-    entropy([1.0], kind, order if not is_array(order) else 2.0)  # says what is wrong where there is no segment too
+    if not call.segments.num_entries:
+        entropy(
+            [1.0], kind, order if not is_array(order) else 2.0
+        )  # says what is wrong where there is no row to say it of
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return entropy(rows, kind, _one_of(order, bucket))

@@ -25,7 +25,7 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import Blocks, here, is_dask, lazily, names_of, parts
 from .objective import Linear
-from .parameters import MapParameters, mapping_of, number_of, threads
+from .parameters import MapParameters, mapping_of, not_below_zero, number_of, threads
 from .solvers import descend
 from .stochastic import Stream
 
@@ -116,7 +116,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _usual_C: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
+    _usual_c: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
     mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
 
     def __init__(
@@ -179,12 +179,12 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         number_of("C", self.C, 0.0, True, "a positive number, or inf for no penalty")
         if self.l2 is not None:
             number_of("l2", self.l2, 0.0, False, "a number from 0, or None to use C")
-            if self.C != self._usual_C:
+            if self._usual_c != self.C:
                 raise ValueError(f"C={self.C!r} and l2={self.l2!r} say the same thing in two ways; give one of them")
         number_of("tol", self.tol, 0.0, False, "a number from 0")
         if self.penalty not in ("l2", None):
             raise ValueError(f"penalty={self.penalty!r}: expected 'l2', or None for no penalty; there is no other here")
-        if self.penalty is None and (self.C != self._usual_C or self.l2 is not None):
+        if self.penalty is None and (self._usual_c != self.C or self.l2 is not None):
             raise ValueError(
                 f"penalty=None with C={self.C!r} and l2={self.l2!r}: without a penalty there is no weight of it; leave them out"
             )
@@ -443,4 +443,4 @@ def _class_weights(
     if isinstance(class_weight, str) and class_weight == "balanced":
         mass = np.bincount(index, weights, len(classes))
         return weights.sum() / (len(classes) * np.where(mass > 0, mass, 1.0))
-    return compute_class_weight(class_weight, classes=classes, y=y)
+    return not_below_zero(class_weight, compute_class_weight(class_weight, classes=classes, y=y))

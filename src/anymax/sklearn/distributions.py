@@ -11,6 +11,7 @@ from sklearn.utils.validation import _check_sample_weight
 from . import losses
 from .blocks import here
 from .classes import MappingClassifier
+from .parameters import not_below_zero
 
 if TYPE_CHECKING:
     from typing import Self
@@ -117,7 +118,8 @@ class LabelDistributionClassifier(MappingClassifier):
         stray = [name for name in self.class_weight if name not in range(k)]
         if stray:
             raise ValueError(f"class_weight names the class {stray[0]!r}; the classes are the columns 0 to {k - 1}")
-        return weights * (q @ np.array([float(self.class_weight.get(name, 1.0)) for name in range(k)]))
+        factors = np.array([float(self.class_weight.get(name, 1.0)) for name in range(k)])
+        return weights * (q @ not_below_zero(self.class_weight, factors))
 
     def score(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Minus the mean Jensen-Shannon divergence between `predict_proba(X)` and the proportions y, from -log 2 to 0.

@@ -22,7 +22,7 @@ from . import losses
 from .blocks import here, only
 from .classes import MappingClassifier
 from .levels import SCORES, best, lasting
-from .parameters import NO_MAP, mapping_of, number_of
+from .parameters import NO_MAP, mapping_of, not_below_zero, number_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -98,7 +98,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
            [0, 1, 1]])
     """
 
-    _usual_C = 0.3
+    _usual_c = 0.3
     decision_: str
     threshold_: float
     scale_: float
@@ -486,7 +486,7 @@ def _label_weights(class_weight: Any, labels: Any, weights: np.ndarray) -> np.nd
         stray = [label for label in class_weight if label not in range(k)]
         if stray:
             raise ValueError(f"class_weight names the label {stray[0]!r}; the labels are the columns 0 to {k - 1}")
-        each = np.array([float(class_weight.get(label, 1.0)) for label in range(k)])
+        each = not_below_zero(class_weight, np.array([float(class_weight.get(label, 1.0)) for label in range(k)]))
     else:
         raise ValueError(f"class_weight={class_weight!r}: expected a dict of label: weight, 'balanced' or None")
     return np.where(count > 0, (labels @ each) / np.maximum(count, 1), 1.0)

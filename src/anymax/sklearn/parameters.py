@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from .. import _names
@@ -136,3 +137,10 @@ def number_of(name: str, value: Any, low: float, open_end: bool, words: str) -> 
     if not ok or value < low or (open_end and value == low):
         raise ValueError(f"{name}={value!r}: expected {words}")
     return float(value)
+
+
+def not_below_zero(class_weight: Any, factors: np.ndarray) -> np.ndarray:
+    """The factors of the classes, as class_weight has them."""
+    if not (factors >= 0).all():
+        raise ValueError(f"class_weight={class_weight!r}: expected numbers from 0")
+    return factors
