@@ -274,6 +274,15 @@ def test_compile(torch):
     torch.testing.assert_close(got, attention_varlen(q, k, v, CU_Q, CU_K, mapping="sparsemax", is_causal=True))
 
 
+@pytest.mark.whole
+def test_compile_with_bounds_in_the_program(torch):
+    q = torch.tensor(operands()[0], dtype=torch.float32)[:, :2]
+    call = torch.compile(
+        lambda q: attention_varlen(q, q, q, list(CU_Q), max_seqlen_q=19), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(call(q), attention_varlen(q, q, q, CU_Q))
+
+
 # -- JAX ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +302,12 @@ def test_jit_with_known_bounds_and_gradient(jax):
     (call(*leaves) ** 2).sum().backward()
     for one, leaf in zip(got, leaves, strict=True):
         np.testing.assert_allclose(one, leaf.grad, atol=1e-5)
+
+
+def test_one_length_for_the_same_traced_bounds(jax):
+    q = operands()[0].astype(np.float32)
+    got = jax.jit(lambda q, bounds: attention_varlen(q, q, q, bounds, max_seqlen_q=19))(q, jax.numpy.asarray(CU_Q))
+    np.testing.assert_allclose(got, attention_varlen(q, q, q, CU_Q), atol=2e-6)
 
 
 @pytest.mark.parametrize("offset", [None, 0], ids=str)

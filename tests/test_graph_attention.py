@@ -371,7 +371,7 @@ def test_pool_gradients_and_weights():
         (lambda: nn.AttentionPool(heads=2), ValueError, "needs features="),
         (lambda: nn.AttentionPool("softmax", 2)(torch.ones(9, 3), lengths=LENGTHS), ValueError, r"\[entries, 2\], got \(9, 3\)"),
         (lambda: nn.AttentionPool()(torch.ones(9, 2), torch.ones(8), lengths=LENGTHS), ValueError, r"\(9,\) or \(9, heads\), got \(8,\)"),
-        (lambda: nn.AttentionPool("softmax", 2)(torch.ones(9, 2)), TypeError, "exactly one of index="),
+        (lambda: nn.AttentionPool("softmax", 2)(torch.ones(9, 2)), TypeError, "AttentionPool: give exactly one of index="),
         (lambda: nn.AttentionPool("softmax", 2)(torch.ones(8, 2), lengths=LENGTHS), ValueError, "9 entries"),
         (lambda: nn.AttentionPool(embed_dim=2), TypeError, "say features="),
         (lambda: nn.AttentionPool("softmax", 0), ValueError, "features must be at least 1"),

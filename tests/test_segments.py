@@ -481,6 +481,14 @@ VERBS = [
 ]
 
 
+@pytest.mark.whole
+def test_lists_under_torch_compile():
+    torch._dynamo.reset()
+    f = lambda x: segment_apply("softmax", x, lengths=[1, 3])  # noqa: E731
+    x = torch.tensor([0.5, 1.0, 0.25, 0.0])
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager")(x), f(x))
+
+
 @pytest.mark.parametrize("verb", ["support", *VERBS])
 def test_every_verb_under_torch_compile(verb):
     index, x = torch.tensor([1, 0, 1, 1]), torch.tensor([0.5, -math.inf, 0.25, 0.25])

@@ -12,9 +12,10 @@ from ._array import dense, eager, is_ragged
 from ._mapping import Mapping
 from ._of_mapping import OfMapping
 from ._options import answering
+from ._segments.layout import read
 from .attention import operands
 from .mappings import Softmax
-from .segments import Segments, segment_apply, segments
+from .segments import Segments, segment_apply
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
@@ -380,7 +381,7 @@ class AttentionPool(OfMapping):
             raise ValueError(
                 f"AttentionPool: scores must have the shape ({x.shape[0]},) or ({x.shape[0]}, heads), got {got}"
             )
-        rows = segments(index, ptr=ptr, lengths=lengths, num_segments=num_segments)
+        rows = read("AttentionPool", index, ptr, lengths, num_segments)
         weights = segment_apply(self.mapping, scores, index=rows)
         entries = x if weights.ndim == 1 else x[:, None]
         out = _summed(entries, weights.to(x.dtype), rows.beside("index", x), rows.num_segments)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, asarray, check_axis, eager, is_integer, is_jax, is_torch, namespace, shown
+from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
 from .._options import answering
 from ..kernels import ragged, xla_segments
 
@@ -218,6 +218,8 @@ def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments
         if num_segments not in (None, value.num_segments):
             raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {value.num_segments} segments")
         return value
+    if isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+        value = sys.modules["torch"].tensor(value)
     value = asarray(value, name)
     if value.ndim != 1:
         raise ValueError(f"{who}: {name} must have one axis, got the shape {tuple(value.shape)}")

@@ -97,7 +97,7 @@ def attention_varlen(
     cu_seqlens_k: the bounds in k and v; by default those in q.
     max_seqlen_q: the length of the longest sequence in q, or more. It is checked and not needed, but under `jax.jit` and
         `torch.compile` with traced bounds, where it is the length that all are padded to.
-    max_seqlen_k: likewise of k.
+    max_seqlen_k: likewise of k; by default max_seqlen_q, where the bounds in k are those in q.
     mapping: the map from the scores of a query to its weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
         each head has the shape [heads, 1, 1], and for each sequence [sequences, 1 or heads, 1, 1].
     is_causal: query i attends to the keys up to offset + i only.
@@ -127,7 +127,9 @@ def attention_varlen(
     if k.shape[0] != v.shape[0]:
         raise ValueError(f"attention_varlen: k has {k.shape[0]} keys and v has {v.shape[0]}; they must agree")
     at_q = _bounds("cu_seqlens_q", cu_seqlens_q, q, "q")
-    at_k = _bounds("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, k, "k")
+    if cu_seqlens_k is None:
+        cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_q if max_seqlen_k is None else max_seqlen_k
+    at_k = _bounds("cu_seqlens_k", cu_seqlens_k, k, "k")
     if at_q.num_segments != at_k.num_segments:
         raise ValueError(
             f"attention_varlen: cu_seqlens_q has {at_q.num_segments} sequences and cu_seqlens_k has {at_k.num_segments}; they must agree"
