@@ -289,6 +289,7 @@ extern "C" int anymax_run_segments_by(const anymax_call *call, const anymax_segm
     } else {
         some_chunks(0, chunks, &all);
     }
+    stage.leave();
     return all.code.load();
 }
 
