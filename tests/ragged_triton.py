@@ -93,15 +93,18 @@ def close(got, want, atol):
     assert float((got.double() - want.double()).abs().max()) <= atol
 
 
-@pytest.mark.parametrize("heads", [(), (3,)], ids=str)
 @each_map
-def test_p_is_that_of_the_rows(name, heads):
+def test_p_is_that_of_the_rows(name):
     mapping, index = MAPS[name], index_of(LENGTHS, shuffled=True)
-    x = scores(len(index), *heads)
+    x = scores(len(index), 3)
     want = by_segment(rowwise(mapping), index, x)
     close(am.segment_apply(mapping, x, index=index, num_segments=len(LENGTHS)), want, 2e-6)
-    index = index_of(LENGTHS)
-    want = by_segment(rowwise(mapping), index, x)
+
+
+@each_few
+def test_p_of_one_head(name):
+    mapping, x = MAPS[name], scores(sum(LENGTHS))
+    want = by_segment(rowwise(mapping), index_of(LENGTHS), x)
     close(am.segment_apply(mapping, x, lengths=LENGTHS), want, 2e-6)
 
 

@@ -61,7 +61,6 @@ def test_the_compilers_figures(static, name):
 
 MORE = {  # case -> bytes of a thread that do not fit its registers, at most; programs of a multiprocessor, at least
     "ragged/entmax15 up to 16 x 8 heads": (0, 8),
-    "ragged/sparsemax up to 1024 x 1 heads": (0, 8),
     "ragged/entmax15 up to 40000 x 1 heads": (0, 1),
     "layer/entmax15 bfloat16": (0, 1),
     "layer/softmax bfloat16": (0, 1),

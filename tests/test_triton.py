@@ -50,12 +50,12 @@ BRIEF = (
 GROUPS = grouped(WORDS, BRIEF)
 
 
-def interpreted(file, words):
-    """The tests of a file that `words` select, in a process where the interpreter stands in for the compiler."""
+def interpreted(words, *files):
+    """The tests of these files that `words` select, in a process where the interpreter stands in for the compiler."""
     here = Path(__file__).parent
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", words]
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", str(here / file), *options],
+        [sys.executable, "-m", "pytest", *(str(here / file) for file in files), *options],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=here.parent,
         capture_output=True,
@@ -71,22 +71,19 @@ def interpreted(file, words):
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
-    interpreted("rows_triton.py", GROUPS[group])
+    interpreted(GROUPS[group], "rows_triton.py")
 
 
-RAGGED = "gradients and sparsemax and False or launched"  # brief ones
-LAYER = "options and entmax-1.5 and smoothing or product"
+SHORT = "test_gradients and sparsemax and False or launched or options and entmax-1.5 and smoothing or product"
+MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py")}
+MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer")}
 
 
-@pytest.mark.whole(lambda words: words not in (RAGGED, LAYER))
+@pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [(f"{file}_triton.py", words) for file, own in (("ragged", RAGGED), ("layer", LAYER)) for words in (own, f"not ({own})")],
-    ids=["ragged", "more ragged", "layer", "more layer"],
-)  # fmt: skip
-def test_interpreted_ragged_rows_and_output_layers(file, words):
-    interpreted(file, words)
+@pytest.mark.parametrize("group", MORE)
+def test_interpreted_ragged_rows_and_output_layers(group):
+    interpreted(*MORE[group])
 
 
 # -- ahead of time: what the engine launches, compiled instead -----------------------------------------------------------------
@@ -175,32 +172,24 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
 
 
-@pytest.mark.whole(lambda name: name != "sparsemax")
+@pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-rows"])
-def test_ragged_rows_compile_ahead_of_time(name, monkeypatch, tmp_path):
+def test_ragged_rows_compile_ahead_of_time(monkeypatch, tmp_path):
     from triton import knobs
 
     if knobs.runtime.interpret:
         pytest.skip("the interpreter has replaced the compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(ragged, "_SPARE", 0)
-    calls, mapping = recorded(monkeypatch), MAPS[name]
-    rows = (am.segments(lengths=[9, 40_000] if name == "sparsemax" else [9, 3000, 0, 40_000]), 0)
-    if name == "entmax-rows":
-        mapping = am.Entmax(torch.full((rows[0].num_segments, 2), 1.4))
-    x, t = (
-        torch.zeros(rows[0].num_entries, 2, dtype=torch.bfloat16),
-        torch.zeros(rows[0].num_segments, 2, dtype=torch.int64),
-    )
+    calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.segments(lengths=[9, 0, 40_000]), 0)
+    x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
     ragged.forward(mapping, x, rows)
     ragged.vjp(mapping, x, x, x, rows)
-    if name == "softmax":
-        ragged.log_vjp(mapping, x, ragged.log_forward(mapping, x, rows), x, rows)
-    if name != "sparsemax":
-        _, state = ragged.index_loss(mapping, x, t, rows, True)
-        ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, state)
+    ragged.log_vjp(mapping, x, ragged.log_forward(mapping, x, rows), x, rows)
+    _, state = ragged.index_loss(mapping, x, t, rows, True)
+    ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, state)
+    ragged.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
     assert all(one.options["RAGGED"] for one in calls)
     assert {one.options["WHOLE"] for one in calls} == {True, False}
     compile_all(calls, "sm_90", 1_200_000)
@@ -209,8 +198,7 @@ def test_ragged_rows_compile_ahead_of_time(name, monkeypatch, tmp_path):
 @pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("target", "dtype"), [("sm_90", "bfloat16"), ("gfx942", "float32")])
-def test_output_layers_compile_ahead_of_time(dtype, target, monkeypatch, tmp_path):
+def test_output_layers_compile_ahead_of_time(monkeypatch, tmp_path):
     from triton import knobs
 
     if knobs.runtime.interpret:
@@ -220,16 +208,16 @@ def test_output_layers_compile_ahead_of_time(dtype, target, monkeypatch, tmp_pat
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     calls = recorded(monkeypatch, layer, KERNELS["layer"])
-    make = lambda *shape: torch.zeros(shape, dtype=getattr(torch, dtype))  # noqa: E731
+    make = lambda *shape: torch.zeros(shape, dtype=torch.float16)  # noqa: E731
     x, t, keep = make(200, 96), torch.zeros(200, dtype=torch.int64), torch.ones(1, 3000, dtype=torch.bool)
     of = Layer(x, make(3000, 96), make(3000), keep, am.Softmax(), (200,), x.dtype)
     layer.two_of(of, t)
     u, even = torch.zeros(3000), torch.zeros(200)
     layer.slopes(of, t, torch.zeros(200), torch.zeros(200, 2), u, even, 0, 1000, make(200_000))
-    for mapping in (am.Sparsemax(), am.Entmax(1.7), am.Entmax(3.0)):
+    for mapping in (am.Entmax(1.7), am.Entmax(3.0)):
         layer.candidates(of, layer.link_of(engine.link_of(mapping)), t, None)
     layer.add_products(x, torch.zeros(201, dtype=torch.int64), t, torch.zeros(200), make(200, 96))
-    compile_all(calls, target, shared=160)
+    compile_all(calls, "sm_80", shared=160)
 
 
 def compile_all(calls, target, most=900_000, shared=64):

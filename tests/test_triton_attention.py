@@ -31,7 +31,7 @@ GROUPS = grouped(WORDS, BRIEF)
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted(group):
-    interpreted("attention_triton.py", GROUPS[group])
+    interpreted(GROUPS[group], "attention_triton.py")
 
 
 # -- ahead of time ---------------------------------------------------------------------------------------------------------------

@@ -135,9 +135,7 @@ def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR
     t = tl.load(TARGET + i, mask=there, other=-1)
     low = tl.load(LOW + i, mask=there, other=0.0) * c
     first = tl.program_id(1) * span
-    part = i * tl.num_programs(1) + tl.program_id(
-        1
-    )  # the caller gives so few rows that 32 bits hold a place in the lists
+    part = i * tl.num_programs(1) + tl.program_id(1)  # of so few rows that 32 bits hold a place in the lists
     tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane: all would not fit the registers
     count = tl.zeros([M], tl.int32)
     for begin in range(first, tl.minimum(first + span, n), N):
