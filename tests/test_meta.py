@@ -447,7 +447,8 @@ def test_frameworks_only_in_leaves():
             "kernels.triton.launch", "kernels.triton.attention", "distributed._torch", "distributed._dtensor",
         },
         "jax": {
-            "autodiff.jax", "autodiff.layer_jax", "autodiff.segments_jax", "kernels.xla", "kernels.xla_segments", "numpyro", "distributed._jax",
+            "autodiff.jax", "autodiff.layer_jax", "autodiff.segments_jax", "kernels.xla", "kernels.xla_segments", "numpyro",
+            "distributed._jax",
         },
         "numpyro": {"numpyro"},
         "matplotlib": {"plot", "_drawing", "_model_pictures"},
@@ -474,8 +475,8 @@ def test_frameworks_only_in_leaves():
 def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
-        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.segments_jax", "autodiff.layer_torch",
-        "autodiff.candidates_torch", "autodiff.groups_torch", "autodiff.layer_jax", "_layer_operations", "attention.blockwise",
+        "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.segments_jax",
+        "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "autodiff.layer_jax", "_layer_operations", "attention.blockwise",
         "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
