@@ -476,13 +476,8 @@ def test_hard_dependencies():
     """Outside of leaves: the standard library, NumPy and array-api-compat."""
     leaves = (
         "autodiff.torch", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch", "autodiff.segments_jax",
-<<<<<<< HEAD
         "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "autodiff.layer_jax",
         "_layer_operations", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
-=======
-        "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "autodiff.layer_jax", "_layer_operations",
-        "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
->>>>>>> R
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
         "_of_mapping", "_margin_head", "_linear_loss", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
