@@ -37,7 +37,7 @@ _PIECE = 1 << 18  # features at a time that are gathered for a sparse product
 
 def serves(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors: nothing traces, and nothing but features, weight and bias wants a gradient from here."""
-    if torch.compiler.is_compiling() or modes() or _transformed():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or modes() or _transformed():
         return False
     tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
     if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
