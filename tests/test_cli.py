@@ -449,7 +449,7 @@ def test_curves_of_what_is_no_list_of_mappings():
         ("explain softmin", "there is no map 'softmin'"),
         ("tour --seed -1", "--seed"),
         ("tour --out README.md/x", "README.md"),
-        ("dance", "No such command 'dance'"),
+        ("dance", "No such command 'dance'. The commands are compare, explain, "),
         ("--dance", "--dance"),
     ],
 )

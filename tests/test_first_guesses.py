@@ -335,6 +335,7 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.multilabel_softmax_loss(X, X > 0, pos_weight=2), "(say weight=, one factor for each class)"),
         (lambda: am.cross_entropy(input=X, target=Y), "missing 1 required positional argument: 'scores'"),  # Python's: it has the name
         (lambda: am.softmax(input=X), "missing 1 required positional argument: 'x'"),
+        (lambda: am.segment_loss("softmax", X, Y, weight=[1], ptr=[0]), "(weigh the losses that reduction='none' gives)"),
         (lambda: am.segment_apply("softmax", X, [0, 1]), "takes 2 without a name (mapping, x), got 3; name the others: index=, ptr="),
         (lambda: am.sample("softmax", X, seed=0), "(say generator=, which takes an integer too)"),
         (lambda: am.sample("softmax", X, generator=0, size=3), "(say num_samples=)"),

@@ -710,6 +710,20 @@ def test_what_is_refused(case):
         call()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["softmax", "entmax15"])
+def test_jit_trace(name):
+    torch, free, y = torch_operands("float32")
+    x, weight, bias = (a.detach() for a in free)
+    for ask in (
+        lambda x: A.linear_loss(x, weight, y, MAPS[name], linear_bias=bias),
+        lambda x: A.linear_log_prob(x, weight, y, MAPS[name]),
+        lambda x: A.linear_threshold(x, weight, MAPS[name]).tau,
+    ):
+        traced = torch.jit.trace(ask, x, check_trace=False)
+        torch.testing.assert_close(traced(x / 8), ask(x / 8))
+
+
 @pytest.mark.parametrize("name", ["softmax", "entmax15", "topk", "taylor"])
 def test_shapes_without_values(name):
     torch, free, y = torch_operands("float32")
@@ -718,6 +732,9 @@ def test_shapes_without_values(name):
     assert loss.shape == ()
     assert [g.shape for g in torch.autograd.grad(loss, (x, weight, bias))] == [a.shape for a in free]
     assert A.linear_log_prob(x, weight, y.to("meta"), MAPS[name]).shape == y.shape
+    for given in ({"linear_weight": weight}, {"linear_weight": free[1], "linear_bias": bias}):
+        with pytest.raises(ValueError, match="is on meta and x on cpu; move one of them"):
+            A.linear_loss(free[0], target=y, mapping=MAPS[name], **given)
     if MAPS[name].has_threshold:
         assert A.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape
 

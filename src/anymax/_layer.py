@@ -64,6 +64,9 @@ class Layer:
                 raise ValueError(
                     f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number a class, ({n},)"
                 )
+        for name, a in (("linear_weight", weight), ("linear_bias", bias)):
+            if a is not None and is_torch(a) and a.device != x.device:
+                raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
         dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
         x, weight, bias = _one_dtype(who, x, weight, bias, xp)
         lead = tuple(x.shape[:-1])

@@ -16,6 +16,8 @@ def sharded(x: Any) -> bool:
 
 def refuse(who: str, x: Any, **others: Any) -> None:
     """An error where a verb does not take a DTensor, as x or as another operand by its name."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
     for name, value in others.items():
         if sharded(value):
             raise TypeError(f"{who} takes no DTensor as {name}; give {name}.full_tensor()")

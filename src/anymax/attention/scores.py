@@ -200,12 +200,7 @@ def prepare(
     for name, value in (("lengths", lengths), ("q_lengths", q_lengths)):
         if value is not None:
             arrays[name] = by_batch("attention", value, q, shape, name, xp)
-            each = arrays[name].reshape(-1).tolist() if known(arrays[name]) else ()  # a list is the quickest to look at
-            most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
-            if each and not 0 <= min(each) <= max(each) <= most:
-                raise ValueError(
-                    f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {min(each)} to {max(each)}"
-                )
+            _in_range(name, arrays[name], shape, xp)
     if is_array(number(offset)):
         arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
         offset = 0
@@ -290,6 +285,17 @@ def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, 
         )
     tail = min(3, len(shape)) if given else len(shape)
     return lie(xp.reshape(value, (*given, *(1,) * tail)), shape, name)
+
+
+def _in_range(name: str, value: Array, shape: tuple[int, ...], xp: Namespace) -> None:
+    if not known(value) or not math.prod(value.shape):
+        return
+    most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
+    low, high = int(xp.min(value)), int(xp.max(value))
+    if low < 0 or high > most:
+        raise ValueError(
+            f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {low} to {high}"
+        )
 
 
 def same_device(value: Array, q: Array, name: str) -> None:

@@ -100,7 +100,22 @@ def _finite(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class Program(click.Group):
+    """A group that says which commands there are where one is none of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if args[0].startswith("-"):
+                raise
+            said = f"{error.format_message()} The commands are {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(said, ctx) from None
+
+
+@click.group(cls=Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="anymax", message="%(prog)s %(version)s")
 @click.pass_context
 def program(context: click.Context) -> None:

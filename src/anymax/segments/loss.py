@@ -20,7 +20,13 @@ from .leaf import leaf_of
 from .verbs import _HINTS, SegmentOptions, opened, segment_apply
 
 
-@answering(_HINTS)
+@answering(
+    _HINTS
+    | {
+        "weight": "weigh the losses that reduction='none' gives",
+        "label_smoothing": "give the target as a distribution, smoothed",
+    }
+)
 @spelled(segment_apply)
 def segment_loss(
     mapping: Mapping | str,
