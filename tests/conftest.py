@@ -10,6 +10,8 @@ battery is marked where it is written:
 JAX compiles a program for each case: of a test that goes over kinds of arrays and over something else, the short battery gives it one case
 in eight. The laws (`test_law_*.py`) give it all of theirs.
 
+`@pytest.mark.long` goes first: half a minute and more in one process, for which no worker is to wait at the end.
+
 A test that is named on the command line (`file::test`) runs in any case.
 """
 
@@ -39,6 +41,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "whole(condition): left to the whole battery, `--all`")
+    config.addinivalue_line("markers", "long: half a minute or more, begun first")
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
     if not (config.option.whole or config.option.rest):
         compile_briefly()
@@ -82,6 +85,7 @@ def left_to_the_whole_battery(item, its_places):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if config.option.whole:
         return
     named = {argument.rsplit("::", 1)[-1].split("[")[0] for argument in config.args if "::" in argument}

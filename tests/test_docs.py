@@ -168,7 +168,7 @@ def called(code, scope, arguments):
     return out[0] if isinstance(out, tuple) else out
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(7)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=[row["old"][:60] for _, row in ROWS])
 def test_a_row_of_the_migration_tables(table, row):

@@ -102,6 +102,7 @@ def test_the_loss(name, x64):
     np.testing.assert_allclose(hessian, A.jacobian(mapping, X[0]), atol=1e-9)
 
 
+@pytest.mark.whole
 def test_gradient_in_alpha(x64):
     """One program for every alpha: it is an argument."""
     x, h = jnp.asarray(X[0]), 1e-5
@@ -142,6 +143,7 @@ def test_gradients_in_other_parameters(f, value, x64):
     np.testing.assert_allclose(got, (np.asarray(f(X, value + h)) - f(X, value - h)) / (2 * h), atol=1e-7)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["softmax", "entmax1.5", "entmax3", "taylor"])
 def test_without_x64_and_in_halves(name, dtype):
@@ -207,6 +209,7 @@ def test_nothing_is_promoted_where_jax_forbids_it(switch):
         jax.config.update(switch, before)
 
 
+@pytest.mark.whole
 def test_debug_nans_stops_at_nothing_that_is_sound():
     x, t = jnp.asarray(X).at[1, 3].set(-jnp.inf), jnp.asarray([0, -100, 4])
     with jax.debug_nans(True):
@@ -286,6 +289,7 @@ def test_equal_mappings_are_compiled_once():
     assert len(traces) == 1
 
 
+@pytest.mark.whole
 def test_shard_map_over_two_devices():
     program = """
         import warnings; warnings.simplefilter("error")

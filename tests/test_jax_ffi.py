@@ -157,6 +157,7 @@ def test_values_and_gradients(name, dtype):
     np.testing.assert_allclose(np.asarray(gradient, np.float64), exactly(mapping, x, g), atol=16 * small)
 
 
+@pytest.mark.thin(2)
 @needs_library
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax3", "normmax2", "taylor2", "sigsoftmax"])
 def test_derivatives_agree_with_the_references(name):
@@ -247,6 +248,7 @@ def test_losses(name):
         np.testing.assert_allclose(hessian, A.jacobian(mapping, X[0, 0]), atol=1e-9)
 
 
+@pytest.mark.thin(2)
 @needs_library
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax1.5", "entmax3", "normmax2", "top5", "perturb_normal"])
 def test_losses_of_class_indices(name):

@@ -372,7 +372,7 @@ assert torch.func.vmap(torch.func.grad(lambda s: A.entmax(s, 1.3)[0]))(x).isfini
     subprocess.run([sys.executable, "-c", code, *found], check=True)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on memory")
 @pytest.mark.parametrize("shape", [(33, 1 << 20), (3, 11 << 20), (1 << 21, 16)])
 def test_the_size_of_supports_is_counted_in_pieces(shape):

@@ -449,6 +449,7 @@ def test_an_instruction_set_by_the_environment():
     assert not native.load().set_isa("mmx")
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("shape", [(7, 5000), (1, 300_000), (3, 262_144 + 17)], ids=str)
 @each(
     tuple(
@@ -957,6 +958,7 @@ def test_of_ties_at_the_end_of_a_nucleus_the_first_are_kept(n, p):
     torch.testing.assert_close(got[firm].double(), want[firm], atol=2e-7, rtol=0)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("n", [33, 100, 128, 1000, 32001])
 def test_results_written_past_the_caches_are_those_of_their_pieces(n):
     rows = (36 << 20) // (4 * n)  # more than the cache of most machines, three quarters of which is enough
@@ -1450,7 +1452,7 @@ def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dt
     assert torch.autograd.grad(first.square().sum(), free)[0].isfinite().all()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("mapping", SINGLE, ids=repr)
 @pytest.mark.parametrize("n", [33, 128, 129, 513, 2048, 2049])
 @pytest.mark.parametrize("save", [True, False])

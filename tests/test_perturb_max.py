@@ -53,6 +53,7 @@ def gauss_legendre(x, law, low, high):
     return p
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("noise", ALL)
 def test_oracle(noise):
     for row in (ROW, ROW[:2], 0.05 * ROW, 3.0 * ROW):
@@ -438,7 +439,7 @@ HEAVY = {
 }
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", HEAVY)
 def test_tails_of_any_weight(name):
     """Student t of 5 degrees was .471 for .540, Cauchy .250 for .419 with any number of nodes."""

@@ -56,6 +56,7 @@ def _close():
     plt.close("all")
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_draws_and_returns_axes(call):
     ax = call()

@@ -877,6 +877,7 @@ def test_one_class_a_row_is_a_mapping_classifier():
     np.testing.assert_array_equal(a.predict_log_proba(x), b.predict_log_proba(x))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("options", "many", "words"),
     [

@@ -34,7 +34,7 @@ ROWS = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("id", CLOSED)
 def test_closed_form_and_search_agree(id, row):

@@ -85,7 +85,7 @@ def same(f, g, x, tolerance=2e-6):
 # -- compile ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @every_map
 def test_forward_and_backward_in_one_graph(name):
     f = of(name)
@@ -105,7 +105,7 @@ def test_loss_forward_and_backward_in_one_graph(name):
     same(compiled(loss_of(name)), loss_of(name), scores(1), 1e-5)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @few
 def test_loss_of_class_indices_in_one_graph(name):
     same(compiled(loss_of(name, 0.0)), loss_of(name, 0.0), scores(1), 1e-5)
@@ -139,7 +139,7 @@ def test_compiled_transforms(name):
     torch.testing.assert_close(compiled(push)(x, v), push(x, v), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.whole
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_a_learnable_alpha(alpha):
     def pair(compile_it):

@@ -67,6 +67,7 @@ def interpreted(words, *files):
     assert " passed" in out.stdout
 
 
+@pytest.mark.long
 @pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
@@ -79,6 +80,7 @@ MORE = {"brief": (SHORT, "ragged_triton.py", "layer_triton.py")}
 MORE |= {f"more {name}": (f"not ({SHORT})", f"{name}_triton.py") for name in ("ragged", "layer")}
 
 
+@pytest.mark.long
 @pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", MORE)

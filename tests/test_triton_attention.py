@@ -27,6 +27,7 @@ BRIEF = "a_map and sparsemax and not keys_in_parts or keys_in_parts_with_a_map a
 GROUPS = grouped(WORDS, BRIEF)
 
 
+@pytest.mark.long
 @pytest.mark.whole(lambda group: group != "brief")
 @needs_triton
 @pytest.mark.parametrize("group", GROUPS)
