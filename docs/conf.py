@@ -34,7 +34,11 @@ extensions = [
 exclude_patterns = ["maps/*", "scores/*", "gallery/*", "generated/static/*", "generated/extra/*", "generated/parts/*"]
 nitpicky = True
 # the types of other packages, and private ones
-nitpick_ignore_regex = [(r"py:.*", r"(?!anymax\.).*"), (r"py:.*", r"anymax\.(.*\.)?_.*")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!anymax\.).*"),
+    (r"py:.*", r"anymax\.(.*\.)?_.*"),
+    (r"py:class", r"anymax\.sklearn\.parameters\..*"),
+]
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = [

@@ -39,7 +39,7 @@ _MANY = 1 << 25
 
 def serves(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors: nothing traces, and nothing but features, weight and bias wants a gradient from here."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or modes() or _transformed():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or _transformed():
         return False
     tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
     if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
