@@ -225,6 +225,7 @@ def test_parameters_one_a_row():
             np.testing.assert_allclose(mixed[..., i], (slope(x, alpha + e) - slope(x, alpha - e)) / (2 * h), atol=1e-6)
 
 
+@pytest.mark.thin(3)
 @needs_library
 @pytest.mark.parametrize("name", ["sparsemax", "entmax1.5", "budget", "normmax2", "perturb_normal"])
 def test_losses(name):
@@ -323,6 +324,7 @@ def test_the_loss_of_class_indices_in_a_parameter():
 # -- shapes, threads, places -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @needs_library
 def test_shapes():
     for shape in ((0, 5), (3, 0, 5), (2, 1), (1, 1), (7,), (1,), (2, 3, 1, 9), (1, 70001), (3, 300000)):

@@ -108,7 +108,7 @@ def _floats(p):
     return [float(v) for v in p]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("alpha", [0.9, 1.0, 1 + 1e-6, 1.1, 4 / 3, 1.5, 2.0, 3.0, 10.0])
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_long_rows_of_entmax(alpha, sigma):
@@ -184,7 +184,7 @@ EXACT = {
 }
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("code", "said", "dtype", "bound"), HARD, ids=lambda v: v.replace(" ", "_"))
 def test_the_table_of_hard_rows(code, said, dtype, bound):
     if not oracles.EXTENDED and code != "Taylor(20)":
