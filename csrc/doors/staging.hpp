@@ -40,7 +40,11 @@ struct Stage {
     Room apart[4];
 
     static Stage &own() {
+#if defined(ANYMAX_NO_THREADS)
+        static Stage stage;
+#else
         static thread_local Stage stage;
+#endif
         return stage;
     }
     void leave() {
