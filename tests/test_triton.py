@@ -189,8 +189,8 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, tmp_path):
     ragged.forward(mapping, x, rows)
     ragged.vjp(mapping, x, x, x, rows)
     ragged.log_vjp(mapping, x, ragged.log_forward(mapping, x, rows), x, rows)
-    _, state = ragged.index_loss(mapping, x, t, rows, True)
-    ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, state)
+    _, kept = ragged.index_loss_keeping(mapping, x, t, rows)
+    ragged.index_loss_grad(mapping, x, t, torch.ones(t.shape), rows, kept)
     ragged.forward(am.Entmax(torch.full((3, 2), 1.4)), x, rows)
     assert all(one.options["RAGGED"] for one in calls)
     assert {one.options["WHOLE"] for one in calls} == {True, False}

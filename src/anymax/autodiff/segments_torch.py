@@ -67,14 +67,7 @@ def index_loss(call: Call, place: Tensor) -> Tensor | None:
         return None
     if _wants(x):
         return _IndexLoss.apply(x, place, call, engine)
-    return _index_loss(engine, call, x, place, False)[0]
-
-
-def _index_loss(engine: Any, call: Call, x: Tensor, place: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
-    """The loss, and what the engine saves for its gradient."""
-    if engine is on_gpu:
-        return on_gpu.index_loss(call.segments_first, x, place, _layout(engine, call), save)
-    return engine.index_loss(call.segments_first, x, place, _layout(engine, call)), None
+    return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
 
 
 def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
@@ -124,11 +117,7 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
-        given, kept = (call.segments_first, x.detach(), _layout(engine, call)), None
-        if engine is ragged:
-            p, kept = ragged.forward_keeping(*given)
-        else:
-            p = engine.forward(*given)
+        p, kept = engine.forward_keeping(call.segments_first, x.detach(), _layout(engine, call))
         ctx.call = call
         save(ctx, p, x if call.mapping.needs_scores else None, kept)
         return p
@@ -139,8 +128,7 @@ class _Apply(torch.autograd.Function):
         engine = None if torch.is_grad_enabled() else _engine("vjp", call.mapping, g)
         if engine is None:  # to be differentiated itself
             return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
-        given = call.segments_first, x, p, g, _layout(engine, call)
-        return ragged.vjp(*given, kept) if engine is ragged else engine.vjp(*given), None, None
+        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), None, None
 
 
 class _Log(torch.autograd.Function):
@@ -171,19 +159,18 @@ class _IndexLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any) -> Tensor:
         ctx.call = call, engine
-        value, state = _index_loss(engine, call, x.detach(), place, True)
-        save(ctx, x, place, state)
+        value, kept = engine.index_loss_keeping(call.segments_first, x.detach(), place, _layout(engine, call))
+        save(ctx, x, place, kept)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, place, state), (call, engine) = grads, saved(ctx), ctx.call
+        (g,), (x, place, kept), (call, engine) = grads, saved(ctx), ctx.call
         none = (None,) * 3
         if torch.is_grad_enabled() or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
         scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
-        more = () if state is None else (state,)
-        return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), *more), *none
+        return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
 
 
 # -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------

@@ -93,7 +93,12 @@ def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Arra
     return _each("index_loss", mapping, layout, x, index)
 
 
-def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout) -> Array:
+def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, None]:
+    """The same; this engine's gradient needs nothing of it."""
+    return index_loss(mapping, x, index, layout), None
+
+
+def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: None = None) -> Array:
     """`scale (p - y)`, scale one a segment."""
     return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
 

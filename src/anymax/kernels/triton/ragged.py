@@ -126,6 +126,11 @@ def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
     return _forward("p", mapping, x, layout)
 
 
+def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, None]:
+    """The same; these kernels' gradient needs nothing beside p."""
+    return forward(mapping, x, layout), None
+
+
 def log_forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
     return _forward("log", mapping, x, layout)
 
@@ -136,7 +141,7 @@ def _forward(mode: str, mapping: Mapping, x: Array, layout: Layout) -> Array:
     return entries.written(lambda cut, out: entries.launch.run(mode, entries.link, rows, out=out, cut=cut), rows)
 
 
-def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout) -> Array:
+def vjp(mapping: Mapping, x: Array | None, p: Array, g: Array, layout: Layout, kept: None = None) -> Array:
     """J^T g."""
     return _backward(mapping, False, x, p, g, layout)
 
@@ -153,11 +158,17 @@ def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array,
     return entries.written(lambda cut, out: back(entries.link, logs, scores, rows, slopes, out, cut=cut), rows)
 
 
-def index_loss(
-    mapping: Mapping, x: Array, index: Array, layout: Layout, save: bool = False
-) -> tuple[Array, Array | None]:
-    """The loss of each segment for the place of its target among its entries, fp32, 0 below 0; and the numbers of the rows for its
-    gradient, where they are to be saved."""
+def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
+    """The loss of each segment for the place of its target among its entries, fp32, 0 below 0."""
+    return _index_loss(mapping, x, index, layout, False)[0]
+
+
+def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, Array | None]:
+    """The same, and the numbers of the rows for its gradient."""
+    return _index_loss(mapping, x, index, layout, True)
+
+
+def _index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout, save: bool) -> tuple[Array, Array | None]:
     entries = _Entries(mapping, x, layout)
     both = entries.numbers(2)
     state = both.new_empty((*both.shape[1:], 4)) if save else None
@@ -172,14 +183,14 @@ def index_loss(
     return both[0].view(entries.segments.num_segments, *entries.lead), state
 
 
-def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, state: Array) -> Array:
-    """`scale (p - y)`, scale one a segment, from what `index_loss` has saved."""
+def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: Array) -> Array:
+    """`scale (p - y)`, scale one a segment, from what `index_loss_keeping` kept."""
     entries = _Entries(mapping, x, layout)
     rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
     run = entries.launch.run
 
     def write(cut: Any, out: Array) -> None:
-        run("grad", entries.link, rows, out=out, index=index, scale=scale, state=state, ignore=-1, cut=cut)
+        run("grad", entries.link, rows, out=out, index=index, scale=scale, state=kept, ignore=-1, cut=cut)
 
     return entries.written(write, rows)
 
