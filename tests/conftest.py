@@ -206,3 +206,13 @@ def opened(browser_page):
     from explorer_at_work import opened_page
 
     yield from opened_page(browser_page)
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """Triton's compiler, which keeps what it makes for this test alone."""
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        pytest.skip("the interpreter has replaced the compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

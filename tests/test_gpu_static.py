@@ -31,13 +31,8 @@ QUICK = list(CASES)[:2]
 
 
 @pytest.fixture
-def static(monkeypatch, tmp_path):
-    from triton import knobs
-
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
+def static(monkeypatch, compiler):
     monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from tools import gpu_static
 
     return gpu_static

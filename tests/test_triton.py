@@ -144,12 +144,7 @@ SOON = {
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", MAPS)
-def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
-    from triton import knobs
-
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_compiles_ahead_of_time(name, target, monkeypatch, compiler):
     wave = gpu_static.TARGETS[target][2]
     monkeypatch.setattr(engine.load(), "_wave", lambda: wave)
     # one target the rows that fit on chip, another the long ones, the third rows of few classes
@@ -163,12 +158,7 @@ def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax-1.7", "budget", "top-k"])
-def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
-    from triton import knobs
-
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
     calls = launches(monkeypatch, MAPS[name], 1_000_000, torch.float32)
     assert any(one.options.get("PARTS", 0) > 0 for one in calls)
     compile_all(calls, "sm_90", 1_500_000)  # 16,384 lanes in the registers of one program
@@ -177,12 +167,7 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, tmp_path):
 @pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
-def test_ragged_rows_compile_ahead_of_time(monkeypatch, tmp_path):
-    from triton import knobs
-
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     monkeypatch.setattr(ragged, "_SPARE", 0)
     calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.segments(lengths=[9, 0, 40_000]), 0)
     x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
@@ -200,15 +185,10 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, tmp_path):
 @pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
-def test_output_layers_compile_ahead_of_time(monkeypatch, tmp_path):
-    from triton import knobs
-
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
+def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
     from anymax._layer import Layer
     from anymax.kernels.triton import layer
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     calls = recorded(monkeypatch, layer, KERNELS["layer"])
     make = lambda *shape: torch.zeros(shape, dtype=torch.float16)  # noqa: E731
     x, t, keep = make(200, 96), torch.zeros(200, dtype=torch.int64), torch.ones(1, 3000, dtype=torch.bool)

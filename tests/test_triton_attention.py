@@ -78,14 +78,9 @@ SPILLED = {"sparsemax fp16": 352, "entmax-1.3 fp32": 352, "entmax-1.3 bf16": 160
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, form in FORMS.items() for target in form[-1]])
-def test_compiles_ahead_of_time(name, target, monkeypatch, tmp_path):
-    from triton import knobs
-
+def test_compiles_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):
     from anymax.kernels.triton import attention
 
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     link, power, param, dtype, d, full, _ = FORMS[name]
     plan = plans.blocks(d, dtype.itemsize, 256, target == "gfx942", full)
     monkeypatch.setattr(plans, "forced_blocks", [plan])
@@ -119,14 +114,9 @@ SPLIT_FORMS = {
 @pytest.mark.parametrize(
     ("name", "target"), [(name, target) for name, form in SPLIT_FORMS.items() for target in form[-1]]
 )
-def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, tmp_path):
-    from triton import knobs
-
+def test_keys_in_parts_compile_ahead_of_time(name, target, monkeypatch, compiler, tmp_path):
     from anymax.kernels.triton import attention
 
-    if knobs.runtime.interpret:
-        pytest.skip("the interpreter has replaced the compiler")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     link, power, param, dtype, d, rows, full, _ = SPLIT_FORMS[name]
     plan = plans.split(d, dtype.itemsize, 2, 2, rows, 4096, 132, target == "gfx942", link == "softmax")
     monkeypatch.setattr(plans, "forced_split", [plan])
