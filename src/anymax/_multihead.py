@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,19 @@ def check(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, int], dt
 
 def _autocasts(a: Tensor) -> bool:
     return torch.amp.is_autocast_available(a.device.type) and torch.is_autocast_enabled(a.device.type)
+
+
+def slopes(alibi: bool | Tensor | Sequence[float], heads: int) -> bool | nn.Parameter | tuple[float, ...]:
+    """The slope of each head as numbers, which no cast of the module rounds, or as a parameter; or whether they are those of ALiBi."""
+    if isinstance(alibi, bool):
+        return alibi
+    given = alibi if isinstance(alibi, Tensor) else torch.tensor(alibi, dtype=torch.float64, device="cpu")
+    if tuple(given.shape) != (heads,) or not given.is_floating_point():
+        raise ValueError(
+            f"Attention: alibi must be True, False or a real slope for each of the {heads} heads, got {given.dtype} "
+            f"of the shape {tuple(given.shape)}"
+        )
+    return given if isinstance(given, nn.Parameter) else tuple(given.tolist())
 
 
 def masks(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

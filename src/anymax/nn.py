@@ -9,7 +9,7 @@ A map is data and no module: in `torch.nn.Sequential` it stands as an `Activatio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from . import _multihead, functional, losses
+from ._adaptive_scale import AdaptiveScale
 from ._array import asarray
 from ._categorical import Categorical
 from ._graphs import AttentionPool, GraphAttention
@@ -37,6 +38,7 @@ from .mappings import Softmax as _Softmax
 
 __all__ = [
     "Activation",
+    "AdaptiveScale",
     "Attention",
     "AttentionPool",
     "Categorical",
@@ -181,9 +183,11 @@ class Attention(OfMapping):
     kv_heads: fewer heads of keys and values than of queries, a divisor of num_heads.
     window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
     softcap: a number c above 0; the scores become c tanh(scores / c).
-    alibi: take the distance of query and key from the score, times a slope for each head.
+    alibi: take the distance of query and key from the score, times a slope for each head: those of ALiBi where this is True, or your
+        own, [num_heads]; a slope of 0 leaves a head without positions.
     sink: one more, learned score for each head, of a key without a value; it has no column in the weights.
-    transform: a function of the masked scores; the module owns parameters in it, as of `scalable(beta=nn.Parameter(...))`.
+    transform: a function of the masked scores; the module owns parameters in it, as of `scalable(beta=nn.Parameter(...))`. Or an
+        `AdaptiveScale`, which makes one of the queries.
     learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
     bounds: the interval (low, high) of the number that is learned.
     implementation: as in `anymax.attention`; by default the first that serves the call.
@@ -206,6 +210,7 @@ class Attention(OfMapping):
     bias_k: Tensor | None
     bias_v: Tensor | None
     sink: Tensor | None
+    slopes: Tensor | None
     in_proj_weight: nn.Parameter
     q_proj_weight: nn.Parameter
     k_proj_weight: nn.Parameter
@@ -227,7 +232,7 @@ class Attention(OfMapping):
         kv_heads: int | None = None,
         window: int | tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
-        alibi: bool = False,
+        alibi: bool | Tensor | Sequence[float] = False,
         sink: bool = False,
         transform: Callable[[Any], Any] | None = None,
         learn: str | None = None,
@@ -246,7 +251,8 @@ class Attention(OfMapping):
                 raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
             raise ValueError(f"Attention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
-        if (add_bias_kv or add_zero_attn) and (window is not None or alibi):
+        slopes = _multihead.slopes(alibi, num_heads)
+        if (add_bias_kv or add_zero_attn) and (window is not None or slopes is not False):
             raise ValueError(
                 "Attention: the keys of add_bias_kv and add_zero_attn stand nowhere, so that they go with neither window nor alibi"
             )
@@ -260,10 +266,18 @@ class Attention(OfMapping):
         self.dropout, self.batch_first = dropout, batch_first
         self.implementation: ImplementationName | None = implementation
         self.add_zero_attn = add_zero_attn
-        self.options: dict[str, Any] = {
-            "window": window, "softcap": softcap, "alibi": True if alibi else None, "transform": transform,
-        }  # fmt: skip
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.adaptive = transform if isinstance(transform, AdaptiveScale) else None
+        if self.adaptive is not None and (self.adaptive.embed_dim, self.adaptive.num_heads) != (embed_dim, num_heads):
+            raise ValueError(
+                f"Attention: its AdaptiveScale must have its {embed_dim} features and {num_heads} heads, got "
+                f"{self.adaptive.embed_dim} and {self.adaptive.num_heads}"
+            )
+        self.register_parameter("slopes", slopes if isinstance(slopes, nn.Parameter) else None)
+        self.alibi = slopes if self.slopes is None else True
+        self.options: dict[str, Any] = {
+            "window": window, "softcap": softcap, "transform": transform if self.adaptive is None else None,
+        }  # fmt: skip
         inner = shared * self.head_dim
         self._packed = self.kdim == self.vdim == embed_dim
         shapes = {
@@ -340,6 +354,10 @@ class Attention(OfMapping):
         if query.ndim == 3 and not self.batch_first:
             query, key, value = (a.transpose(0, 1) for a in (query, key, value))
         q, k, v = self._project(query, query if same else key, query if same else value)
+        alibi: Any = self.alibi if self.slopes is None else self.slopes
+        if isinstance(alibi, tuple):
+            alibi = torch.tensor(alibi, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        options = self.options if self.adaptive is None else {**self.options, "transform": self.adaptive(query)}
         keep, added = _multihead.masks(q, k, attn_mask, key_padding_mask)
         is_causal = is_causal and attn_mask is None
         if self.bias_k is not None or self.add_zero_attn:
@@ -351,7 +369,7 @@ class Attention(OfMapping):
         found: Any = attention(
             q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal,
             enable_gqa=self.kv_heads != self.num_heads, dropout_p=self.dropout if self.training else 0.0, sink=self.sink,
-            need_weights=need_weights, implementation=self.implementation, **self.options,
+            alibi=alibi, need_weights=need_weights, implementation=self.implementation, **options,
         )  # fmt: skip
         out, weights = found if need_weights else (found, None)
         out = self.out_proj(out.transpose(-3, -2).flatten(-2))

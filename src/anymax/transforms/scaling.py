@@ -83,7 +83,8 @@ def scalable(
     """`(delta + beta log(n)^gamma) x`: a temperature that follows the length n of the row, so that long rows do not flatten.
 
     For attention over contexts longer than those of training. The default is scalable softmax (Nakanishi 2025); delta and gamma make
-    it the adaptive form of Vasylenko et al. 2025.
+    it the adaptive form of Vasylenko et al. 2026, whose beta and gamma `anymax.nn.AdaptiveScale` learns from each query. A row of one
+    entry has the factor delta.
 
     beta: the factor of the logarithm, a number or an array; learned, it is one a head: [heads, 1, 1].
     gamma: the power of the logarithm, a number or an array.
