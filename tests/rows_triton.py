@@ -20,7 +20,7 @@ from anymax import kernels
 from anymax.kernels import reference
 from anymax.kernels import triton as engine
 from anymax.kernels.link import SPARSE
-from anymax.kernels.triton import plans
+from anymax.kernels.triton import launch, plans, policy
 
 pytestmark = WARNINGS
 
@@ -193,6 +193,32 @@ def test_layouts(case, layout):
     close(engine.vjp(mapped(case), x, p, gx), want, 1e-6)
 
 
+@pytest.mark.parametrize(  # memory that ends with a pack, and not
+    ("dtype", "batch", "form"),
+    [("float32", 8, "whole"), ("bfloat16", 3, "whole"), ("bfloat16", 8, "steps"), ("bfloat16", 3, "parts")],
+)
+@each(tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "sparse_softmax-k2")))
+def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypatch):
+    x, g = (rows(101, dtype, batch=(batch,), seed=seed) for seed in (0, 1))
+    x[1, 3], x[2] = torch.nan, -torch.inf
+    t = torch.arange(batch, device=DEVICE) * 30
+    found = []
+    with planned(form):
+        for least, shift in ((16, 1 if batch == 8 else 2), (1000, 0)):
+            monkeypatch.setattr(plans, "SHIFTED", least)
+            assert engine.load()._Rows(x, out=g).shift == shift
+            p, saved = engine.forward_saving(mapped(case), x)
+            found.append([forward(case, x), p, engine.vjp(mapped(case), x, p, g, saved)])
+            if case.mapping.facts.has_potential:
+                value, _, state = engine.index_loss(mapped(case), x, t, True)
+                grad = engine.index_loss_grad(mapped(case), x, t, torch.ones(batch, device=DEVICE), None, state)
+                found[-1] += [value, grad]
+    want = wide(lambda s: am.apply(mapped(case), s), x).nan_to_num()
+    close(found[0][0].nan_to_num(), want, bound(case, want, dtype))
+    for got, same in zip(*found):
+        torch.testing.assert_close(got, same, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 @each(tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "perturb_max-gumbel")))
 def test_more_axes_than_a_kernel_takes(case):
     x, g = (rows(7, batch=(2, 3, 2, 3), seed=s).permute(3, 1, 0, 2, 4) for s in (0, 1))
@@ -261,6 +287,30 @@ def test_huge_tiny_and_equal_scores(case):
             assert abs(float(p.double().sum()) - case.mass) < 1e-6, row
 
 
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+
+@triton.jit
+def numbers_of_rows(STATE, BACK, first):
+    """What `remember` has stored of four rows from `first` on, by `recall`; STATE begins with these."""
+    row = first + tl.arange(0, 4)
+    base = STATE - first.to(tl.int64) * 4
+    policy.remember(base, row, row >= 0, row < 0, row * 0.0 + 1.0, row * 0.0 + 2.0, row * 0.0 + 3.0, row * 0.0 + 4.0)
+    tl.debug_barrier()
+    s0, s1, s2, s3, bad = policy.recall(base, row, row >= 0)
+    tl.store(BACK + tl.arange(0, 4), s0 + 10.0 * s1 + 100.0 * s2 + 1000.0 * s3 + tl.where(bad, 1e6, 0.0))
+
+
+@pytest.mark.parametrize("first", [7, 2**29, 2**31 - 4])
+def test_a_huge_number_of_rows(first):
+    """The place of a row's four numbers is counted in 64 bits."""
+    state, back = (torch.zeros(n, dtype=torch.float32, device=DEVICE) for n in (16, 4))
+    numbers_of_rows[(1,)](state, back, first)
+    assert state.view(4, 4).tolist() == [[1.0, 2.0, 3.0, 4.0]] * 4
+    assert back.tolist() == [4321.0] * 4
+
+
 @each_form
 @pytest.mark.parametrize(
     "mapping", [am.SparseSoftmax(k=3), am.SparseSoftmax(k=40), am.SparseSoftmax(p=0.5), am.Budget(40)], ids=repr
@@ -299,7 +349,7 @@ def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
 
 
 @each(QUICK)
-@pytest.mark.parametrize(("n", "form"), [(3, "whole"), (129, "whole"), (LONG, "steps")])
+@pytest.mark.parametrize(("n", "form"), [(3, "whole"), (129, "whole"), (LONG, "steps"), (LONG, "parts")])
 def test_backward_is_the_references(case, n, form):
     x, g = rows(n, sigma=1.0, batch=(3,)), rows(n, seed=9, batch=(3,))
     p = wide(lambda t: am.apply(mapped(case), t), x).float()
@@ -494,3 +544,32 @@ def test_double_backward_and_transforms_take_plain_operations():
 def test_it_is_chosen():
     for op in ("forward", "vjp", "index_loss"):
         assert am.choose(op, am.Entmax(1.5), rows(5)).name == "triton"
+
+
+@pytest.mark.skipif(REAL, reason="a captured graph is pretended")
+def test_numbers_that_a_captured_graph_reads_stay(monkeypatch):
+    x = torch.zeros(2, 3)
+    monkeypatch.setattr(launch, "_numbers", {})
+    monkeypatch.setattr(launch, "_captured", {})
+    launch._per_row([[1.0], [2.0]], x)
+    (first,) = launch._numbers.values()
+    with monkeypatch.context() as capturing:
+        capturing.setattr(launch, "_capturing", lambda x: True)
+        launch._per_row([[1.0], [2.0]], x)
+    for i in range(100):
+        launch._per_row([[float(i)], [-1.0]], x)
+    assert [one is first for one in launch._captured.values()] == [True]
+    launch._per_row([[1.0], [2.0]], x)
+    assert any(one is first for one in launch._numbers.values())
+    assert len(launch._numbers) <= 64
+
+
+@pytest.mark.parametrize("kernel", plans.LANED)
+def test_a_row_in_parts_is_solved_from_few_lanes(kernel):
+    """One program holds the lanes of all parts: 16,384 at most."""
+    for rows, n, size in ((32, 1_000_000, 2), (128, 200_000, 4)):
+        plan = plans.plan(kernel, rows, n, True, False, cut=True, size=size)
+        assert plan.parts > 1
+        assert plan.parts * plan.L <= 16_384
+    assert set(plans.LANED) <= set(plans.FAMILIES)
+    assert "halves" in plans.LANED

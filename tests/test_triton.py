@@ -22,7 +22,7 @@ from anymax.kernels.triton import ragged
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.append(ROOT)  # tools are no part of the package
-from tools import gpu_static
+from tools import gpu_record, gpu_static
 from tools.gpu_static import KERNELS, Recorder, compiled
 
 needs_triton = pytest.mark.skipif(isinstance(engine.load(), str), reason="triton is not installed")
@@ -167,6 +167,26 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
 @pytest.mark.whole
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "n", "rows"), [("softmax", 50_257, 8), ("softmax", 50_257, 3), ("entmax-1.5", 1001, 8)]
+)
+def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, compiler):
+    calls, x = recorded(monkeypatch), torch.zeros(rows, n, dtype=torch.bfloat16)
+    engine.forward(MAPS[name], x)
+    engine.vjp(am.Softmax(), x, x, x)
+    for one in calls:
+        assert one.options["SHIFT"] == (1 if rows == 8 else 2)
+        found = gpu_static.figures(compiled("sm_90", one), "sm_90")
+        assert found.wide_loads > 0
+        if rows == 8 and not one.options.get(
+            "PARTS"
+        ):  # else the last row, or what is known of parts, is read number by number
+            assert found.wide_loads == found.loads
+
+
+@pytest.mark.whole
+@needs_triton
+@pytest.mark.filterwarnings("ignore")
 def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     monkeypatch.setattr(ragged, "_SPARE", 0)
     calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.segments(lengths=[9, 0, 40_000]), 0)
@@ -202,12 +222,21 @@ def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
     compile_all(calls, "sm_80", shared=160)
 
 
+def older():
+    """Whether this Triton is none that bars of size are for: the record of tools/gpu_static.py has its own for these."""
+    import triton
+
+    return gpu_record.older(triton.__version__)
+
+
 def compile_all(calls, target, most=900_000, shared=64):
     assert len(calls) >= 2
     for one in calls:
         made = compiled(target, one)
         binary = made.asm["hsaco" if target == "gfx942" else "cubin"]
         assert len(binary) > 1000
+        if older():
+            continue
         # a tile in the layout of another is computed many times over: such a kernel is ten times as long
         assert len(made.asm.get("ptx", "")) < most, one.options
         assert made.metadata.shared <= shared * 1024
@@ -218,7 +247,8 @@ def compile_all(calls, target, most=900_000, shared=64):
 @pytest.mark.parametrize("n", [70, 40_000])
 def test_warm_up_makes_every_call(name, n, monkeypatch):
     def kinds(calls):
-        return {(one.name, repr(sorted(one.options.items()))) for one in calls}
+        """What the compiler would be told: constants, types, and by what numbers can be divided."""
+        return {(one.name, repr(gpu_static.described(one))) for one in calls}
 
     if not hasattr(engine.load().dense_rows, "fn"):
         pytest.skip("the interpreter has replaced the compiler")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention_tile import constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
+from .attention_tile import added, constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
 
 NEAR = tl.constexpr(4)  # blocks next to the diagonal, from which a first bound is had
 
@@ -61,7 +61,7 @@ def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: 
 @triton.jit
 def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
     value, rate = shares(extra, top, row, LINK, P)
-    return s0 + value.to(tl.float64), s1 + rate.to(tl.float64)
+    return s0 + value, s1 + rate
 
 
 @triton.jit
@@ -280,7 +280,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
     acc = tl.zeros([M, E], tl.float32)
     if LINK == "softmax":
         top = extra
-        s0 = tl.where(extra > float("-inf"), 1.0, 0.0).to(tl.float64)
+        s0 = tl.where(extra > float("-inf"), 1.0, 0.0)
+        lost = tl.zeros([M, 1], tl.float32)
         for n in range(begin, end):
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
@@ -292,12 +293,13 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             base = tl.where(now > float("-inf"), now, 0.0)
             fade = tl.exp(top - base)
             p = tl.exp(x - base)
-            s0 = s0 * fade + row_sum(p)
+            s0, lost = added(s0 * fade, lost * fade, row_sum(p))
             if DROP:
                 p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
             v = load_block(at_v, j0, vi, keys, e, N, E)
             acc = tl.dot(p.to(v.dtype), v, acc * fade, input_precision="ieee")
             top = now
+        s0 = s0.to(tl.float64) + lost
         alive = top > float("-inf")
         bad = (s0 != s0) | (s0 == float("inf"))
         top = tl.where(alive, top, 0.0)
@@ -402,11 +404,12 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         z, floor, ceiling, width, mass, c, go = first_guess(
             lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
         )
+        RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
         turn = 0
         while any_of(go) & (turn < 80):
             tl.debug_barrier()  # the list of the pass before is whole
             row = constants(top, z, c, LINK, P)
-            s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
+            s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
             supported = tl.zeros([M, 1], tl.float32)
             if SINK:
                 s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
@@ -426,8 +429,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                                   M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
                     value, rate = shares(x, top, row, LINK, P)
                     sum_value = row_sum(value)
-                    s0 += sum_value.to(tl.float64)
-                    s1 += row_sum(rate).to(tl.float64)
+                    s0, lost = added(s0, lost, sum_value)
+                    s1 += row_sum(rate).to(RATE)
                     if LINK == "power" and P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, one << t, 0)
@@ -436,13 +439,14 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 else:
                     live += size
             over = live > longest
+            s0 = s0.to(tl.float64) + lost
             z, floor, ceiling, width, go = improved(
                 z, floor, ceiling, width, s0, s1, supported, mass, c, go, enough, LINK, P
             )
             turn += 1
         tl.debug_barrier()
         row = constants(top, z, c, LINK, P)
-        s0, s1 = tl.zeros([M, 1], tl.float64), tl.zeros([M, 1], tl.float64)
+        s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
         were = tl.where(over, end - begin, live)
@@ -461,8 +465,8 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                               M, N, CAUSAL, LEFT, RIGHT, CAP, ALIBI, BIAS, ADD, KEEP)  # fmt: skip
                 value, rate = shares(x, top, row, LINK, P)
                 sum_value = row_sum(value)
-                s0 += sum_value.to(tl.float64)
-                s1 += row_sum(rate).to(tl.float64)
+                s0, lost = added(s0, lost, sum_value)
+                s1 += row_sum(rate).to(RATE)
                 bits |= tl.where(sum_value > 0.0, one << t, 0)
                 if DROP:
                     value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
@@ -470,6 +474,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                 acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
             if SAVE:
                 live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
+        s0 = s0.to(tl.float64) + lost
         # what the last step left of 1 goes back to the level, by one more step of Newton
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .attention_forward import any_of, asked, first_guess, improved, load_block, row_max, row_sum, with_sink
-from .attention_tile import constants, kept, scores, seen, shares, slope_of, span
+from .attention_tile import added, constants, kept, scores, seen, shares, slope_of, span
 
 # what `attention_solve` leaves of a query, fp64: the threshold as (top, z), alpha - 1, the sum that is asked for, the sink's share of it,
 # and how it stands
@@ -74,7 +74,7 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
     one = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum, or the lowest score
-    two = tl.zeros([M, 1], tl.float64)  # the sum, or the number
+    two, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # the sum, or the number
     if LINK == "budget":
         one = -one
     for n in range(begin + part, end, parts):
@@ -88,7 +88,7 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
             base = tl.where(now > float("-inf"), now, 0.0)
             fade = tl.exp(one - base)
             p = tl.exp(x - base)
-            two = two * fade + row_sum(p)
+            two, lost = added(two * fade, lost * fade, row_sum(p))
             if DROP:
                 p = tl.where(kept(i, j, head, seed, drop), p / (1.0 - drop), 0.0)
             v = load_block(at_v, j0, vi, keys, e, N, E)
@@ -104,7 +104,7 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     at_part = at_row * parts + part
     if LINK == "softmax" or LINK == "budget":
         tl.store(SUMS + at_part * 2, one.to(tl.float64), mask=there)
-        tl.store(SUMS + at_part * 2 + 1, two, mask=there)
+        tl.store(SUMS + at_part * 2 + 1, two.to(tl.float64) + lost, mask=there)
     if LINK == "softmax":
         cols = tl.arange(0, E)[None, :]
         tl.store(PARTIAL + at_part * e + cols, acc, mask=there & (cols < e))
@@ -155,19 +155,21 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
     z, floor, ceiling, width, mass, c, go = first_guess(
         lanes, extra, top, lowest, number, mass, c, alive, LINK, P, SINK
     )
+    RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
     turn = 0
     while any_of(go) & (turn < 80):
+        # (Triton 3.4 takes a name of two shapes within a loop for one variable)
         tl.debug_barrier()  # the list of the turn before has been read
         row = constants(top, z, c, LINK, P)
         live = 0
         for first in range(begin, end, W):
             n = first + tl.arange(0, W)[None, :]
-            value, _ = shares(tl.load(tops + n, mask=n < end, other=float("-inf")), top, row, LINK, P)
+            value, _of_lane = shares(tl.load(tops + n, mask=n < end, other=float("-inf")), top, row, LINK, P)
             matters = (value > 0.0).to(tl.int32)
             tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
             live += tl.sum(tl.sum(matters, 1), 0)
         tl.debug_barrier()  # the list is whole
-        s0, s1 = tl.zeros([1, 1], tl.float64), tl.zeros([1, 1], tl.float64)
+        s0, lost, s1 = tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], RATE)
         size = tl.zeros([1, 1], tl.float32)
         for first in range(
             0, live * N, C
@@ -176,13 +178,14 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             n = tl.load(mine + t // N, mask=t < live * N, other=0).to(tl.int64)
             x = tl.load(at_scores + n * N + t % N, mask=t < live * N, other=float("-inf"))
             value, rate = shares(x, top, row, LINK, P)
-            s0 += row_sum(value).to(tl.float64)
-            s1 += row_sum(rate).to(tl.float64)
+            s0, lost = added(s0, lost, row_sum(value))
+            s1 += row_sum(rate).to(RATE)
             if LINK == "power" and P == 2:
                 size += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
+        s0 = s0.to(tl.float64) + lost
         if SINK:
             s0, s1 = with_sink(s0, s1, extra, top, row, LINK, P)
-            sink_value, _ = shares(extra, top, row, LINK, P)
+            sink_value, _of_sink = shares(extra, top, row, LINK, P)
             size += tl.where(sink_value > 0.0, 1.0, 0.0)
         z, floor, ceiling, width, go = improved(z, floor, ceiling, width, s0, s1, size, mass, c, go, enough, LINK, P)
         turn += 1
@@ -235,20 +238,20 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
         live += tl.sum(tl.sum(matters, 1), 0)
     tl.debug_barrier()  # the list is whole
     acc = tl.zeros([M, E], tl.float32)
-    s0 = tl.zeros([M, 1], tl.float64)
+    s0, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)
     for t in range(live):
         j0 = tl.load(mine + t) * N
         j = j0 + tl.arange(0, N)[None, :]
         x = tl.load(SCORES + at_row * (wide * N) + j, mask=alive, other=float("-inf"))
         value, _ = shares(x, top, row, LINK, P)
         value = tl.where(alive, value, 0.0)
-        s0 += row_sum(value).to(tl.float64)
+        s0, lost = added(s0, lost, row_sum(value))
         if DROP:
             value = tl.where(kept(i, j, head, seed, drop), value / (1.0 - drop), 0.0)
         v = load_block(at_v, j0, vi, keys, e, N, E)
         acc = tl.dot(value.to(v.dtype), v, acc, input_precision="ieee")
     at_part = at_row * parts + part
-    tl.store(SUMS + at_part * 2, s0, mask=there)
+    tl.store(SUMS + at_part * 2, s0.to(tl.float64) + lost, mask=there)
     tl.store(SUMS + at_part * 2 + 1, tl.where(alive & (live > 0), 1.0, 0.0).to(tl.float64), mask=there)
     if live > 0:
         cols = tl.arange(0, E)[None, :]

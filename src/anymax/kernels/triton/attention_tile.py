@@ -229,6 +229,15 @@ def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXAC
 
 
 @triton.jit
+def added(s, lost, v):
+    """(s + v, and `lost` with what rounding has taken from it): a sum over all keys with the digits of fp64, of which many GPUs do but a
+    few at a time."""
+    t = s + v
+    w = t - s
+    return t, lost + ((s - (t - w)) + (v - w))
+
+
+@triton.jit
 def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
     """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32 and without a logarithm where the power is 1 or 2."""
     s0, s1 = s0.to(tl.float32), s1.to(tl.float32)

@@ -12,29 +12,38 @@ import triton
 import triton.language as tl
 
 from .links import sensitivity, taylor
-from .tile import fetch, first_of, lanes, largest, listed, one, put, rows_of, scatter, step, total, wide
+from .tile import (
+    aligned,
+    fetch,
+    first_of,
+    lanes,
+    largest,
+    listed,
+    one,
+    operand,
+    place,
+    put,
+    rows_of,
+    scatter,
+    there,
+    total,
+    wide,
+)
 
 
 @triton.jit
-def read(at, begin, live, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    """As `fetch`, but 0 elsewhere."""
-    X, xo, xc, n, valid = at[0], at[1], at[2], at[6], at[7]
-    cols = lanes(begin, K, L)
-    return tl.load(X + xo + step(cols, xc, FAR), mask=live & (cols < n) & valid, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr):
+def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr,
+         ALONE: tl.constexpr):  # fmt: skip
     """(p, g). Of a longer row g is read where it can matter: on the support of a sparse map."""
-    p = read(pa, begin, True, FAR, K, L)
+    p = fetch(pa, begin, True, False, FAR, K, L, False, 0.0, ALONE)
     if SENSE == "log":
-        p = tl.where(lanes(begin, K, L) < pa[6], p, float("-inf"))
+        p = tl.where(there(pa, lanes(begin, K, L)), p, float("-inf"))
     if WHOLE or SENSE == "taylor" or SENSE == "sigsoftmax" or SENSE == "own":
-        g = read(ga, begin, True, FAR, K, L)
+        g = fetch(ga, begin, True, False, FAR, K, L, False, 0.0, ALONE)
     elif SENSE == "log":
-        g = read(ga, begin, p != float("-inf"), FAR, K, L)
+        g = fetch(ga, begin, p != float("-inf"), False, FAR, K, L, False, 0.0, ALONE)
     else:
-        g = read(ga, begin, (p <= 0.0) == 0, FAR, K, L)
+        g = fetch(ga, begin, (p <= 0.0) == 0, False, FAR, K, L, False, 0.0, ALONE)
     return p, g
 
 
@@ -81,13 +90,12 @@ def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
 
 
 @triton.jit
-def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, c, e, SENSE: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr,
+def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr,
               DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """The row from its listed lanes: zeros, and over them what is not."""
-    n, valid = pa[6], pa[7]
+    """The row from its listed lanes: zeros, and over them what is not. Of a row in parts each program has all lanes, and writes its own."""
     nothing = tl.zeros([R, K, L], tl.float32)
-    for begin in range(0, n, K * L):
-        put(OUT, oo, oc, begin, nothing, n, valid, FAR, K, L)
+    for begin in range(first, tl.minimum(first + part, pa[6]), K * L):
+        put(OUT, oo, oc, begin, nothing, pa, FAR, K, L)
     p, cols, ok = listed(pa, mine, count, span, FEW, DEPTH, False, FAR, LANES)
     g, _, _ = listed(ga, mine, count, span, FEW, DEPTH, False, FAR, LANES)
     p = tl.where(ok, p, 0.0)
@@ -101,19 +109,47 @@ def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, c, e, SENSE: tl.constexpr,
         norm = wide(lifted(p, c)).to(tl.float32)
         cross = wide(s * (h - dot)).to(tl.float32)
     out = product(p, p, s, h, rate, dot, norm, cross, c, 1.0, 1.0, SENSE, 0)
-    scatter(OUT, oo, oc, cols, out, held, n, valid, FAR)
+    scatter(OUT, oo, oc, cols, out, held & (cols >= first) & (cols < first + part), pa, FAR)
 
 
 @triton.jit
-def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, FAR: tl.constexpr,
-              EXACT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param, SENSE: tl.constexpr,
+                   FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
+                   K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+    """SUMS [rows, PARTS, 2]: <s, 1> and <s, g> of each part of a row, unless it is written from its few lanes."""
+    few = FEW + 1
+    if FEW > 0:
+        few = tl.load(COUNT + tl.program_id(0))
+    if few > FEW:
+        row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
+        po, go = place(row, d1, d2, p0, p1, p2, UNIT), place(row, d1, d2, g0, g1, g2, UNIT)
+        pa = operand(P, po, pc, P, 0, pc, n * UNIT, row < rows, SHIFT, False)
+        ga = operand(G, go, gc, G, 0, gc, n * UNIT, row < rows, SHIFT, False)
+        e = 1.0 - (tl.zeros([1, 1, 1], tl.float32) + param)
+        first = tl.program_id(1) * span
+        rate = tl.zeros([1, 1, L], tl.float64)
+        dot = tl.zeros([1, 1, L], tl.float64)
+        for begin in range(first, tl.minimum(first + span, pa[6]), K * L):
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
+            s, h = parts(p, g, 0.0, e, SENSE)
+            rate += tl.sum(s, 1, keep_dims=True).to(tl.float64)
+            dot += tl.sum(h if SENSE == "log" else s * h, 1, keep_dims=True).to(tl.float64)
+        to = SUMS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
+        tl.store(to, total(rate))
+        tl.store(to + 1, total(dot))
+
+
+@triton.jit
+def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
+              FAR: tl.constexpr, EXACT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+              WHOLE: tl.constexpr):  # fmt: skip
     """STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g, nothing cancels."""
-    n, valid = pa[6], pa[7]
+    n = pa[6]
     anchor = tl.zeros([R, 1, 1], tl.float32)
     scale = tl.full([R, 1, 1], 1.0, tl.float32)
     share = tl.full([R, 1, 1], 1.0, tl.float32)
     if WHOLE:
-        p, g = pair(pa, ga, 0, FAR, K, L, SENSE, True)
+        p, g = pair(pa, ga, 0, FAR, K, L, SENSE, True, True)
         x = p
         if SENSE == "taylor" or SENSE == "sigsoftmax":
             x = fetch(xa, 0, True, False, FAR, K, L, False)
@@ -126,12 +162,12 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
         if STEEP:
             s, _ = parts(p, g, anchor, e, SENSE)
             most = largest(s)
-            first = tl.min(
-                tl.min(tl.where((s == most) & (lanes(0, K, L) < n), lanes(0, K, L), n), 1, keep_dims=True),
+            peak = tl.min(
+                tl.min(tl.where((s == most) & there(pa, lanes(0, K, L)), lanes(0, K, L), n), 1, keep_dims=True),
                 2,
                 keep_dims=True,
             )
-            anchor = total(tl.where(lanes(0, K, L) == first, g, 0.0))
+            anchor = total(tl.where(lanes(0, K, L) == peak, g, 0.0))
         s, h = parts(p, g, anchor, e, SENSE)
         rate = summed(s, EXACT)
         dot = summed(h if SENSE == "log" else (p * h if SENSE == "norm" else s * h), EXACT)
@@ -140,11 +176,8 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             norm = summed(lifted(p, c), EXACT)
             cross = summed(s * (h - dot), EXACT)
         out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-        put(OUT, oo, oc, 0, out, n, valid, FAR, K, L)
+        put(OUT, oo, oc, 0, out, pa, FAR, K, L)
     else:
-        rate_ = tl.zeros([R, 1, L], tl.float64)
-        dot_ = tl.zeros([R, 1, L], tl.float64)
-        norm_ = tl.zeros([R, 1, L], tl.float64)
         size_ = tl.zeros([R, 1, L], tl.float32)
         most_ = tl.full([R, 1, L], -1.0, tl.float32)
         mine_ = tl.zeros([R, 1, L], tl.float32)
@@ -156,78 +189,140 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE: tl.constexpr, ORDER: tl.cons
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
         if STEEP:  # each lane its largest sensitivity, and the first g there
             for begin in range(0, n, L):
-                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE, False)
+                p, g = pair(pa, ga, begin, FAR, 1, L, SENSE, False, True)
                 s, _ = parts(p, g, anchor, e, SENSE)
                 mine_ = tl.where(s > most_, g, mine_)
                 most_ = tl.maximum(most_, s)
             most = largest(most_)
             lane = tl.arange(0, L)[None, None, :]
-            first = tl.min(tl.where(most_ == most, lane, L), 2, keep_dims=True)
-            anchor = tl.sum(tl.where(lane == first, mine_, 0.0), 2, keep_dims=True)
-        for begin in range(0, n, K * L):
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
-            s, h = parts(p, g, anchor, e, SENSE)
-            rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
-            more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
-            dot_ += tl.sum(more, 1, keep_dims=True).to(tl.float64)
-            if SENSE == "norm":
-                norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
-            if SENSE == "taylor":
-                x = fetch(xa, begin, True, False, FAR, K, L, True)
-                inside = (x > float("-inf")) & (x < float("inf"))
-                u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
-                norm_ += tl.sum(tl.where(inside, u, 0.0), 1, keep_dims=True).to(tl.float64)
-        rate, dot, norm = total(rate_).to(tl.float32), total(dot_).to(tl.float32), total(norm_).to(tl.float32)
+            peak = tl.min(tl.where(most_ == most, lane, L), 2, keep_dims=True)
+            anchor = tl.sum(tl.where(lane == peak, mine_, 0.0), 2, keep_dims=True)
+        if PARTS > 0:
+            of = SUMS + (row.to(tl.int64) * PARTS + tl.arange(0, PARTS)[None, None, :]) * 2
+            rate, dot = total(tl.load(of)).to(tl.float32), total(tl.load(of + 1)).to(tl.float32)
+            norm = rate
+        else:
+            rate_ = tl.zeros([R, 1, L], tl.float64)
+            dot_ = tl.zeros([R, 1, L], tl.float64)
+            norm_ = tl.zeros([R, 1, L], tl.float64)
+            for begin in range(0, n, K * L):
+                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
+                s, h = parts(p, g, anchor, e, SENSE)
+                rate_ += tl.sum(s, 1, keep_dims=True).to(tl.float64)
+                more = h if SENSE == "log" else (p * h if SENSE == "norm" else s * h)
+                dot_ += tl.sum(more, 1, keep_dims=True).to(tl.float64)
+                if SENSE == "norm":
+                    norm_ += tl.sum(lifted(p, c), 1, keep_dims=True).to(tl.float64)
+                if SENSE == "taylor":
+                    x = fetch(xa, begin, True, False, FAR, K, L, True)
+                    inside = (x > float("-inf")) & (x < float("inf"))
+                    u, _ = taylor(tl.where(inside, x, 0.0), scale, ORDER)
+                    norm_ += tl.sum(tl.where(inside, u, 0.0), 1, keep_dims=True).to(tl.float64)
+            rate, dot, norm = total(rate_).to(tl.float32), total(dot_).to(tl.float32), total(norm_).to(tl.float32)
         cross = rate
         if SENSE == "taylor":
             share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
         if SENSE == "norm":
             cross_ = tl.zeros([R, 1, L], tl.float64)
             for begin in range(0, n, K * L):
-                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
+                p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, True)
                 s, h = parts(p, g, anchor, e, SENSE)
                 cross_ += tl.sum(s * (h - dot), 1, keep_dims=True).to(tl.float64)
             cross = total(cross_).to(tl.float32)
-        steps = tl.cdiv(n, K * L)
+        steps = tl.cdiv(tl.minimum(part, n - first), K * L)
         for i in range(steps):
-            begin = (steps - 1 - i) * (K * L)
-            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False)
+            begin = first + (steps - 1 - i) * (K * L)
+            p, g = pair(pa, ga, begin, FAR, K, L, SENSE, False, False)
             x = p
             if SENSE == "taylor" or SENSE == "sigsoftmax":
-                x = fetch(xa, begin, True, False, FAR, K, L, False)
+                x = fetch(xa, begin, True, False, FAR, K, L, False, 0.0, False)
             s, h = parts(p, g, anchor, e, SENSE)
             out = product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE, ORDER)
-            put(OUT, oo, oc, begin, out, n, valid, FAR, K, L)
+            put(OUT, oo, oc, begin, out, pa, FAR, K, L)
 
 
 @triton.jit
-def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, PTR, IDS, rows, n, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc,
-                  o0, o1, o2, oc, param, slots,
+def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
+                  rows, n, part, span, d1, d2, x0, x1, x2, xc, p0, p1, p2, pc, g0, g1, g2, gc, o0, o1, o2, oc, param, slots,
                   SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr, PER_ROW: tl.constexpr, FAR: tl.constexpr,
-                  RAGGED: tl.constexpr, UNIT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr,
-                  K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                  RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr,
+                  LANES: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+                  WHOLE: tl.constexpr):  # fmt: skip
     """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
-    there are no more than FEW, p and g are read there alone. RAGGED: see `tile`."""
+    there are no more than FEW, p and g are read there alone; `span` is the part of theirs, and `part` of this kernel. PARTS > 0:
+    `backward_parts` has been over the row. RAGGED: see `tile`."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
-    xa = (X, first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT), xc, X, 0, xc, n, valid)
-    pa = (P, first_of(row, start, d1, d2, p0, p1, p2, pc, RAGGED, UNIT), pc, P, 0, pc, n, valid)
-    ga = (G, first_of(row, start, d1, d2, g0, g1, g2, gc, RAGGED, UNIT), gc, G, 0, gc, n, valid)
-    oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
+    xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
+    po = first_of(row, start, d1, d2, p0, p1, p2, pc, RAGGED, UNIT)
+    go = first_of(row, start, d1, d2, g0, g1, g2, gc, RAGGED, UNIT)
+    xa = operand(X, xo, xc, X, 0, xc, n, valid, SHIFT, WHOLE)
+    pa = operand(P, po, pc, P, 0, pc, n, valid, SHIFT, WHOLE)
+    ga = operand(G, go, gc, G, 0, gc, n, valid, SHIFT, WHOLE)
+    oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
     EXACT: tl.constexpr = OUT.dtype.element_ty == tl.float32
     if PER_ROW:
         c = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
         c = tl.zeros([R, 1, 1], tl.float32) + param
     e = 1.0 - c
+    first = tl.program_id(1) * part
     if FEW > 0:
         few = tl.load(COUNT + tl.program_id(0))
         if few <= FEW:
             mine = LIST + tl.program_id(0).to(tl.int64) * FEW
-            few_lanes(pa, ga, OUT, oo, oc, mine, few, span, one(c), e, SENSE, FAR, FEW, DEPTH, LANES, R, K, L)
+            few_lanes(
+                pa, ga, OUT, oo, oc, mine, few, span, first, part, one(c), e, SENSE, FAR, FEW, DEPTH, LANES, R, K, L
+            )
         else:
-            all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, EXACT, R, K, L, WHOLE)
+            all_lanes(
+                xa,
+                pa,
+                ga,
+                OUT,
+                oo,
+                oc,
+                SUMS,
+                row,
+                first,
+                part,
+                c,
+                e,
+                SENSE,
+                ORDER,
+                STEEP,
+                FAR,
+                EXACT,
+                PARTS,
+                R,
+                K,
+                L,
+                WHOLE,
+            )
     else:
-        all_lanes(xa, pa, ga, OUT, oo, oc, c, e, SENSE, ORDER, STEEP, FAR, EXACT, R, K, L, WHOLE)
+        all_lanes(
+            xa,
+            pa,
+            ga,
+            OUT,
+            oo,
+            oc,
+            SUMS,
+            row,
+            first,
+            part,
+            c,
+            e,
+            SENSE,
+            ORDER,
+            STEEP,
+            FAR,
+            EXACT,
+            PARTS,
+            R,
+            K,
+            L,
+            WHOLE,
+        )
 
 
 @triton.jit

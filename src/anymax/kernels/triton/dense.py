@@ -13,7 +13,21 @@ import triton.language as tl
 
 from .links import exponent, log1p, taylor
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
-from .tile import fetch, first_of, higher, highest, largest, place, poisoned, rows_of, total, wide
+from .tile import (
+    OUTSIDE,
+    aligned,
+    fetch,
+    first_of,
+    higher,
+    highest,
+    largest,
+    operand,
+    place,
+    poisoned,
+    rows_of,
+    total,
+    wide,
+)
 
 
 @triton.jit
@@ -58,13 +72,15 @@ def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, FAR: tl.co
 
 @triton.jit
 def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, LINK: tl.constexpr, MASKED: tl.constexpr,
-                FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
+                FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr,
+                K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """SUMS [rows, PARTS, 2]: of each part of a row the maximum, and the sum below it."""
     n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, row < rows)
+    xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
+    at = operand(X, xo, xc, M, mo, mc, n, row < rows, SHIFT, False)
     first = tl.program_id(1) * span
-    tops, acc = running(at, first, tl.minimum(first + span, n), LINK, MASKED, FAR, 1, K, L)
+    tops, acc = running(at, first, tl.minimum(first + span, at[6]), LINK, MASKED, FAR, 1, K, L)
     top = highest(tops, 2)
     to = SUMS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * 2
     tl.store(to, top.to(tl.float64))
@@ -134,14 +150,14 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
 def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
                rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, slots,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr, R: tl.constexpr,
-               K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+               EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
+               R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; "logsumexp" is the threshold of softmax, but for poisoned rows.
     PARTS > 0: `dense_parts` has been over the row. RAGGED: see `tile`."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, WHOLE)
     if MODE == "grad":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         anchor, share, log_z, top, bad = recall(STATE, row, valid)
@@ -154,19 +170,19 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
         z = tl.where(z > 0.0, z, 1.0)
         share, log_z = 1.0 / z.to(tl.float32), log1p((z - 1.0).to(tl.float32))
     if MODE == "p" or MODE == "log" or MODE == "grad":
-        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
+        oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = emit(x, anchor, share, log_z, MODE, LINK, ORDER)
-            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         else:
             first = tl.program_id(1) * span
-            steps = tl.cdiv(tl.minimum(span, n - first), K * L)
+            steps = tl.cdiv(tl.minimum(span, at[6] - first), K * L)
             for i in range(steps):  # from the end, whose scores the cache still has
                 begin = first + (steps - 1 - i) * (K * L)
-                v = fetch(at, begin, True, MASKED, FAR, K, L, False)
+                v = fetch(at, begin, True, MASKED, FAR, K, L, False, OUTSIDE, False)
                 p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
-                finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
+                finish(OUT, oo, oc, begin, p, t, scale, at, MODE, FAR, K, L)
     if MODE == "loss":
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)

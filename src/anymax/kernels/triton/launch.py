@@ -12,10 +12,10 @@ import triton
 
 from .._rows import merged
 from ..link import Link
-from .backward import backward_rows
+from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
 from .perturb import perturb_rows
-from .plans import SOLVING, few_lanes, loosened, plan, span
+from .plans import SOLVING, few_lanes, loosened, packed, plan, shallow, span
 from .separable import separable_rows
 from .tile import survey_parts
 from .truncated import truncated_rows
@@ -51,7 +51,10 @@ class _Rows:
         self.sizes = (axes[1][0], axes[2][0])
         steps = [step for _, steps in axes for step in steps]
         self.unit = math.gcd(n, *steps, 16)
+        pack = 16 // x.element_size()
+        self.shift = self._shift(axes, pack) if self.unit % pack else 0
         self.n, self.classes = n // self.unit, n
+        self.columns = n + (pack - 1 if self.shift else 0)
         self.strides = {
             key: (*(steps[i] // self.unit for _, steps in axes), a.stride(-1))
             for i, (key, a) in enumerate(self.held.items())
@@ -64,6 +67,28 @@ class _Rows:
 
     def _merge(self, batch: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
         return merged(batch, [a.stride()[:-1] for a in self.held.values()])
+
+    def _shift(self, axes: list[tuple[int, tuple[int, ...]]], pack: int) -> int:
+        """Of rows that begin anywhere, whether they are read in packs of 16 bytes from the pack on in which they begin: 0 no, 1 yes, 2 yes
+        but for the last row, after which the memory may end within a pack."""
+        n, size, open_ = self.held["x"].shape[-1], self.held["x"].element_size(), False
+        if not packed(n, pack):
+            return 0
+        first = None
+        for i, (key, a) in enumerate(self.held.items()):
+            if key == "mask":  # read as it lies
+                continue
+            steps = [step[i] for _, step in axes]
+            places = [step % pack for step in steps]
+            first = first or places
+            if places != first or a.stride(-1) != 1 or a.element_size() != size or a.data_ptr() % 16:
+                return 0
+            last = a.storage_offset() + n + sum((count - 1) * step for (count, _), step in zip(axes, steps))
+            if -(-last // pack) * 16 > a.untyped_storage().nbytes():
+                if any(count > 1 and step < pack for (count, _), step in zip(axes, steps)):
+                    return 0
+                open_ = True
+        return 2 if open_ else 1
 
     def finish(self) -> None:
         if self.back is not None:
@@ -88,8 +113,10 @@ class _Segments:
         heads = x.shape[1]
         self.count, self.all = cut.ids.shape[0] * heads, (cut.ptr.shape[0] - 1) * heads
         self.held = {"x": x, **operands}
-        self.sizes, self.unit, self.bounds = (1, heads), 1, (cut.ptr, cut.ids)
-        self.n = self.classes = triton.next_power_of_2(max(cut.longest, 1))  # few kernels for any lengths
+        self.sizes, self.unit, self.shift, self.bounds = (1, heads), 1, 0, (cut.ptr, cut.ids)
+        self.n = self.classes = self.columns = triton.next_power_of_2(
+            max(cut.longest, 1)
+        )  # few kernels for any lengths
         self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
         self.far = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = False  # heads of one segment are in one program or follow one another: the cache has them
@@ -108,6 +135,11 @@ def _device(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 _numbers: dict[Any, Tensor] = {}  # parameters that were given as numbers, on the device: by device and contents
+_captured: dict[Any, Tensor] = {}  # those that a captured graph reads, for as long as the process lives
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -> Tensor:
@@ -123,8 +155,10 @@ def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -
             if key not in _numbers:
                 if len(_numbers) >= 64:
                     _numbers.clear()
-                _numbers[key] = host.to(torch.float32).to(x.device)
+                _numbers[key] = _captured[key] if key in _captured else host.to(torch.float32).to(x.device)
             value = _numbers[key]
+            if _capturing(x):
+                _captured[key] = value
     value = value.expand(*x.shape[:-1], 1) if cut is None else value
     return value.reshape(-1).contiguous()
 
@@ -137,6 +171,7 @@ class Saved(NamedTuple):
     depth: int
     span: int
     lanes: int
+    shifted: bool  # a lane is of columns, not of classes
 
 
 class _Call:
@@ -147,12 +182,15 @@ class _Call:
     ) -> None:
         self.x, self.rows = x, rows
         self.plan = p = plan(
-            kernel, rows.count, rows.classes, one_row, rows.sideways, _wave(), cut and not one_row, x.element_size()
+            kernel, rows.count, rows.columns, one_row, rows.sideways, _wave(), cut and not one_row, x.element_size()
         )
-        self.plan = p = loosened(p) if isinstance(rows, _Segments) else p
-        self.shape: tuple[int, ...] = (rows.all, rows.n, span(p, rows.classes))
+        if isinstance(rows, _Segments):
+            self.plan = p = loosened(p)
+        elif rows.shift:
+            self.plan = p = shallow(p)
+        self.shape: tuple[int, ...] = (rows.all, rows.n, span(p, rows.columns))
         self.parts = p.parts
-        self.tile = {"FAR": rows.far, "UNIT": rows.unit, "R": p.R, "K": p.K, "L": p.L}
+        self.tile = {"FAR": rows.far, "UNIT": rows.unit, "SHIFT": rows.shift, "R": p.R, "K": p.K, "L": p.L}
 
     def __call__(
         self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
@@ -220,7 +258,7 @@ def run(
     common = {
         "MODE": mode, "MASKED": mask is not None, "SAVE": state is not None, "EACH": each, "RAGGED": cut is not None
     }  # fmt: skip
-    first = {"MASKED": mask is not None, "FAR": rows.far, "UNIT": rows.unit}
+    first = {"MASKED": mask is not None, "FAR": rows.far, "UNIT": rows.unit, "SHIFT": rows.shift}
     writes = mode in ("p", "log", "grad")
     if link.kind in ("softmax", "sigsoftmax", "taylor"):
         order = int(link.param) if link.kind == "taylor" else 0
@@ -255,14 +293,14 @@ def run(
         one_row, shared = per_row and name == "any", True
     call = _Call(family, x, rows, one_row=one_row, cut=cut is None and (shared or mode == "grad"))
     parts = 0 if mode == "grad" else call.parts
-    few, depth = few_lanes(call.plan, rows.classes) if not (one_row or mode == "grad") else (0, 1)
+    few, depth = few_lanes(call.plan, rows.columns) if not (one_row or mode == "grad") else (0, 1)
     saved = None
     lists = counts = tops = x
     if few:
         lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
         counts = lists[rows.count * few :]
         if keep_lanes:
-            saved = Saved(lists, few, depth, call.shape[2], call.plan.L)
+            saved = Saved(lists, few, depth, call.shape[2], call.plan.L, rows.shift > 0)
     options = {
         **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
         **call.tile, "WHOLE": call.plan.whole,
@@ -290,6 +328,9 @@ def run(
             call(kernel, pointers, numbers, {**options, "MODE": "write", "KEEP": False, "SAVE": False}, parts)
     rows.finish()
     return saved
+
+
+_OF_PARTS = ("SENSE", "FAR", "UNIT", "SHIFT", "FEW", "PARTS", "K", "L")  # options of `backward_parts`
 
 
 def backward(
@@ -329,12 +370,12 @@ def backward(
         *rows.strides["out"],
     )
     steep = sense == "any" and (per_row or param > 1.0)
-    call = _Call("backward", p, rows)
+    sums = sense not in ("norm", "taylor") and not steep  # all that is wanted of a row before it is written
+    call = _Call("backward", p, rows, cut=cut is None and sums)
     lists = counts = p
-    few, depth, lanes = 0, 1, 1
-    if saved is not None and not steep and not call.plan.whole and call.plan.R == 1:
-        few, depth, classes, lanes = saved[1:]
-        call.shape = (*call.shape[:2], classes)
+    few, depth, lanes, spread = 0, 1, 1, call.shape[2]
+    if saved is not None and saved.shifted == (rows.shift > 0) and not (steep or call.plan.whole) and call.plan.R == 1:
+        few, depth, spread, lanes = saved[1:5]
         lists, counts = saved.memory, saved.memory[rows.count * few :]
     options = {
         "SENSE": sense,
@@ -344,11 +385,19 @@ def backward(
         "FEW": few,
         "DEPTH": depth,
         "LANES": lanes,
+        "PARTS": call.parts,
         "RAGGED": cut is not None,
     }
+    parted = p
+    if call.parts:
+        parted = torch.empty(rows.count * call.parts * 2, dtype=torch.float64, device=p.device)
+        both = (*rows.strides["x"], *rows.strides["g"])
+        split = {key: value for key, value in {**options, **call.tile}.items() if key in _OF_PARTS}
+        call(backward_parts, (p, g, parted, counts), (*rows.sizes, *both, float(param)), split, call.parts)
     call(
-        backward_rows, (scores, p, g, rows.held["out"], params, lists, counts, *rows.bounds),
-        (*rows.sizes, *steps, float(param), rows.count), {**options, **call.tile, "WHOLE": call.plan.whole},
+        backward_rows, (scores, p, g, rows.held["out"], params, lists, counts, parted, *rows.bounds),
+        (spread, *rows.sizes, *steps, float(param), rows.count),
+        {**options, **call.tile, "WHOLE": call.plan.whole}, call.parts or 1,
     )  # fmt: skip
     rows.finish()
 
@@ -380,5 +429,6 @@ def perturb(
     options = {"BACK": g is not None, "NOISE": noise, "MASKED": mask is not None, "Q": 1 << (nodes - 1).bit_length()}
     call = _Call("perturb", x, rows)
     call.shape = call.shape[:2]
+    del call.tile["SHIFT"]
     call(perturb_rows, pointers, numbers, {**options, **call.tile})
     rows.finish()

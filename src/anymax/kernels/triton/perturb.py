@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .links import law
-from .tile import fetch, place, put, survey, total
+from .tile import fetch, operand, place, put, survey, total
 
 FAR_BELOW = tl.constexpr(-1e15)
 
@@ -70,8 +70,13 @@ def perturb_rows(X, M, G, OUT,
     n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
     valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
-    ga = (G, place(row, d1, d2, g0, g1, g2, UNIT), gc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
+    xo, mo, go = (
+        place(row, d1, d2, x0, x1, x2, UNIT),
+        place(row, d1, d2, m0, m1, m2, UNIT),
+        place(row, d1, d2, g0, g1, g2, UNIT),
+    )
+    at = operand(X, xo, xc, M, mo, mc, n, valid, 0, False)
+    ga = operand(G, go, gc, M, mo, mc, n, valid, 0, False)
     oo = place(row, d1, d2, o0, o1, o2, UNIT)
     _, _, top, bad = survey(at, at, None, MASKED, FAR, R, K, L, False)
     empty = top == float("-inf")
@@ -124,4 +129,4 @@ def perturb_rows(X, M, G, OUT,
         if BACK:
             out = out / scale
         out = tl.where(bad, float("nan"), tl.where(kept, out, 0.0))
-        put(OUT, oo, oc, begin, out, n, valid, FAR, K, L)
+        put(OUT, oo, oc, begin, out, at, FAR, K, L)

@@ -46,13 +46,16 @@ FAMILIES = {
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
+LONGEST_TILE = max(family.whole for family in FAMILIES.values())
+SHIFTED = 512  # classes of rows that begin anywhere, from which on packs of 16 bytes are worth their two ends
 VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
 PART = (
     16,
     512,
     8,
 )  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
-LANED = ("separable", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
+LONG_BACKWARD, ROUND = 32_768, 264  # in the backward, where they are fewer than twice the multiprocessors
+LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
 FEW = 256  # live lanes that are gathered to one tile
 GATHERED = 8192  # classes of that tile
@@ -72,12 +75,17 @@ def plan(
     if kernel == "perturb":  # bound by arithmetic
         width = min(block, 1024)
         return Plan(1 if one_row else max(1, min(1024 // width, _power_of_two(rows))), 1, width, False, 4)
-    if cut and n > VERY_LONG and rows <= CROWD:
+    if cut and kernel != "backward" and n > VERY_LONG and rows <= CROWD:
         k, lanes, warps = PART
         if kernel not in LANED:
             k, lanes = 4, warps * vector
         parts = 16 if rows > CROWD // 4 else 32
         return Plan(1, k, lanes, False, min(warps, most), parts)
+    if cut and kernel == "backward" and n >= LONG_BACKWARD and rows < ROUND:
+        k, warps = 4, min(PART[2], most)
+        lanes = warps * vector
+        parts = min(32, _power_of_two(-(-ROUND // rows)), _power_of_two(n // (k * lanes)))
+        return Plan(1, k, lanes, False, warps, parts)
     family = FAMILIES[kernel]
     if block > family.whole:
         k, warps = next((k, warps) for longest, k, warps in family.steps if block <= longest)
@@ -104,10 +112,24 @@ def loosened(p: Plan) -> Plan:
     return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
 
 
+ANYWHERE = 4  # K of a long row that begins anywhere
+
+
+def shallow(p: Plan) -> Plan:
+    """Of rows that begin anywhere: what is at their two ends takes registers."""
+    return p if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
+
+
+def packed(n: int, pack: int) -> bool:
+    """Whether rows that begin anywhere are read in packs of so many numbers: not short ones, nor where it would double their tile."""
+    return n >= SHIFTED and (n > LONGEST_TILE or _power_of_two(n) == _power_of_two(n + pack - 1))
+
+
 def span(p: Plan, n: int) -> int:
-    """Classes of a part, whole steps of them; all of them where the row is not cut."""
+    """Classes of a part, whole steps of them; all of them where the row is not cut, and more, so that a kernel knows by what a part's
+    beginning can be divided."""
     if not p.parts:
-        return n
+        return -(-n // 16) * 16
     step = p.K * p.L
     return -(-n // (p.parts * step)) * step
 

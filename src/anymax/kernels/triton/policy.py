@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import lanes, put
+from .tile import lanes, lead_of, put
 
 
 @triton.jit
@@ -33,10 +33,10 @@ def remember(STATE, row, valid, bad, s0, s1, s2, s3):
 
 @triton.jit
 def class_of(INDEX, row, ignore, at):
-    """The class of each row: -1 for a sample that is left out, n for an index that is no class."""
-    n, valid = at[6], at[7]
+    """The column of each row's class: -1 for a sample that is left out, the one after the last for an index that is no class."""
+    n, valid, lead = at[6], at[7], lead_of(at)
     t = tl.load(INDEX + row, mask=valid, other=0).to(tl.int64)
-    return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n), n, t))
+    return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n - lead), n, t + lead))
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.cons
 @triton.jit
 def aimed(at, t, MASKED: tl.constexpr):
     """The score of the class t of each row, -inf where it is masked."""
-    X, xo, xc, M, mo, mc, n, valid = at
+    X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     inside = (t >= 0) & (t < n) & valid
     aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
     if MASKED:
@@ -77,9 +77,9 @@ def lose(VALUE, row, rows, value, aim, t, bad, at):
 
 
 @triton.jit
-def finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
+def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
     """Probabilities, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, and so is all of it."""
     if MODE == "grad":
         p = tl.where(lanes(begin, K, L) == t, p - 1.0, p)
-    put(OUT, oo, oc, begin, scale * p, n, valid, FAR, K, L)
+    put(OUT, oo, oc, begin, scale * p, at, FAR, K, L)

@@ -16,7 +16,23 @@ from .links import expm1, log1p, share_of, steep
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import kth
 from .thresholds import descent, fitted, raised, slope_and_power, solve
-from .tile import apart, fetch, first_of, gather, one, rows_of, scatter, some, survey, surveyed, total, wide
+from .tile import (
+    OUTSIDE,
+    aligned,
+    apart,
+    fetch,
+    first_of,
+    gather,
+    one,
+    operand,
+    rows_of,
+    scatter,
+    some,
+    survey,
+    surveyed,
+    total,
+    wide,
+)
 
 # -- from the numbers of a row to its probabilities -----------------------------------------------------------------------------------
 
@@ -80,7 +96,8 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
                    PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
                    FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
-                   UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
     threshold; "write": probabilities of what has not been written by "p", from the numbers.
 
@@ -93,7 +110,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, WHOLE)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -117,7 +134,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            ot = (OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), oc)
+            ot = (OUT, aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT), oc)
             FILL: tl.constexpr = 0.0 if FEW > 0 and MODE == "p" else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
@@ -183,15 +200,15 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             a = s0
     c, r = slope_and_power(par, LINK, P, NORM)
     if MODE == "p" or MODE == "grad" or MODE == "write":
-        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
+        oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         if WHOLE:
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
-            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and MODE == "p":
             if small:  # over the zeros
                 p = emit(tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT)
-                scatter(OUT, oo, oc, cols, p, p > 0.0, n, valid, FAR)
+                scatter(OUT, oo, oc, cols, p, p > 0.0, at, FAR)
             elif PARTS == 0:
                 in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
@@ -258,14 +275,13 @@ def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scal
              P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr, PER_ROW: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes a longer row, or a part of it; a lane that has no probability is not read again."""
-    n, valid = at[6], at[7]
     live = tl.full([R, 1, L], 1, tl.int1)
     if MODE != "grad":
         live = shares(tops, s0, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW) > 0.0
-    for begin in range(first, tl.minimum(first + span, n), K * L):
-        v = fetch(at, begin, live, MASKED, FAR, K, L, False)
+    for begin in range(first, tl.minimum(first + span, at[6]), K * L):
+        v = fetch(at, begin, live, MASKED, FAR, K, L, False, OUTSIDE, False)
         p = shares(v, s0, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
-        finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
+        finish(OUT, oo, oc, begin, p, t, scale, at, MODE, FAR, K, L)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ Few rows of very many classes are shared out in PARTS of `span` classes, each to
 (`survey_parts`), one program a row solves it from those, and the parts are written.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 # what is traced by Triton is no Python to a type checker
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+OUTSIDE = tl.constexpr(float("-inf"))
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -128,29 +129,114 @@ def lanes(begin, K: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def fetch(
-    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr
-):
-    """Scores of the live lanes (-inf elsewhere) as fp32; AGAIN: they will be wanted again."""
-    X, xo, xc, M, mo, mc, n, valid = at
-    cols = lanes(begin, K, L)
-    ok = live & (cols < n) & valid
-    if AGAIN:
-        x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf"), eviction_policy="evict_last").to(
-            tl.float32
-        )
+def aligned(X, offset, SHIFT: tl.constexpr):
+    """The offset itself, or that of the 16 bytes in which it lies."""
+    if SHIFT:
+        PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
+        return offset // PACK * PACK
     else:
-        x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
+        return offset
+
+
+@triton.jit
+def operand(X, xo, xc, M, mo, mc, n, valid, SHIFT: tl.constexpr, WHOLE: tl.constexpr):
+    """What the kernels call `at`: scores, offset of the row, stride; the same of a mask; the column after the last class; whether there is
+    such a row; where rows begin anywhere, the column of the first class, and once more if the last row is open (see `fetch`). Of what it
+    is made tells the compiler how to read it: a constant in it would be none. A row in steps is alone in its program, and its columns are
+    scalars."""
+    if SHIFT:
+        PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
+        lead = (xo % PACK).to(tl.int32)
+        if not WHOLE:
+            lead = one(lead)
+        if SHIFT == 2:
+            return (X, aligned(X, xo, SHIFT), xc, M, mo - lead * mc, mc, n + lead, valid, lead, lead)
+        else:
+            return (X, aligned(X, xo, SHIFT), xc, M, mo - lead * mc, mc, n + lead, valid, lead)
+    else:
+        return (X, xo, xc, M, mo, mc, n, valid)
+
+
+@triton.jit
+def lead_of(at):
+    """The column of the first class."""
+    if len(at) > 8:
+        return at[8]
+    else:
+        return 0
+
+
+@triton.jit
+def there(at, cols):
+    """Which columns are classes."""
+    if len(at) > 8:
+        return (cols >= at[8]) & (cols < at[6]) & at[7]
+    else:
+        return (cols < at[6]) & at[7]
+
+
+@triton.jit
+def fetch(
+    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
+    OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
+):  # fmt: skip
+    """Scores of the live lanes (OTHER elsewhere) as fp32; AGAIN: they will be wanted again. Calls little: a function in a loop is part of
+    its kernel only if calls are not nested deeply.
+
+    Rows that begin anywhere are read in whole packs of 16 bytes, their neighbours' numbers with them, which
+    are OTHER too if the row is to be ALONE; the last row number by number, where memory ends within a pack."""
+    X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
+    EVICT: tl.constexpr = "evict_last" if AGAIN else ""
+    cols = lanes(begin, K, L)
+    of = X + xo + step(cols, xc, FAR)
+    if len(at) > 8:
+        lead = at[8]
+        PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
+        packs = live & (cols < (n + (PACK - 1)) // PACK * PACK) & valid
+        if len(at) > 9:
+            if tl.program_id(0) == tl.num_programs(0) - 1:
+                x = tl.load(of, mask=live & (cols >= lead) & (cols < n) & valid, other=OTHER, eviction_policy=EVICT)
+            else:
+                x = tl.load(of, mask=packs, other=OTHER, eviction_policy=EVICT)
+        else:
+            x = tl.load(of, mask=packs, other=OTHER, eviction_policy=EVICT)
+        if ALONE and len(lead.shape) > 0:  # rows that are read whole
+            x = tl.where((cols >= lead) & (cols < n), x, OTHER)
+        elif ALONE:  # noqa: SIM102  (this is known to the compiler, the next is not)
+            if (begin < lead) | (begin + K * L > n):  # the first step of a row, or the last one
+                x = tl.where((cols >= lead) & (cols < n), x, OTHER)
+        x = x.to(tl.float32)
+    else:
+        x = tl.load(of, mask=live & (cols < n) & valid, other=OTHER, eviction_policy=EVICT).to(tl.float32)
     if MASKED:
-        keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
-        x = tl.where(keep != 0, x, float("-inf"))
+        inside = live & (cols < n) & valid
+        if len(at) > 8:
+            inside = inside & (cols >= at[8])
+        keep = tl.load(M + mo + step(cols, mc, FAR), mask=inside, other=0)
+        x = tl.where(keep != 0, x, OTHER)
     return x
 
 
 @triton.jit
-def put(OUT, oo, oc, begin, v, n, valid, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """Writes a tile. Of rows that begin anywhere, the packs of 16 bytes that are theirs, then what is left at their two ends."""
+    n, valid = at[6], at[7]
     cols = lanes(begin, K, L)
-    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=(cols < n) & valid)
+    to = OUT + oo + step(cols, oc, FAR)
+    v = v.to(OUT.dtype.element_ty)
+    if len(at) > 8:
+        lead = at[8]
+        PACK: tl.constexpr = 128 // OUT.dtype.element_ty.primitive_bitwidth
+        first = (lead + (PACK - 1)) // PACK * PACK
+        last = n // PACK * PACK
+        tl.store(to, v, mask=(cols >= first) & (cols < last) & valid)
+        if len(lead.shape) > 0:
+            tl.store(to, v, mask=(cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last)))
+        else:
+            if (begin < lead) | (begin + K * L > last):
+                tl.store(to, v, mask=(cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last)))
+    else:
+        tl.store(to, v, mask=(cols < n) & valid)
 
 
 @triton.jit
@@ -176,24 +262,25 @@ def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, 
 @triton.jit
 def fill(at, ot, begin, FILL: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     if FILL is not None:
-        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at[6], at[7], FAR, K, L)
+        put(ot[0], ot[1], ot[2], begin, tl.full([R, K, L], FILL, tl.float32), at, FAR, K, L)
 
 
 @triton.jit
 def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
-                 FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
-                 K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+                 FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                 PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN where a score of the lane is. WIDE: numbers that are read side by
     side, a multiple of L. FILL: as in `survey`."""
     n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
     valid = row < rows
-    at = (X, place(row, d1, d2, x0, x1, x2, UNIT), xc, M, place(row, d1, d2, m0, m1, m2, UNIT), mc, n, valid)
-    ot = (OUT, place(row, d1, d2, o0, o1, o2, UNIT), oc)
+    xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
+    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, False)
+    ot = (OUT, aligned(OUT, place(row, d1, d2, o0, o1, o2, UNIT), SHIFT), oc)
     first = tl.program_id(1) * span
     tops = tl.full([1, 1, WIDE], float("-inf"), tl.float32)
     HIGH: tl.constexpr = K * L // WIDE
-    for begin in range(first, tl.minimum(first + span, n), K * L):
+    for begin in range(first, tl.minimum(first + span, at[6]), K * L):
         tops = higher(tops, highest(fetch(at, begin, True, MASKED, FAR, HIGH, WIDE, True), 1))
         fill(at, ot, begin, FILL, FAR, 1, HIGH, WIDE)
     lane = tl.arange(0, L)[None, None, :]
@@ -238,12 +325,12 @@ def listed(
 ):
     """(tile, classes, those that are there): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
     lane l of the i-th part of the row, `span` classes each."""
-    X, xo, xc, M, mo, mc, n, valid = at
+    X, xo, xc, M, mo, mc = at[0], at[1], at[2], at[3], at[4], at[5]
     slots = tl.arange(0, FEW)[None, None, :]
     lane = tl.load(mine + slots, mask=slots < count, other=0)
     within = tl.arange(0, DEPTH)[None, :, None] * L + lane % L
     cols = (lane // L) * span + within
-    ok = (slots < count) & (within < span) & (cols < n) & valid
+    ok = (slots < count) & (within < span) & there(at, cols)
     x = tl.load(X + xo + step(cols, xc, FAR), mask=ok, other=float("-inf")).to(tl.float32)
     if MASKED:
         keep = tl.load(M + mo + step(cols, mc, FAR), mask=ok, other=0)
@@ -268,7 +355,7 @@ def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED:
 
 
 @triton.jit
-def scatter(OUT, oo, oc, cols, v, keep, n, valid, FAR: tl.constexpr):
+def scatter(OUT, oo, oc, cols, v, keep, at, FAR: tl.constexpr):
     """What `keep` says of a gathered tile, after the rest of the row has been written by all threads."""
     tl.debug_barrier()
-    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=keep & (cols < n) & valid)
+    tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=keep & (cols < at[6]) & at[7])

@@ -11,7 +11,25 @@ import triton.language as tl
 from .links import log1p
 from .policy import aimed, class_of, finish, lose, recall, remember, wanted
 from .search import LOWEST, chosen, cut, from_lanes, lowest_from, select, tally, weigh
-from .tile import apart, fetch, first_of, gather, lanes, one, rows_of, scatter, some, survey, surveyed, total, wide
+from .tile import (
+    OUTSIDE,
+    aligned,
+    apart,
+    fetch,
+    first_of,
+    gather,
+    lanes,
+    lead_of,
+    one,
+    operand,
+    rows_of,
+    scatter,
+    some,
+    survey,
+    surveyed,
+    total,
+    wide,
+)
 
 
 @triton.jit
@@ -60,11 +78,10 @@ def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: 
 def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, scale, at, MODE: tl.constexpr, LOGS: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
     """Writes a longer row, or a part of it; a lane without a kept score is not read again."""
-    n, valid = at[6], at[7]
-    for begin in range(first, tl.minimum(first + span, n), K * L):
-        v = fetch(at, begin, live, MASKED, FAR, K, L, False)
+    for begin in range(first, tl.minimum(first + span, at[6]), K * L):
+        v = fetch(at, begin, live, MASKED, FAR, K, L, False, OUTSIDE, False)
         p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, LOGS)
-        finish(OUT, oo, oc, begin, p, t, scale, n, valid, MODE, FAR, K, L)
+        finish(OUT, oo, oc, begin, p, t, scale, at, MODE, FAR, K, L)
 
 
 @triton.jit
@@ -72,13 +89,13 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
                    EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr,
-                   PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-                   L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+                   PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                   R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
-    at = (X, xo, xc, M, mo, mc, n, valid)
+    at = operand(X, xo, xc, M, mo, mc, n, valid, SHIFT, WHOLE)
     if PER_ROW:
         par = tl.load(PARAMS + row, mask=valid, other=1.0)
     else:
@@ -90,7 +107,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         if MODE == "write":
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         top, edge, last, z, bad = recall(STATE, row, valid)
-        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last.to(tl.int32, bitcast=True))  # keeps none
+        last = last.to(tl.int32, bitcast=True) + lead_of(at)
+        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last)  # keeps none
         empty = bad
         small = False
         log_z = z
@@ -99,7 +117,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             cells, tops, top, bad = surveyed(TOPS, row, PARTS, L)
             x = tops
         else:
-            ot = (OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), oc)
+            ot = (OUT, aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT), oc)
             NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
             FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
@@ -141,16 +159,16 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         z = z.to(tl.float32)
     share = 1.0 / z
     if MODE == "p" or MODE == "log" or MODE == "grad" or MODE == "write":
-        oo = first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT)
+        oo = aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT)
         t, scale = wanted(INDEX, SCALE, row, ignore, at, bad, MODE, EACH)
         reaching = tops >= edge if MODE != "grad" else tops == tops
         if WHOLE:
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
-            finish(OUT, oo, oc, 0, p, t, scale, n, valid, MODE, FAR, K, L)
+            finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and (MODE == "p" or MODE == "log"):
             if small:  # over what is not kept
                 p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
-                scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), n, valid, FAR)
+                scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), at, FAR)
             elif PARTS == 0:
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
@@ -166,7 +184,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         aim = aimed(at, t, MASKED)
         lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
     if SAVE and MODE != "write":
-        remember(STATE, row, valid, bad, top, edge, last.to(tl.float32, bitcast=True), z)
+        remember(STATE, row, valid, bad, top, edge, (last - lead_of(at)).to(tl.float32, bitcast=True), z)
     if MODE == "tau":
         tau = tl.where(empty, float("-inf"), top + log_z)
         tl.store(VALUE + row, tl.where(bad, float("nan"), tau), mask=valid)
