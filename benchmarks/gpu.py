@@ -16,7 +16,7 @@ from .cases import OURS, Bar, Case, Workload, calls, check_forward, differs, eng
 from .gpu_attention import attention_cases, decoding_cases
 from .gpu_clock import BUFFERS, DEVICE, RING, around
 
-SHAPES = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+SHAPES = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 50257), (4096, 128256), (32, 1_000_000))
 TINY = ((6, 40), (3, 200))  # of a dry run
 DTYPES = ("float32", "bfloat16")
 SPARSE = ("sparsemax", "entmax15", "sparse_softmax")

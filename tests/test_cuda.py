@@ -73,6 +73,26 @@ def test_graphs(name):
     assert all(torch.equal(a, b) for a, b in zip(got, step(mapping, x.clone(), t)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_map
+def test_a_first_call_may_be_captured_after_warm_up(name, dtype, monkeypatch):
+    """Of a shape that nothing else here has: each kernel is there before, so that none is compiled inside the graph."""
+    from triton import knobs
+
+    mapping, shape = MAPS[name], (48, 1184) if dtype == torch.float32 else (80, 1184)
+    am.warm_up(mapping, [shape], [dtype])
+    x, t = scores(*shape, dtype=dtype), torch.arange(shape[0], device="cuda")
+    made: list[object] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **said: made.append(said))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step(mapping, x, t)
+    assert not made, "a kernel was compiled inside the graph"
+    x.copy_(scores(*shape, dtype=dtype, seed=1))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(got, step(mapping, x.clone(), t)))
+
+
 def test_streams():
     x, side = scores(256, 8192), torch.cuda.Stream()
     want = am.entmax15(x)

@@ -1,11 +1,16 @@
 """What the compiler says of the GPU kernels: registers, stack, shared memory, barriers, instructions; no GPU is needed.
 
-    python -m tools.gpu_static                     every kernel at its real plans, sm_90; writes benchmarks/results/gpu-static.md
-    python -m tools.gpu_static --only entmax15 --target sm_80,sm_100 --dry
+    python -m tools.gpu_static --only entmax15 --target sm_80,sm_100    a table of what these cases launch; nothing is written
+    python -m tools.gpu_static --check                                  every kernel at its real plans, for all targets: the record in
+                                                                        benchmarks/results/gpu-static.csv is brought up to date, with the
+                                                                        page beside it; the exit status is 1 where a bar is missed
+    python -m tools.gpu_static --check --triton FOLDER FOLDER           the same, and for sm_90 with the Tritons of these folders as
+                                                                        well (pip install --no-deps --target FOLDER triton==3.4.0)
 
-A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler. The time
-is a model: whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers have to issue, with
-a loop over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times.
+A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler; what the
+record has of the same launch and the same source of its kernel is not compiled again. The time is a model: whichever is longer, the bytes
+at the device's measured copy speed, or the instructions that its schedulers have to issue, with a loop over tiles run as often as the row
+has tiles and a solver's loop `SOLVER_TURNS` times.
 """
 
 from __future__ import annotations
@@ -21,12 +26,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = ROOT / "benchmarks" / "results" / "gpu-static.md"
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -45,9 +49,10 @@ SOLVER_TURNS = 4
 LAUNCH = 2e-6  # seconds before the first program runs
 
 ROWS = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
+ANYWHERE = ((4096, 1001), (4096, 50_257))  # rows that begin anywhere
 KERNELS = {
     "launch": (
-        "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "survey_parts", "dense_parts",
+        "separable_rows", "truncated_rows", "dense_rows", "perturb_rows", "backward_rows", "backward_parts", "survey_parts", "dense_parts",
     ),
     "attention": (
         "attention_forward", "attention_queries", "attention_keys", "attention_bias", "attention_centres", "attention_parts",
@@ -108,12 +113,9 @@ def recorded(wave: int = 32) -> Iterator[list[Launch]]:
             setattr(module, name, kernel)
 
 
-def compiled(target: str, launch: Launch) -> Any:
-    """What the runtime would compile for this launch on that device."""
+def described(launch: Launch) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list], dict[str, Any]]:
+    """What the runtime would tell the compiler of this launch: types, constants, by what numbers can be divided, options."""
     import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     options = dict(launch.options)
     compiler = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in options}
@@ -135,8 +137,18 @@ def compiled(target: str, launch: Launch) -> Any:
         else:
             assert isinstance(value, float), (name, value)
             signature[name] = "fp32"
+    return signature, constants, hints, compiler
+
+
+def compiled(target: str, launch: Launch) -> Any:
+    """What the runtime would compile for this launch on that device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, hints, options = described(launch)
     source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=compiler)
+    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
 # -- what the compiler made of it ---------------------------------------------------------------------------------------------------
@@ -160,20 +172,35 @@ class Loop:
         return self.loads > 0 and not self.inner
 
 
+def issues(instructions: int, loops: tuple[Loop, ...]) -> tuple[int, int]:
+    """Instructions that a warp issues once, and for each tile of its row, in the model."""
+    once, each = instructions - sum(loop.instructions for loop in loops), 0
+    for loop in loops:
+        # what the compiler has cut into more loops than two, one in the other, does not run the more often
+        around = sum(o is not loop and not o.tiles and o.start <= loop.start and loop.end <= o.end for o in loops)
+        issued = loop.instructions * SOLVER_TURNS ** min(around, 1)
+        if loop.tiles:
+            each += issued
+        else:
+            once += issued * SOLVER_TURNS
+    return once, each
+
+
 @dataclasses.dataclass(frozen=True)
 class Figures:
     kernel: str
+    target: str
     warps: int
     registers: int
     stack: int  # bytes of a thread that do not fit its registers
     shared: int  # bytes of a program
     barriers: int
     instructions: int
-    fp64: int
-    wide_loads: int  # of 128 bits
+    fp64_in_loops: int  # in those over tiles
+    wide_loads: int  # of 128 bits and more
     loads: int
-    loops: tuple[Loop, ...]
-    target: str
+    once: int  # see `issues`
+    each: int
 
     @property
     def per_processor(self) -> int:
@@ -182,22 +209,9 @@ class Figures:
         by_shared = SHARED[self.target] * 1024 // (self.shared + 1024)
         return max(1, min(65536 // granted, by_shared, 64 // self.warps, 32))
 
-    @property
-    def fp64_in_loops(self) -> int:
-        return sum(loop.fp64 for loop in self.loops if loop.tiles)
-
-    def issued(self, tiles: int) -> float:
-        """Instructions that a warp issues, in the model."""
-        outside = self.instructions - sum(loop.instructions for loop in self.loops)
-        total = float(outside)
-        for loop in self.loops:
-            # what the compiler has cut into more loops than two, one in the other, does not run the more often
-            around = sum(
-                o is not loop and not o.tiles and o.start <= loop.start and loop.end <= o.end for o in self.loops
-            )
-            times = SOLVER_TURNS ** min(around, 1) * (tiles if loop.tiles else SOLVER_TURNS)
-            total += loop.instructions * times
-        return total
+    def issued(self, tiles: int) -> int:
+        """Instructions that a warp issues for a row of so many tiles, in the model."""
+        return self.once + self.each * tiles
 
 
 _FP64 = re.compile(r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64|F2F\.F32\.F64|I2F\.F64|F2I\.F64|MUFU\.\w*64H)")
@@ -215,7 +229,7 @@ def figures(made: Any, target: str) -> Figures:
             return subprocess.run([path, *words, str(cubin)], capture_output=True, text=True, check=True).stdout
 
         usage = tool(knobs.nvidia.cuobjdump.path, "-res-usage")
-        sass = tool(knobs.nvidia.nvdisasm.path, "-c")
+        sass = tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf")  # without an analysis that nothing of this needs
     said = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
     lines = [line.strip() for line in sass.splitlines()]
     labels, code = {}, []
@@ -224,14 +238,16 @@ def figures(made: Any, target: str) -> Figures:
             labels[match[1]] = len(code)
         elif re.match(r"/\*[0-9a-f]+\*/", line):
             code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*", "", line))
-    while code and re.match(r"(NOP|BRA `?\(?\.L_x_\d+\)?)", code[-1]):
+    named = {at: name for name, at in labels.items()}  # the end of a kernel is a branch to itself, and padding
+    while code and (code[-1].startswith("NOP") or f"({named.get(len(code) - 1)})" in code[-1]):
         code.pop()
     ends: dict[int, int] = {}  # several branches back to one label are one loop
     for i, line in enumerate(code):
         match = re.search(r"\bBRA\b.*?(\.L_\w+)", line)
         if match and labels.get(match[1], i + 1) <= i and labels[match[1]] != i:
             ends[labels[match[1]]] = i + 1
-    spans = set(ends.items())
+    follow = flow(code, labels)
+    spans = {(begin, end) for begin, end in ends.items() if not reached(follow, end - 1, begin)}
     loops = []
     for begin, end in sorted(spans):
         inside = [(b, e) for b, e in spans if (b, e) != (begin, end) and begin <= b and e <= end]
@@ -243,9 +259,43 @@ def figures(made: Any, target: str) -> Figures:
             )
         )  # fmt: skip
     return Figures(
-        made.metadata.name, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
-        len(code), _count(_FP64, code), _count(r"\bLDG\S*\.128", code), _count(r"\bLDG", code), tuple(loops), target,
+        made.metadata.name, target, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
+        len(code), sum(loop.fp64 for loop in loops if loop.tiles), _count(r"\bLDG\S*\.(128|256)", code), _count(r"\bLDG", code),
+        *issues(len(code), tuple(loops)),
     )  # fmt: skip
+
+
+def flow(code: list[str], labels: dict[str, int]) -> list[list[int]]:
+    """What may follow each instruction."""
+    joins: dict[str, list[int]] = {}  # where the threads of a barrier meet again
+    for line in code:
+        if match := re.search(r"\bBSSY\S*\s+(B\d+),.*?(\.L_\w+)", line):
+            joins.setdefault(match[1], []).append(labels[match[2]])
+    follow = []
+    for i, line in enumerate(code):
+        to = [i + 1] if i + 1 < len(code) else []
+        if re.match(r"(BRA(\.U)?\s+`|(EXIT|RET|BRX|JMP)\b)", line):  # without a condition of any kind
+            to = []
+        if (match := re.search(r"\b(BRA|CALL)\b.*?(\.L_\w+)", line)) and match[2] in labels:
+            to.append(labels[match[2]])
+        if match := re.search(r"\bBSYNC\S*\s+(B\d+)", line):
+            to += joins.get(match[1], [])
+        follow.append([t for t in to if t < len(code)])
+    return follow
+
+
+def reached(follow: list[list[int]], end: int, without: int) -> bool:
+    """Whether an instruction can be come to around another: a branch back to that one is then no loop, but the way home from a block that
+    the compiler has put behind all others because it is seldom wanted."""
+    seen, waiting = {0, without}, [0] if without else []
+    while waiting:
+        i = waiting.pop()
+        if i == end:
+            return True
+        new = [t for t in follow[i] if t not in seen]
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def _count(pattern: str | re.Pattern[str], code: list[str]) -> int:
@@ -261,26 +311,32 @@ class Case:
     call: Callable[[], Any]  # launches the kernels
     moved: int = 0  # bytes that have to be read and written
     n: int = 0  # classes of a row
-    attention: bool = False
+    everywhere: bool = True  # for every target and by every Triton; else by the newest for sm_90 alone
 
 
-def row_cases(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> Iterator[Case]:
+def row_cases() -> Iterator[Case]:
     import torch
 
     import anymax as am
     from anymax.kernels import triton as engine
 
     maps = {
-        "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax15": am.Entmax(1.5), "entmax 1.25": am.Entmax(1.25),
-        "entmax 1.7": am.Entmax(1.7), "entmax 3": am.Entmax(3.0), "budget": am.Budget(50), "normmax": am.NormMax(2.0),
-        "top-k": am.SparseSoftmax(k=50), "top-p": am.SparseSoftmax(p=0.9), "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(),
+        "softmax": am.Softmax(), "sparsemax": am.Sparsemax(), "entmax15": am.Entmax(1.5), "entmax 1.7": am.Entmax(1.7),
+        "top-k": am.SparseSoftmax(k=50), "top-p": am.SparseSoftmax(p=0.9), "entmax 1.25": am.Entmax(1.25), "entmax 3": am.Entmax(3.0),
+        "budget": am.Budget(50), "normmax": am.NormMax(2.0), "taylor": am.Taylor(2), "sigsoftmax": am.Sigsoftmax(),
+        "perturb": am.PerturbMax("normal"),
     }  # fmt: skip
-    for shape in ROWS:
-        for dtype in dtypes:
+    main, both_ways = list(maps)[:6], ("softmax", "sparsemax", "entmax15", "top-k")
+    for shape in (*ROWS, *ANYWHERE):
+        for dtype in ("bfloat16",) if shape in ANYWHERE else ("bfloat16", "float32"):
+            half = dtype == "bfloat16"
             size = math.prod(shape) * getattr(torch, dtype).itemsize
             make = functools.partial(torch.empty, shape, dtype=getattr(torch, dtype), device="meta")
             label = f"{'x'.join(map(str, shape))} {dtype}"
-            for name, mapping in maps.items():
+            # every kernel at every plan, and every link at a plan of each kind
+            names = both_ways if shape in ANYWHERE else main if half else ("softmax", "entmax15")
+            for name in maps if half and shape[-1] in (128, 8192, 128_256) else names:
+                mapping = maps[name]
 
                 def forward(mapping: Any = mapping, make: Any = make) -> None:
                     engine.forward(mapping, make(), None, make())
@@ -295,10 +351,14 @@ def row_cases(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> Iterator[Cas
                     _, _, state = engine.index_loss(mapping, x, t, True)
                     engine.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), None, state)
 
-                yield Case(f"forward/{name} {label}", forward, 2 * size, shape[-1])
-                if name in ("softmax", "sparsemax", "entmax15", "top-k"):
-                    yield Case(f"backward/{name} {label}", backward, 3 * size, shape[-1])
-                    yield Case(f"loss/{name} {label}", loss, 3 * size, shape[-1])
+                everywhere = half and name in both_ways
+                yield Case(f"forward/{name} {label}", forward, 2 * size, shape[-1], everywhere)
+                if name in both_ways or shape[-1] > 128:
+                    yield Case(f"backward/{name} {label}", backward, 3 * size, shape[-1], everywhere)
+                if (half and name in both_ways) or (name in main and shape[-1] == 8192):
+                    yield Case(
+                        f"loss/{name} {label}", loss, 3 * size, shape[-1], name in ("softmax", "entmax15") and half
+                    )
 
 
 def attention_cases() -> Iterator[Case]:
@@ -326,8 +386,8 @@ def attention_cases() -> Iterator[Case]:
                 free = job._replace(causal=False)
                 attention.forward(free, make(1, 32, 1, d), make(1, 8, 32768, d), make(1, 8, 32768, d), {}, False)
 
-            yield Case(f"attention/{name} d{d}", both, attention=True)
-            yield Case(f"decoding/{name} d{d}", one, attention=True)
+            yield Case(f"attention/{name} d{d}", both, everywhere=name in ("softmax", "entmax15"))
+            yield Case(f"decoding/{name} d{d}", one, everywhere=name in ("softmax", "entmax15"))
 
 
 def ragged_cases() -> Iterator[Case]:
@@ -355,7 +415,8 @@ def ragged_cases() -> Iterator[Case]:
                     ragged.forward(mapping, x, rows)
                     ragged.vjp(mapping, x, x, x, rows)
 
-                yield Case(f"ragged/{name} up to {longest} x {heads} heads", both)
+                everywhere = heads > 1 and name in ("softmax", "entmax15")
+                yield Case(f"ragged/{name} up to {longest} x {heads} heads", both, everywhere=everywhere)
 
 
 def layer_cases() -> Iterator[Case]:
@@ -386,8 +447,9 @@ def layer_cases() -> Iterator[Case]:
             layer.add_products(make(128_256, 4096), make(128_257, dtype=torch.int64), index, value, of.x)
 
         said = str(dtype)[6:]
-        yield Case(f"layer/softmax {said}", softmax)
-        yield Case(f"layer/support {said}", products)
+        half = dtype == torch.bfloat16
+        yield Case(f"layer/softmax {said}", softmax, everywhere=half)
+        yield Case(f"layer/support {said}", products, everywhere=half)
         for name, mapping in (
             ("entmax15", am.Entmax(1.5)),
             ("sparsemax", am.Sparsemax()),
@@ -400,7 +462,7 @@ def layer_cases() -> Iterator[Case]:
                 assert found is not None
                 layer.candidates(operands()[0], found, operands()[1], None)
 
-            yield Case(f"layer/{name} {said}", listed)
+            yield Case(f"layer/{name} {said}", listed, everywhere=half)
 
 
 def cases() -> Iterator[Case]:
@@ -410,8 +472,8 @@ def cases() -> Iterator[Case]:
     yield from attention_cases()
 
 
-def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
-    """The kernels that a case launches, compiled."""
+def launched(case: Case, target: str) -> list[Launch]:
+    """What a case launches on such a device."""
     from anymax.kernels.triton import attention, layer
 
     before = attention._processors, layer._processors
@@ -421,10 +483,15 @@ def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
             case.call()
     finally:
         attention._processors, layer._processors = before
-    return [(launch, figures(compiled(target, launch), target)) for launch in launches]
+    return launches
 
 
-def seconds(case: Case, found: list[tuple[Launch, Figures]]) -> tuple[float, float]:
+def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
+    """The kernels that a case launches, compiled."""
+    return [(launch, figures(compiled(target, launch), target)) for launch in launched(case, target)]
+
+
+def seconds(case: Case, found: Sequence[tuple[Launch, Any]]) -> tuple[float, float]:
     """(the model's time, the time of the bytes alone)."""
     total = 0.0
     for launch, f in found:
@@ -458,9 +525,9 @@ def tile(options: dict[str, Any]) -> str:
     return ""
 
 
-def lines(case: Case, target: str) -> list[str]:
+def lines(case: Case, found: Sequence[tuple[Launch, Any]]) -> list[str]:
+    """Rows of the table; `found`: of each launch its `Figures`, or a row of the record."""
     out = []
-    found = read(case, target)
     for launch, f in found:
         kernel = f"{launch.name} {launch.options.get('MODE', '')}".strip()
         out.append(
@@ -479,35 +546,41 @@ def _in_process(job: tuple[str, str]) -> list[str]:
     name, target = job
     case = next(c for c in cases() if c.name == name)
     try:
-        return lines(case, target)
+        return lines(case, read(case, target))
     except Exception as error:
         return [cells(name, f"**{type(error).__name__}: {str(error).splitlines()[0][:120]}**")]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name matches this regular expression")
     parser.add_argument("--target", default="sm_90")
-    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    parser.add_argument("--check", action="store_true", help="bring the record up to date and hold it to the bars")
+    parser.add_argument("--triton", metavar="FOLDER", nargs="*", default=[], help="where other Tritons are installed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     import multiprocessing
 
-    import triton
+    others = 0
+    for folder in args.triton:  # Triton is loaded once in a process
+        words = [sys.executable, "-m", "tools.gpu_static", "--check", "--jobs", str(args.jobs), "--only", args.only]
+        path = os.pathsep.join([os.path.abspath(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        others |= subprocess.run(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
-    jobs = [(c.name, t) for t in args.target.split(",") for c in cases() if re.search(args.only, c.name)]
-    text = [cells(*COLUMNS), "|" + "---|" * len(COLUMNS)]
-    print("\n".join(text), flush=True)
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for block in pool.imap(_in_process, jobs):
-            print("\n".join(block), flush=True)
-            text += block
-    if not args.dry:
-        head = f"Triton {triton.__version__}, {args.target}; made by `python -m tools.gpu_static`."
-        head += " Times are predictions of a model, not measurements."
-        REPORT.write_text("\n".join(["# The GPU kernels by the compiler's figures", "", head, "", *text, ""]))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+            if args.check:
+                from tools import gpu_record
+
+                return gpu_record.check(pool, args.only) | others
+            print("\n".join([cells(*COLUMNS), "|" + "---|" * len(COLUMNS)]), flush=True)
+            jobs = [(c.name, t) for t in args.target.split(",") for c in cases() if re.search(args.only, c.name)]
+            for block in pool.imap(_in_process, jobs):
+                print("\n".join(block), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src")]
-    main()
+    sys.exit(main())
