@@ -107,7 +107,7 @@ class Vocabulary:
         return torch.tensor([[self.numbers.get(w, 1) for w in s] + [0] * (longest - len(s)) for s in sentences])
 
     def batches(self, pairs: Sequence[Pair], generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, ...]]:
-        """(premises, hypotheses, labels) of pairs of like lengths; in a random order where there is a generator."""
+        """(which pairs, premises, hypotheses, labels) of like lengths; in a random order where there is a generator."""
         index = (
             list(range(len(pairs))) if generator is None else torch.randperm(len(pairs), generator=generator).tolist()
         )
@@ -121,7 +121,12 @@ class Vocabulary:
         for group in groups:
             chosen = [pairs[i] for i in group]
             labels = torch.tensor([p.label for p in chosen])
-            yield self.rows([p.premise for p in chosen]), self.rows([p.hypothesis for p in chosen]), labels
+            yield (
+                torch.tensor(group),
+                self.rows([p.premise for p in chosen]),
+                self.rows([p.hypothesis for p in chosen]),
+                labels,
+            )
 
 
 class Attention(NamedTuple):
@@ -232,7 +237,7 @@ def train(
     optimizer, best, kept = torch.optim.Adam(net.parameters(), RATE, fused=True), -1.0, net.state_dict()
     for epoch in range(epochs):
         net.train()
-        for premise, hypothesis, labels in vocabulary.batches(pairs, generator):
+        for _, premise, hypothesis, labels in vocabulary.batches(pairs, generator):
             optimizer.zero_grad()
             anymax.cross_entropy(net(premise, hypothesis)[0], labels).backward()
             optimizer.step()
@@ -245,22 +250,26 @@ def train(
 
 
 class Measured(NamedTuple):
-    accuracy: float
+    right: np.ndarray  # of each pair whether it is
     zeros: float  # share of the weights of real words that are exactly 0; NaN without attention
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.mean())
 
 
 @torch.no_grad()
 def measure(net: Reader | Aligner, vocabulary: Vocabulary, pairs: Sequence[Pair]) -> Measured:
     net.eval()
-    right = zeros = count = 0
-    for premise, hypothesis, labels in vocabulary.batches(pairs):
+    right, zeros, count = np.zeros(len(pairs), dtype=bool), 0, 0
+    for rows, premise, hypothesis, labels in vocabulary.batches(pairs):
         scores, weights = net(premise, hypothesis)
-        right += int((scores.argmax(dim=-1) == labels).sum())
+        right[rows.numpy()] = (scores.argmax(dim=-1) == labels).numpy()
         for p, queries, keys in zip(weights, (hypothesis, premise), (premise, hypothesis)):
             real = (keys != 0)[:, None] & ((queries != 0)[..., None] if p.shape[1] > 1 else torch.tensor(True))
             zeros += int(((p == 0) & real).sum())
             count += int(real.sum())
-    return Measured(right / len(pairs), zeros / count if count else float("nan"))
+    return Measured(right, zeros / count if count else float("nan"))
 
 
 @torch.no_grad()

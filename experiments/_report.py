@@ -11,24 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from . import NAMES
-from ._statistics import CONFIDENCE, Interval, all_of, verdict
+from ._statistics import CONFIDENCE, CONFIRMED, NOT_TESTED, Interval, all_of, verdict
 
 RESULTS = Path(__file__).parent / "results"
 
 
+class Refused(Exception):
+    """A run that saved results may not come from; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One sentence that the figures can confirm or contradict, and who made it."""
+    """One sentence that the figures can confirm or contradict, and who made it.
+
+    needs: another claim, without which this one has no meaning: where that is not confirmed, this one is not tested.
+    """
 
     text: str
     source: str
+    needs: str = ""
 
 
 @dataclasses.dataclass
 class Findings:
     """Filled by an experiment's `run`: tables, tests of its claims, figures beside the paper's, pictures, notes.
 
-    `partial` says that a run ended early: it does not take the place of saved results.
+    `partial` says that a run ended early: it does not take the place of saved results. `strict` ends a run whose choice is no optimum.
     """
 
     name: str
@@ -41,14 +49,17 @@ class Findings:
     tests: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     paper: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pictures: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    edges: list[str] = dataclasses.field(default_factory=list)
     partial: bool = False
+    strict: bool = False
 
     def chosen(self, what: str, value: float, tried: Iterable[float], ends: Iterable[float] = ()) -> None:
-        """What was chosen must lie strictly inside of what was tried, or a full run fails; at `ends` there is nothing beyond."""
+        """What was chosen must lie strictly inside of what was tried, or a full run fails at once; at `ends` there is nothing beyond."""
         tried = sorted(tried)
-        if not (tried[0] < value < tried[-1] or value in tuple(ends)):
-            self.edges.append(f"{what}: {value:.4g} was chosen among {', '.join(f'{one:.4g}' for one in tried)}")
+        if self.strict and not (tried[0] < value < tried[-1] or value in tuple(ends)):
+            raise Refused(
+                f"{self.name}: {what}: {value:.4g} was chosen among {', '.join(f'{one:.4g}' for one in tried)}. Nothing is written: an "
+                "optimum at the edge of what was tried is none"
+            )
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
         """A table; a row is column -> text, number, Interval or None."""
@@ -86,7 +97,9 @@ class Findings:
 
     def verdicts(self) -> dict[str, str]:
         """Each claim's verdict, from all of its tests; a claim that nothing tested is undecided."""
-        return {key: all_of([t["verdict"] for t in self.tests if t["claim"] == key]) for key in self.claims}
+        said = {key: all_of([t["verdict"] for t in self.tests if t["claim"] == key]) for key in self.claims}
+        lacking = [k for k, c in self.claims.items() if c.needs and said[c.needs] != CONFIRMED]
+        return said | dict.fromkeys(lacking, NOT_TESTED)
 
 
 def as_json(head: Mapping[str, Any], found: Findings) -> dict[str, Any]:

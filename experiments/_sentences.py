@@ -33,11 +33,6 @@ class Sentences:
     def take(self, rows: np.ndarray) -> Sentences:
         return Sentences([self.tokens[i] for i in rows], self.classes[rows])
 
-    def few(self, shots: int, rng: np.random.Generator) -> Sentences:
-        """`shots` sentences of each class; a class with fewer gives all it has."""
-        rows = [rng.permutation(np.flatnonzero(self.classes == c))[:shots] for c in np.unique(self.classes)]
-        return self.take(np.concatenate(rows))
-
     def some(self, n: int, rng: np.random.Generator) -> Sentences:
         return self.take(rng.permutation(len(self))[:n])
 
@@ -327,12 +322,14 @@ def fit(model: Classifier, mapping: Mapping, train: Sentences, recipe: Recipe, s
 
 
 @torch.no_grad()
-def accuracy(model: Classifier, sentences: Sentences) -> float:
-    right = 0
+def right(model: Classifier, sentences: Sentences) -> np.ndarray:
+    """Of each sentence whether the largest score is that of its class."""
+    model.eval()
+    out = np.zeros(len(sentences), dtype=bool)
     for rows in _by_length(sentences, 128):
         scores = model(*padded([sentences.tokens[i] for i in rows]))
-        right += int((scores.argmax(-1).numpy() == sentences.classes[rows]).sum())
-    return right / len(sentences)
+        out[rows] = scores.argmax(-1).numpy() == sentences.classes[rows]
+    return out
 
 
 def _by_length(sentences: Sentences, batch: int) -> Iterator[np.ndarray]:

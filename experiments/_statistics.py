@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 CONFIDENCE = 0.95
-CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
+CONFIRMED, CONTRADICTED, UNDECIDED, NOT_TESTED = "confirmed", "contradicted", "undecided", "not tested"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +45,20 @@ def exact(value: float) -> Interval:
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """Student's t interval of the mean over seeds."""
+    return over(values, "seeds")
+
+
+def over(values: Sequence[float], of: str) -> Interval:
+    """Student's t interval of the mean over whatever the figures are `of`."""
     mean, half, n = _student(np.asarray(values, dtype=float))
-    return Interval(mean, mean - half, mean + half, n, f"t over {n} seeds")
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}")
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """The mean of ours - theirs, paired by seed."""
+def difference(ours: Sequence[float], theirs: Sequence[float], of: str = "seeds") -> Interval:
+    """The mean of ours - theirs, paired by seed, or by whatever else the figures are `of`."""
     a, b = _paired(ours, theirs)
     mean, half, n = _student(a - b)
-    return Interval(mean, mean - half, mean + half, n, f"t over {n} seeds, paired")
+    return Interval(mean, mean - half, mean + half, n, f"t over {n} {of}, paired")
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ._report import RESULTS
-from ._statistics import CONFIDENCE, CONFIRMED, CONTRADICTED, UNDECIDED
+from ._statistics import CONFIDENCE, CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
-MOST = 1000  # seeds; a test that takes more is as good as none
+MOST = {"seeds": 1000}  # a test that takes more is as good as none; of anything else a million
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Judged:
     @property
     def together(self) -> str:
         """The verdict that holds beside all others."""
-        return self.verdict if self.corrected <= 1.0 - CONFIDENCE else UNDECIDED
+        return self.verdict if self.corrected <= 1.0 - CONFIDENCE or self.verdict == NOT_TESTED else UNDECIDED
 
 
 def claims(folder: Path = RESULTS) -> list[Judged]:
@@ -100,29 +101,33 @@ def _two_sided(test: Mapping[str, Any]) -> float:
 
 
 def _needed(tests: Sequence[Mapping[str, Any]]) -> str:
-    """How many seeds, or test rows, would decide the undecided tests, if the figures stay what they are."""
-    from scipy.stats import t  # late: as above
-
-    most, unit = 0, "seeds"
+    """How many seeds, alphabets or test rows would decide the undecided tests, if the figures stay what they are."""
+    most: dict[str, float] = {}
     for test in tests:
-        if test["verdict"] != UNDECIDED:
-            continue
-        n, (away, half, quantile) = test["found"]["n"], _away(test)
-        if math.isinf(half):
-            return "2 seeds or more"
-        ratio = (half / quantile) ** 2 * n / away**2 if away else math.inf  # variance over the distance squared
-        if not test["found"]["method"].startswith("t "):
-            unit = "test rows"
-            more = math.ceil(min(ratio * quantile**2, 1e9))
-            most = max(most, more)
-            continue
-        more = n
-        while more <= MOST and t.ppf(0.5 + CONFIDENCE / 2, more - 1) ** 2 * ratio > more:
-            more += 1
-        if more > MOST:
-            return f"more than {MOST:,} seeds"
-        most = max(most, more)
-    return "" if not most else f"about {most:,} {unit}" if most <= 10**6 else f"more than a million {unit}"
+        if test["verdict"] == UNDECIDED:
+            unit, count = _enough(test)
+            most[unit] = max(most.get(unit, 0), count)
+    return " and ".join(_count(count, unit) for unit, count in most.items())
+
+
+def _enough(test: Mapping[str, Any]) -> tuple[str, float]:
+    """Of what, and how many of them; infinite where it would take more than `MOST` seeds, or than a million rows."""
+    from scipy.stats import norm, t  # late: as above
+
+    n, (away, half, quantile) = test["found"]["n"], _away(test)
+    named = re.match(r"t .*?over \d+ (\w+)", test["found"]["method"])
+    unit = named[1] if named else "test rows"
+    if math.isinf(half):
+        return unit, 2
+    ratio = (half / quantile) ** 2 * n / away**2 if away else math.inf  # variance over the distance squared
+    most, more = MOST.get(unit, 10**6), n
+    while more <= most and t.ppf(0.5 + CONFIDENCE / 2, more - 1) ** 2 * ratio > more:
+        more = max(more + 1, min(math.ceil(ratio * norm.ppf(0.5 + CONFIDENCE / 2) ** 2), most + 1))  # t's is above it
+    return unit, more if more <= most else math.inf
+
+
+def _count(count: float, unit: str) -> str:
+    return f"more than {MOST.get(unit, 10**6):,} {unit}" if math.isinf(count) else f"about {count:,.0f} {unit}"
 
 
 def words() -> str:

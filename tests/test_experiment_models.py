@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import anymax
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax
-from experiments import _sentences, _transducer
+from experiments import _sentences, _transducer, length
 
 
 @pytest.fixture(autouse=True)
@@ -121,18 +121,19 @@ def test_every_class_kept_is_softmax_and_one_is_not():
     assert kept["one"] < 1.0
 
 
-def test_accuracy_and_few():
+def test_which_sentences_are_right():
     rng = np.random.default_rng(5)
     some = sentences(rng, 30, 3)
-    few = some.few(4, rng)
-    assert np.bincount(few.classes).tolist() == [4, 4, 4]
     model, train, _ = _sentences.start(encoder(), some, some, 3, 1, False, 0)
     _sentences.fit(model, Softmax(), train, _sentences.Recipe(1, 1e-2), 0)
+    model.train()  # asking ends it
+    found = _sentences.right(model, train)
     right = [
         int(model(torch.as_tensor(t)[None], torch.tensor([len(t)])).argmax()) == c
         for t, c in zip(train.tokens, train.classes)
     ]
-    assert _sentences.accuracy(model, train) == pytest.approx(np.mean(right))
+    assert found.tolist() == right
+    assert found.any()
 
 
 def test_readers_of_sentences(tmp_path):
@@ -278,3 +279,83 @@ def test_readers_of_strings(tmp_path):
     assert (sounds.sources, sounds.targets) == ([tuple("adja")], [("ɒ", "ɟː", "ɒ")])
     forms = _transducer.inflections(tmp_path / "inflection.gz")
     assert (forms.sources, forms.targets) == ([("V", "PST", "1", "v", "e", "r")], [("v", "i")])
+
+
+# -- associative recall -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "queries"), [(32, 8), (64, 8), (1024, 32), (4096, 32)])
+def test_a_query_asks_for_a_pair_of_the_context(tokens, queries):
+    found, values = length.recall(np.random.default_rng(0), 3, tokens, queries)
+    assert found.shape == (3, tokens)
+    assert values.shape == (3, queries)
+    places = set()
+    for row, answers in zip(found.tolist(), values.tolist()):
+        context, end = row[: tokens - 3 * queries], row[tokens - 3 * queries :]
+        at = [i for i, t in enumerate(context) if length.FIRST_KEY <= t < length.FIRST_VALUE]
+        known = {context[i]: context[i + 1] for i in at}
+        assert len(known) == len(at) == min(int(0.8 * len(context)) // 3, length.KEYS)
+        assert all(t >= length.FIRST_VALUE for t in known.values())
+        assert all(context[i + 2] == length.SPACE for i in at)
+        assert len(context) - 2 * len(at) == context.count(length.SPACE)
+        asked = [end[3 * i : 3 * i + 3] for i in range(queries)]
+        assert asked == [[length.ASK, k, known[k]] for _, k, _ in asked]
+        assert answers == [v - length.FIRST_VALUE for _, _, v in asked]
+        places.add(tuple(at))
+    assert len(places) > 1 or tokens == 32
+
+
+def plainly(model, name, code, tokens, queries):
+    """The network position by position: whole matrices, rotations as complex numbers, scales on the queries."""
+    x = model.embedding.weight[tokens]
+    n, heads = tokens.shape[1], 4
+    far = torch.arange(n)[:, None] - torch.arange(n)
+    for layer in model.layers:
+        h = layer.before(x)
+        parts = [h @ w.T for w in (layer.query.weight, *layer.key_value.weight.split(64))]
+        out = []
+        for head in range(heads):
+            q, k, v = (a[..., 16 * head : 16 * head + 16] for a in parts)
+            if code == "RoPE":
+                turn = torch.polar(torch.ones(n, 8), torch.arange(n)[:, None] * 10_000.0 ** (-torch.arange(8) / 8))
+                q, k = (torch.complex(*a.split(8, -1)) * turn for a in (q, k))
+                scores = (q @ k.conj().mT).real / 4.0
+            else:
+                scores = q @ k.mT / 4.0
+            local = code == "NAPE" and head < 2
+            if local:
+                scores = scores - far / (head + 1)
+            else:
+                place = head - 2 * (code == "NAPE")
+                grown = torch.log(torch.arange(1, n + 1.0))[:, None]
+                if name == "scalable softmax":
+                    scores = scores * layer.beta[place] * grown
+                elif name.startswith("adaptive"):
+                    raw = layer.adaptive.projection(h)
+                    beta = torch.nn.functional.softplus(raw[..., place, None])
+                    gamma = 2.0 * torch.tanh(raw[..., raw.shape[-1] // 2 + place, None])
+                    scores = scores * (1.0 + beta * grown**gamma)
+            scores = torch.where(far >= 0, scores, -torch.inf)
+            scores = torch.where(
+                torch.arange(n)[:, None] == 0, torch.where(far == 0, 0.0, -torch.inf), scores
+            )  # one key
+            p = anymax.entmax15(scores) if name.endswith("entmax") else torch.softmax(scores, -1)
+            out.append(p @ v)
+        x = x + torch.cat(out, -1) @ layer.out.weight.T
+        x = x + layer.narrow(torch.relu(layer.wide(layer.between(x))))
+    return model.values(model.norm(x))[:, tokens.shape[1] - 3 * queries + 1 :: 3]
+
+
+@pytest.mark.parametrize("code", length.CODES)
+@pytest.mark.parametrize("name", length.MAPS)
+def test_the_network_answers_as_when_written_out(name, code):
+    torch.manual_seed(3)
+    model = length.network(name, code)
+    with torch.no_grad():
+        for layer in model.layers:
+            if layer.beta is not None:
+                layer.beta.uniform_(0.2, 0.6)
+        tokens = torch.from_numpy(length.recall(np.random.default_rng(1), 2, 48, 5)[0])
+        got = model(tokens, 5)
+        assert got.shape == (2, 5, length.VALUES)
+        torch.testing.assert_close(got, plainly(model, name, code, tokens, 5), rtol=1e-4, atol=1e-5)

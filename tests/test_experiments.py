@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,10 +21,11 @@ stats = pytest.importorskip("scipy.stats")
 
 import experiments
 from experiments import _common, _report, _statistics, _together
-from experiments._statistics import CONFIRMED, CONTRADICTED, UNDECIDED
+from experiments._statistics import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED
 
 ORDER = [
     "multilabel", "proportions", "nli", "finetune", "seq2seq", "verification", "overconfidence", "graphs", "conformal", "longtail",
+    "length",
 ]  # fmt: skip
 
 
@@ -60,7 +62,9 @@ def check_files(folder, name, quick):
     for claim in known["claims"]:
         said = {t["verdict"] for t in known["tests"] if t["claim"] == claim["key"]}
         expected = CONTRADICTED if CONTRADICTED in said else CONFIRMED if said == {CONFIRMED} else UNDECIDED
-        assert claim["verdict"] == expected
+        needs = experiment.claims[claim["key"]].needs
+        lacks = needs and next(c["verdict"] for c in known["claims"] if c["key"] == needs) != CONFIRMED
+        assert claim["verdict"] == (NOT_TESTED if lacks else expected)
         assert claim["claim"] == experiment.claims[claim["key"]].text
         assert f"| {claim['claim']} |" in page.replace("\\|", "|")
     assert ("A quick run" in page) is quick
@@ -313,15 +317,17 @@ def test_an_optimum_at_the_edge_is_none(elsewhere, capsys):
     def run(settings, found):
         found.picture(lambda figure: figure.subplots())
         told(found, edge=True)
+        assert settings.quick, "a full run ends at once"
 
     assert _common.main(made_up(), run, []) == 2
     assert "the rate: 1 was chosen among 0.1, 0.5, 1. Nothing is written" in capsys.readouterr().err
     assert not saved.exists()
     assert _common.main(made_up(), run, ["--quick"]) == 0
     assert (scratch / "made_up.png").is_file()
-    found = _report.Findings("made_up", {}, saved)
+    found = _report.Findings("made_up", {}, saved, strict=True)
     found.chosen("a penalty", 0.0, [0.0, 1.0, 2.0], ends=(0.0,))
-    assert not found.edges
+    with pytest.raises(_report.Refused, match="a penalty: 2 was chosen"):
+        found.chosen("a penalty", 2.0, [0.0, 1.0, 2.0], ends=(0.0,))
 
 
 def test_a_run_cut_short_takes_no_saved_place(elsewhere):
@@ -357,6 +363,7 @@ def test_an_interrupted_run_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     def interrupted(settings, found, name, plan):
         if name != "scene":
             raise KeyboardInterrupt
+        found.strict = False  # of one l2 none is an optimum, which would end the run here
         small = module.Plan(folds=1, l2=(1e-2,), models=("sigmoid", "softmax", "1.5-entmax", "sparsemax", "ZLPR"))
         return whole(dataclasses.replace(settings, quick=True), found, "synthetic", small)
 
@@ -503,3 +510,43 @@ def test_claims_together(tmp_path):
     n = int(found["c"].needed.split()[1])  # as many seeds with this mean and spread decide, and one fewer do not
     half = [stats.t.ppf(0.975, m - 1) * undecided.std(ddof=1) / m**0.5 for m in (n - 1, n)]
     assert half[1] <= abs(undecided.mean()) < half[0]
+
+
+def test_what_would_decide_names_its_unit(tmp_path):
+    rng = np.random.default_rng(1)
+    pairs, alphabets = rng.normal(-0.01, 1.0, 9000), np.array([-1.0, 0.4, -0.9, 0.3])
+    tests = []
+    for values, of in ((pairs, "pairs"), (alphabets, "alphabets")):
+        found = _statistics.difference(values, np.zeros(len(values)), of=of)
+        tests.append(
+            {
+                "claim": "a",
+                "what": of,
+                "found": found.as_json(),
+                "at_most": 0.0,
+                "verdict": _statistics.verdict(found, at_most=0.0),
+            }
+        )
+    saved(tmp_path, "one", *tests)
+    (one,) = _together.claims(tmp_path)
+    said = re.fullmatch(r"about ([\d,]+) pairs and about (\d+) alphabets", one.needed)
+    assert int(said[1].replace(",", "")) == pytest.approx((1.96 * pairs.std(ddof=1) / pairs.mean()) ** 2, rel=1e-3)
+    assert int(said[2]) > 4
+
+
+def test_a_claim_that_needs_another():
+    claims = {
+        "first": _report.Claim("It helps", "nobody"),
+        "then": _report.Claim("So does that", "nobody", needs="first"),
+    }
+    for values, expected in (
+        ([1.0, 1.1, 0.9], CONFIRMED),
+        ([1.0, -1.1, 0.2], NOT_TESTED),
+        ([-1.0, -1.1, -0.9], NOT_TESTED),
+    ):
+        found = _report.Findings("made_up", claims, None)
+        found.test("first", "a test", _statistics.over_seeds(values), at_least=0.0)
+        found.test("then", "another", _statistics.over_seeds([1.0, 1.1, 0.9]), at_least=0.0)
+        assert found.verdicts()["then"] == expected
+    judged = _together.Judged("made_up", "So does that", "nobody", NOT_TESTED, 1.0, 1.0, "")
+    assert judged.together == NOT_TESTED

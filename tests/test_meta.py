@@ -317,6 +317,7 @@ FLOORS = (
     ("contract",),
     ("_categorical", "distributed"),
     (
+        "_adaptive_scale",
         "_drawing",
         "_multihead",
         "_of_mapping",
@@ -443,7 +444,7 @@ def test_frameworks_only_in_leaves():
             "autodiff.torch", "autodiff.torch_operations", "autodiff.softmax_terms_torch", "autodiff.saving", "autodiff.segments_torch",
             "_categorical", "autodiff.layer_torch", "autodiff.candidates_torch", "autodiff.groups_torch", "_layer_operations",
             "attention.blockwise", "attention.flash", "attention.linear_torch", "hf",
-            "nn", "_multihead", "_graphs", "_of_mapping", "_margin_head", "_linear_loss",
+            "nn", "_adaptive_scale", "_multihead", "_graphs", "_of_mapping", "_margin_head", "_linear_loss",
             "kernels.triton.launch", "kernels.triton.attention", "kernels.triton.layer", "distributed._torch", "distributed._dtensor",
         },
         "jax": {
@@ -480,7 +481,7 @@ def test_hard_dependencies():
         "_layer_operations", "attention.blockwise", "attention.flash", "attention.linear_torch", "autodiff.jax",
         "kernels.native", "kernels.library", "kernels.triton", "kernels.xla", "hf",
         "nn", "_categorical", "numpyro", "_multihead", "_graphs", "distributed._torch", "distributed._dtensor", "distributed._jax",
-        "_of_mapping", "_margin_head", "_linear_loss", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
+        "_adaptive_scale", "_of_mapping", "_margin_head", "_linear_loss", "plot", "_drawing", "_model_pictures", "cli", "sklearn",
     )  # fmt: skip
     known = {*sys.stdlib_module_names, "numpy", "array_api_compat", "typing_extensions"}
     for name, path in modules().items():
