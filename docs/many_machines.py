@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-import anymax
+import anymax.distributed  # before the group is made: what of torch comes with it keeps the group that it finds, threads and all
 
 CLASSES, FEATURES, ROWS, STEPS = 1000, 32, 64, 60
 

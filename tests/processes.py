@@ -76,14 +76,21 @@ dist.init_process_group(
 )
 """
 
+# Without the interpreter's end: a thread of gloo that then still frees a tensor aborts the process (github.com/pytorch/pytorch/issues/190489).
+TAIL = """
+import os
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 def started(size, program):
-    """The processes of a group on the loopback address, each with this program after HEAD."""
+    """The processes of a group on the loopback address, each with this program between HEAD and TAIL."""
     folder = tempfile.mkdtemp()
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.path.dirname(__file__)}
     return [
         subprocess.Popen(
-            [sys.executable, "-c", HEAD + program, str(rank), str(size), os.path.join(folder, "store")],
+            [sys.executable, "-c", HEAD + program + TAIL, str(rank), str(size), os.path.join(folder, "store")],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(size)
