@@ -217,8 +217,21 @@ class Figures:
 _FP64 = re.compile(r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64|F2F\.F32\.F64|I2F\.F64|F2I\.F64|MUFU\.\w*64H)")
 
 
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The instructions of a kernel, from where in the sources each came (the kernel's own line first), and the loops."""
+
+    code: list[str]
+    chains: list[tuple[tuple[str, int], ...]]
+    loops: tuple[Loop, ...]
+
+
 def figures(made: Any, target: str) -> Figures:
     """Of a kernel compiled for an NVIDIA target."""
+    return disassembled(made, target)[0]
+
+
+def disassembled(made: Any, target: str) -> tuple[Figures, Listing]:
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -229,18 +242,42 @@ def figures(made: Any, target: str) -> Figures:
             return subprocess.run([path, *words, str(cubin)], capture_output=True, text=True, check=True).stdout
 
         usage = tool(knobs.nvidia.cuobjdump.path, "-res-usage")
-        sass = tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf")  # without an analysis that nothing of this needs
+        text = tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf", "-gi")  # without an analysis that nothing of this needs
     said = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
-    lines = [line.strip() for line in sass.splitlines()]
-    labels, code = {}, []
-    for line in lines:
-        if match := re.match(r"(\.L_\w+):", line):
+    listing = listed(text)
+    code, loops = listing.code, listing.loops
+    return Figures(
+        made.metadata.name, target, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
+        len(code), sum(loop.fp64 for loop in loops if loop.tiles), _count(r"\bLDG\S*\.(128|256)", code), _count(r"\bLDG", code),
+        *issues(len(code), loops),
+    ), listing  # fmt: skip
+
+
+def listed(text: str) -> Listing:
+    """Of what nvdisasm prints."""
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    chains: list[tuple[tuple[str, int], ...]] = []
+    frames: list[tuple[str, int]] = []
+    fresh = True
+    for line in map(str.strip, text.splitlines()):
+        if match := re.match(r'//## File "(.*?)", line (\d+)', line):  # from the innermost function outwards
+            frames = [*([] if fresh else frames), (Path(match[1]).name, int(match[2]))]
+            fresh = False
+        elif match := re.match(r"(\.L_\w+):", line):
             labels[match[1]] = len(code)
         elif re.match(r"/\*[0-9a-f]+\*/", line):
             code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*", "", line))
+            chains.append(tuple(reversed(frames)))
+            fresh = True
     named = {at: name for name, at in labels.items()}  # the end of a kernel is a branch to itself, and padding
     while code and (code[-1].startswith("NOP") or f"({named.get(len(code) - 1)})" in code[-1]):
         code.pop()
+        chains.pop()
+    return Listing(code, chains, loops_of(code, labels))
+
+
+def loops_of(code: list[str], labels: dict[str, int]) -> tuple[Loop, ...]:
     ends: dict[int, int] = {}  # several branches back to one label are one loop
     for i, line in enumerate(code):
         match = re.search(r"\bBRA\b.*?(\.L_\w+)", line)
@@ -258,11 +295,7 @@ def figures(made: Any, target: str) -> Figures:
                 _count(r"\bLDG", own), bool(inside),
             )
         )  # fmt: skip
-    return Figures(
-        made.metadata.name, target, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
-        len(code), sum(loop.fp64 for loop in loops if loop.tiles), _count(r"\bLDG\S*\.(128|256)", code), _count(r"\bLDG", code),
-        *issues(len(code), tuple(loops)),
-    )  # fmt: skip
+    return tuple(loops)
 
 
 def flow(code: list[str], labels: dict[str, int]) -> list[list[int]]:
