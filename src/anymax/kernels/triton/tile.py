@@ -176,12 +176,38 @@ def there(at, cols):
 
 
 @triton.jit
-def fetch(
+def joined(low, high):
+    """[R, 2 K, L] of two tiles [R, K, L]; no number leaves its thread."""
+    R: tl.constexpr = low.shape[0]
+    K: tl.constexpr = low.shape[1]
+    L: tl.constexpr = low.shape[2]
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 3, 1, 2)), (R, 2 * K, L))
+
+
+@triton.jit
+def halves(v):
+    """The two tiles that `joined` made one of."""
+    R: tl.constexpr = v.shape[0]
+    K: tl.constexpr = v.shape[1] // 2
+    L: tl.constexpr = v.shape[2]
+    return tl.split(tl.permute(tl.reshape(v, (R, 2, K, L)), (0, 2, 3, 1)))
+
+
+@triton.jit
+def both(live, K: tl.constexpr):
+    """The two halves of what says for K tiles which lanes are live: of each for itself, or of all at once."""
+    if live.shape[1] == K:
+        return halves(live)
+    else:
+        return live, live
+
+
+@triton.jit
+def fetch_one(
     at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
-    OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
+    OTHER: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Scores of the live lanes (OTHER elsewhere) as fp32; AGAIN: they will be wanted again. Calls little: a function in a loop is part of
-    its kernel only if calls are not nested deeply.
+    """`fetch` by one load. Calls little: a function in a loop is part of its kernel only if calls are not nested deeply.
 
     Rows that begin anywhere are read in whole packs of 16 bytes, their neighbours' numbers with them, which
     are OTHER too if the row is to be ALONE; the last row number by number, where memory ends within a pack."""
@@ -218,8 +244,49 @@ def fetch(
 
 
 @triton.jit
-def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    """Writes a tile. Of rows that begin anywhere, the packs of 16 bytes that are theirs, then what is left at their two ends."""
+def fetch_two(
+    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+    ALONE: tl.constexpr,
+):  # fmt: skip
+    low, high = both(live, 2)
+    low = fetch_one(at, begin, low, MASKED, FAR, 1, L, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_one(at, begin + L, high, MASKED, FAR, 1, L, AGAIN, OTHER, ALONE))
+
+
+@triton.jit
+def fetch_four(
+    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr, OTHER: tl.constexpr,
+    ALONE: tl.constexpr,
+):  # fmt: skip
+    low, high = both(live, 4)
+    low = fetch_two(at, begin, low, MASKED, FAR, L, AGAIN, OTHER, ALONE)
+    return joined(low, fetch_two(at, begin + 2 * L, high, MASKED, FAR, L, AGAIN, OTHER, ALONE))
+
+
+@triton.jit
+def fetch(
+    at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
+    OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
+):  # fmt: skip
+    """Scores of the live lanes (OTHER elsewhere) as fp32; AGAIN: they will be wanted again.
+
+    Of several rows each of the K is a load of its own: the threads of a warp then lie along a row's L and its neighbours, and all of a
+    thread's numbers are of one row. Of a load of [R, K, L] Triton from 3.7 on would give threads to K before R."""
+    several: tl.constexpr = at[7].shape[0] > 1
+    if several and K == 2:
+        return fetch_two(at, begin, live & at[7], MASKED, FAR, L, AGAIN, OTHER, ALONE)
+    elif several and K == 4:
+        return fetch_four(at, begin, live & at[7], MASKED, FAR, L, AGAIN, OTHER, ALONE)
+    elif several and K == 8:
+        low, high = both(live & at[7], 8)
+        low = fetch_four(at, begin, low, MASKED, FAR, L, AGAIN, OTHER, ALONE)
+        return joined(low, fetch_four(at, begin + 4 * L, high, MASKED, FAR, L, AGAIN, OTHER, ALONE))
+    else:
+        return fetch_one(at, begin, live, MASKED, FAR, K, L, AGAIN, OTHER, ALONE)
+
+
+@triton.jit
+def put_one(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
     n, valid = at[6], at[7]
     cols = lanes(begin, K, L)
     to = OUT + oo + step(cols, oc, FAR)
@@ -237,6 +304,37 @@ def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.con
                 tl.store(to, v, mask=(cols >= lead) & (cols < n) & valid & ((cols < first) | (cols >= last)))
     else:
         tl.store(to, v, mask=(cols < n) & valid)
+
+
+@triton.jit
+def put_two(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, L: tl.constexpr):
+    low, high = halves(v)
+    put_one(OUT, oo, oc, begin, low, at, FAR, 1, L)
+    put_one(OUT, oo, oc, begin + L, high, at, FAR, 1, L)
+
+
+@triton.jit
+def put_four(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, L: tl.constexpr):
+    low, high = halves(v)
+    put_two(OUT, oo, oc, begin, low, at, FAR, L)
+    put_two(OUT, oo, oc, begin + 2 * L, high, at, FAR, L)
+
+
+@triton.jit
+def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
+    """Writes a tile, of several rows as `fetch` reads it. Of rows that begin anywhere, the packs of 16 bytes that are theirs, then what is
+    left at their two ends."""
+    several: tl.constexpr = at[7].shape[0] > 1
+    if several and K == 2:
+        put_two(OUT, oo, oc, begin, v, at, FAR, L)
+    elif several and K == 4:
+        put_four(OUT, oo, oc, begin, v, at, FAR, L)
+    elif several and K == 8:
+        low, high = halves(v)
+        put_four(OUT, oo, oc, begin, low, at, FAR, L)
+        put_four(OUT, oo, oc, begin + 4 * L, high, at, FAR, L)
+    else:
+        put_one(OUT, oo, oc, begin, v, at, FAR, K, L)
 
 
 @triton.jit
