@@ -76,7 +76,7 @@ dist.init_process_group(
 )
 """
 
-# Without the interpreter's end: a thread of gloo that then still frees a tensor aborts the process (github.com/pytorch/pytorch/issues/190489).
+# Without the interpreter's end: a thread of gloo that frees a tensor by then aborts the process (github.com/pytorch/pytorch/issues/190489).
 TAIL = """
 import os
 sys.stdout.flush()

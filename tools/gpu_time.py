@@ -1,13 +1,16 @@
 """How long the GPU kernels take, by a model: what the compiler made of each line of a kernel, times how often that line runs.
 
-    python -m tools.gpu_time                the page benchmarks/results/gpu-times.md, with the measured times that there are beside it
-    python -m tools.gpu_time --only entmax  these cases alone, printed
+    python -m tools.gpu_time                      the record benchmarks/results/gpu-times.csv is brought up to date, with the page beside
+                                                  it, which has the measured times that there are as well; an hour of one core for all
+    python -m tools.gpu_time --triton FOLDER      by the Triton of this folder too (pip install --no-deps --target FOLDER triton==3.6.0)
+    python -m tools.gpu_time --only attention     these cases alone
 
-How often a line runs is counted in Triton's interpreter, on the scores that the benchmarks have: turns of solvers, blocks that are left out,
-tiles that a mask cuts. Of rows and output layers a few programs are counted, of attention all of one head. What a line costs stands in the
-listing of its instructions, which says of each from which line it came. A multiprocessor issues four instructions a cycle, one for each of
-its schedulers, does four of MUFU's (exp, log, root) a scheduler in the time of 32, and multiplies 64 x N x 16 in N / 2 cycles; the longest
-of the three counts, no shorter than the bytes at the device's copy speed. Waiting is not modelled, but for the factor STALL.
+How often a line runs is counted in Triton's interpreter, on the scores that the benchmarks have: turns of solvers, blocks left out,
+tiles that a mask cuts. Of rows and output layers a few programs are counted, of attention all of one head. What a line costs stands in
+the listing of its instructions, which says of each from which line it came. A multiprocessor issues four instructions a cycle, one for
+each of its schedulers, takes eight cycles for one of MUFU's (exp, log, root), and multiplies 64 x N x 16 in N / 2 cycles; the longest of
+the three counts, no shorter than the bytes at the device's copy speed. Few warps, which hide no latency, issue every other cycle at best;
+beyond that, waiting is not in the model.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import csv
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
@@ -28,13 +33,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools import gpu_static
+from tools import gpu_record, gpu_static
 from tools.gpu_static import CLOCK, COPY, KERNELS, LAUNCH, PROCESSORS, ROOT, TARGETS, Figures, Launch
 
 HOME = ROOT / "src" / "anymax" / "kernels" / "triton"
-PAGE = ROOT / "benchmarks" / "results" / "gpu-times.md"
+RECORD = ROOT / "benchmarks" / "results" / "gpu-times.csv"
+PAGE = RECORD.with_suffix(".md")
+TARGET = "sm_90"
 FEW = 4  # programs of a grid that are counted where all do the same
-STALL = 1.0
 
 Place = tuple[str, int]  # a file of kernels, and the line on which a statement begins
 Chain = tuple[Place, ...]  # from the kernel inwards: where each function was called, and the statement
@@ -177,7 +183,8 @@ def work(listing: gpu_static.Listing, hits: Hits) -> Work:
     inside: list[gpu_static.Loop | None] = [None] * len(listing.code)
     for loop in sorted(listing.loops, key=lambda loop: loop.depth):
         inside[loop.start : loop.end] = [loop] * (loop.end - loop.start)
-    chains = [tuple(place(*at) for at in chain if (HOME / at[0]).name in FILES) for chain in listing.chains]
+    ours = {path.name for path in HOME.glob("*.py")}
+    chains = [tuple(place(*at) for at in chain if at[0] in ours) for chain in listing.chains]
     rounds: dict[gpu_static.Loop, float] = {}
     for loop in listing.loops:
         votes: collections.Counter[tuple[Chain, Around]] = collections.Counter()
@@ -210,14 +217,11 @@ def work(listing: gpu_static.Listing, hits: Hits) -> Work:
     return Work(issued, special, products)
 
 
-FILES = {path.name for path in HOME.glob("*.py")}
-
-
 def kernel_seconds(programs: int, f: Figures, of: Work) -> float:
     """The model's time of a launch, without the bytes."""
     cycles = max(of.issued * f.warps / 4, of.special * 8 * f.warps / 4, of.products * f.warps / 4)
     resident = min(f.per_processor, -(-programs // PROCESSORS)) * f.warps / 4
-    return programs / min(PROCESSORS, programs) * cycles * max(STALL, 2.0 / max(resident, 0.25)) / CLOCK + LAUNCH
+    return programs / min(PROCESSORS, programs) * cycles * max(1.0, 2.0 / max(resident, 0.25)) / CLOCK + LAUNCH
 
 
 # -- the cases ------------------------------------------------------------------------------------------------------------------------
@@ -235,6 +239,7 @@ class Timed:
     moved: int = 0  # bytes that have to be read and written
     of: str = ""  # the kernels whose time it is, a regular expression
     few: int = FEW  # programs of a launch that are counted; 0: all
+    counts: str = ""  # the name that its lines are counted under, where another case has the same
 
 
 def row_cases() -> Iterator[Timed]:
@@ -292,21 +297,19 @@ def attention_cases() -> Iterator[Timed]:
     for name, (link, power, param) in links.items():
         for d in (64, 128):
             for note in ("reach 1/2", "reach 1/8", "reach 1/32"):
-                if (name == "softmax" and note != "reach 1/8") or (d == 128 and note == "reach 1/2"):
+                if note != "reach 1/8" and (name, d) != ("entmax15", 64):
                     continue
                 job = attention.Job(link, power, param, d**-0.5, 0.0, True, -1, -1, 0, 0.0, False, False)
 
-                def forward(make: Make, job: Any = job, d: int = d, note: str = note, save: bool = False) -> Any:
+                def both(make: Make, job: Any = job, d: int = d, note: str = note) -> None:
                     q, k, v = make((1, 8, 8192, d), note)
-                    return (q, k, v), attention.forward(job, q, k, v, {}, save)
-
-                def both(make: Make, job: Any = job, forward: Any = forward) -> None:
-                    (q, k, v), (out, saved) = forward(make, save=True)
+                    out, saved = attention.forward(job, q, k, v, {}, True)
                     attention.backward(job, q, k, v, {}, out, saved, torch.ones_like(out), {"q", "k", "v"})
 
                 label = f"{name} 1x8x8192x{d} local bfloat16 {note}"
-                yield Timed("gpu attention", label, forward, few=0)
-                yield Timed("gpu attention", f"{label}, forward and backward", both, few=0)
+                first = "attention_(centres|forward)"
+                yield Timed("gpu attention", label, both, 8 * 8192 * d * 8, first, 0, label)
+                yield Timed("gpu attention", f"{label}, forward and backward", both, 8 * 8192 * d * 22, "", 0, label)
 
 
 def layer_cases() -> Iterator[Timed]:
@@ -319,7 +322,7 @@ def layer_cases() -> Iterator[Timed]:
     for name, mapping in (("entmax15", am.Entmax(1.5)), ("sparsemax", am.Sparsemax()), ("softmax", am.Softmax())):
 
         def scores(make: Make, mapping: Any = mapping) -> None:
-            x, weight = make((4096, 4096), "bfloat16", 1 / 64), make((128_256, 4096), "bfloat16")
+            x, weight = make((4096, 4096), "bfloat16") / 64, make((128_256, 4096), "bfloat16")
             of, t = Layer(x, weight, None, None, mapping, (4096,), x.dtype), make((4096,), "int64")
             if mapping.name == "softmax":
                 layer.two_of(of, t)
@@ -356,7 +359,7 @@ def cases() -> list[Timed]:
 # -- all of it ------------------------------------------------------------------------------------------------------------------------
 
 
-def without_memory(shape: Any, kind: str, scale: float = 1.0, host: bool = False) -> Any:
+def without_memory(shape: Any, kind: str, host: bool = False) -> Any:
     import torch
 
     if kind.startswith("reach"):
@@ -364,7 +367,8 @@ def without_memory(shape: Any, kind: str, scale: float = 1.0, host: bool = False
     return (torch.zeros if host else torch.empty)(shape, dtype=getattr(torch, kind), device="cpu" if host else "meta")
 
 
-def drawn(shape: Any, kind: str, scale: float = 1.0, host: bool = False) -> Any:
+def drawn(shape: Any, kind: str, host: bool = False) -> Any:
+    """The first rows of such scores; one head of an attention."""
     import torch
 
     if kind.startswith("reach"):
@@ -372,10 +376,20 @@ def drawn(shape: Any, kind: str, scale: float = 1.0, host: bool = False) -> Any:
 
         gpu_clock.DEVICE.kind = "cpu"
         return gpu_attention.heads((1, 1, *shape[2:]), gpu_attention.REACH[kind])
-    if kind == "int64":
-        return torch.zeros(shape, dtype=torch.int64)
-    generator = torch.Generator().manual_seed(shape[-1])
-    return torch.randn(shape, generator=generator, dtype=getattr(torch, kind)) * scale
+    out = torch.zeros(shape, dtype=getattr(torch, kind))
+    if out.is_floating_point():
+        some = out[: 2**20 // out[0].numel() * 4 + 64]
+        some.copy_(torch.randn(some.shape, generator=torch.Generator().manual_seed(shape[-1])))
+    return out
+
+
+def launches(case: Timed) -> list[Launch]:
+    return gpu_static.launched(gpu_static.Case(case.name, lambda: case.call(without_memory)), TARGET)
+
+
+def key(case: Timed) -> str:
+    """The same for the same kernels."""
+    return hashlib.sha256("".join(map(gpu_record.key_of, launches(case))).encode()).hexdigest()[:12]
 
 
 def counted(case: Timed) -> list[dict[str, Any]]:
@@ -383,73 +397,165 @@ def counted(case: Timed) -> list[dict[str, Any]]:
     from anymax.kernels.triton import attention, launch, layer
 
     found: list[dict[str, Any]] = []
-    launch._wave = lambda: TARGETS["sm_90"][2]
+    before: list[tuple[Any, str, Any]] = [(launch, "_wave", launch._wave)]
+    before += [(module, "_processors", module._processors) for module in (attention, layer)]
+    launch._wave = lambda: TARGETS[TARGET][2]
     attention._processors = layer._processors = lambda device: PROCESSORS
     for module, names in ((launch, KERNELS["launch"]), (attention, KERNELS["attention"]), (layer, KERNELS["layer"])):
         for name in names:
             if (kernel := getattr(module, name, None)) is not None:
-                setattr(module, name, Counter(getattr(kernel, "kernel", kernel), found, case.few))
-    case.call(drawn)
+                before.append((module, name, kernel))
+                setattr(module, name, Counter(kernel, found, case.few))
+    try:
+        case.call(drawn)
+    finally:
+        for module, name, kernel in before:
+            setattr(module, name, kernel)
     return found
 
 
-def count(only: str, folder: Path) -> None:
-    """Counts what the folder does not have, in the interpreter: TRITON_INTERPRET=1 has to be set when Triton is imported."""
-    for number, case in enumerate(cases()):
-        path = folder / f"{number}.json"
-        if re.search(only, f"{case.group}/{case.name}") and not path.exists():
-            path.write_text(json.dumps(counted(case)), encoding="utf-8")
-            print(f"# {case.name}: counted", flush=True)
+def lines_of(case: Timed, folder: Path) -> Path:
+    return folder / f"{re.sub('[^a-zA-Z0-9.]+', '-', case.counts or f'{case.group} {case.name}')}-{key(case)}.json"
 
 
 def seconds(case: Timed, lines: list[dict[str, Any]]) -> tuple[float, list[tuple[Launch, Figures, Work, float]]]:
     """The model's time, and of each launch that it is made of."""
-    launches = gpu_static.launched(gpu_static.Case(case.name, lambda: case.call(without_memory)), "sm_90")
-    assert [launch.name for launch in launches] == [one["kernel"] for one in lines], (launches, lines)
+    own = launches(case)
+    assert [launch.name for launch in own] == [one["kernel"] for one in lines], (own, lines)
     parts = []
-    for launch, one in zip(launches, lines):
+    for launch, one in zip(own, lines):
         if re.search(case.of, launch.name):
             hits = {tuple((file, line) for file, line in chain): n for chain, n in one["hits"]}
-            figures, listing = gpu_static.disassembled(gpu_static.compiled("sm_90", launch), "sm_90")
+            figures, listing = gpu_static.disassembled(gpu_static.compiled(TARGET, launch), TARGET)
             of = work(listing, hits)
             parts.append((launch, figures, of, kernel_seconds(launch.programs, figures, of)))
     return max(sum(part[-1] for part in parts), case.moved / COPY + LAUNCH), parts
 
 
-def measured() -> dict[tuple[str, str], float]:
-    """Seconds of the newest record of an H100."""
+# -- the record -----------------------------------------------------------------------------------------------------------------------
+
+FIELDS = ("triton", "group", "name", "key", "microseconds")
+Row = dict[str, str]
+
+
+def load() -> list[Row]:
+    if not RECORD.exists():
+        return []
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save(rows: list[Row]) -> None:
+    order = {(case.group, case.name): i for i, case in enumerate(cases())}
+    rows = [row for row in rows if (row["group"], row["name"]) in order]
+    rows.sort(key=lambda row: (gpu_record.version(row["triton"]), order[row["group"], row["name"]]))
+    with RECORD.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def measured() -> tuple[str, dict[tuple[str, str], float]]:
+    """(which it is, microseconds) of the newest record of an H100."""
     newest = max((ROOT / "benchmarks" / "results").glob("*-nvidia-h100-*.json"))
-    readings = json.loads(newest.read_text(encoding="utf-8"))["readings"]
-    return {(r["group"], r["name"].split(", beside")[0]): r["ours_ms"] / 1e3 for r in readings if r.get("ours_ms")}
+    run = json.loads(newest.read_text(encoding="utf-8"))
+    versions = run["versions"]
+    found = {
+        (r["group"], r["name"].split(", beside")[0]): 1e3 * r["ours_ms"] for r in run["readings"] if r.get("ours_ms")
+    }
+    return f"{run['gpu']}, commit {versions['commit']}, Triton {versions['triton']}, {run['date']}", found
+
+
+def page(rows: list[Row]) -> Iterator[str]:
+    which, known = measured()
+    tritons = sorted({row["triton"] for row in rows}, key=gpu_record.version)
+    took = {(row["triton"], row["group"], row["name"]): float(row["microseconds"]) for row in rows}
+    keys = {(row["triton"], row["group"], row["name"]): row["key"] for row in rows}
+    yield "# The times of the GPU kernels, predicted\n"
+    yield "Made by `python -m tools.gpu_time`: a model's times for an H100 in microseconds, and where there is one the measured time. The"
+    yield "head of that file says what the model is. Between the two lie what has changed in the kernels since, what a call launches beside"
+    yield "them, and all waiting.\n"
+    yield f"Measured: {which}. A star: of sources that have changed since.\n"
+    head = ["", *(f"predicted, Triton {text}" for text in tritons), "measured"]
+    for group in dict.fromkeys(case.group for case in cases()):
+        yield f"## {group}\n"
+        yield f"| {' | '.join(head)} |"
+        yield f"|---|{'---:|' * (len(head) - 1)}"
+        for case in cases():
+            if case.group == group:
+                own = [took.get((text, group, case.name)) for text in tritons]
+                now = key(case)
+                old = [keys.get((text, group, case.name), now) != now for text in tritons]
+                numbers = zip([*own, known.get((group, case.name))], [*old, False])
+                said = ("" if n is None else f"{n:.1f}{'*' * before}" for n, before in numbers)
+                yield f"| {case.name} | {' | '.join(said)} |"
+        yield ""
+    yield "## How near\n"
+    yield "The predicted over the measured time, by the Triton of the measurement: geometric mean, smallest and largest.\n"
+    yield "| | cases | mean | smallest | largest |\n|---|---:|---:|---:|---:|"
+    for group in dict.fromkeys(group for group, _ in known):
+        ratios = [
+            n / known[group, name]
+            for (text, own, name), n in took.items()
+            if own == group and (group, name) in known and f"Triton {text}" in which
+        ]
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            yield f"| {group} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+
+
+# -- all of it ------------------------------------------------------------------------------------------------------------------------
+
+
+def count(only: str, folder: Path) -> None:
+    """Counts what the folder does not have, in the interpreter: TRITON_INTERPRET=1 has to be set when Triton is imported."""
+    for case in cases():
+        if re.search(only, f"{case.group}/{case.name}") and not (path := lines_of(case, folder)).exists():
+            path.write_text(json.dumps(counted(case)), encoding="utf-8")
+            print(f"# {case.name}: counted", flush=True)
+
+
+def predict(only: str, folder: Path) -> None:
+    """Brings the record of the Triton at hand up to date."""
+    import triton
+
+    rows = load()
+    have = {(row["triton"], row["group"], row["name"]): row["key"] for row in rows}
+    for case in cases():
+        at = (triton.__version__, case.group, case.name)
+        if re.search(only, f"{case.group}/{case.name}") and have.get(at) != (now := key(case)):
+            took, parts = seconds(case, json.loads(lines_of(case, folder).read_text(encoding="utf-8")))
+            rows = [row for row in rows if (row["triton"], row["group"], row["name"]) != at]
+            rows.append(dict(zip(FIELDS, (*at, now, f"{took * 1e6:.2f}"))))
+            print(f"{case.group}/{case.name}: {took * 1e6:.1f} us by Triton {triton.__version__}", flush=True)
+            for launch, figures, of, time in parts:
+                each = f"{of.issued:.0f} instructions a warp, {of.special:.0f} of MUFU, {of.products:.0f} cycles of products"
+                grid = f"{launch.programs} programs of {figures.warps} warps, {figures.per_processor} at a time"
+                print(f"    {launch.name}: {grid}, {each}: {time * 1e6:.1f} us", flush=True)
+            save(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose group/name matches this regular expression")
+    parser.add_argument("--triton", metavar="FOLDER", nargs="*", default=[], help="where other Tritons are installed")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "gpu-lines", help="where the counted lines are kept"
     )
+    parser.add_argument("--part", choices=("count", "predict"), help="one step alone, of the Triton at hand")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        count(args.only, args.folder)
+    if args.part:
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["TRITON_CACHE_DIR"] = cache
+            (count if args.part == "count" else predict)(args.only, args.folder)
         return
-    words = [sys.executable, "-m", "tools.gpu_time", "--only", args.only, "--folder", str(args.folder)]
-    subprocess.run(words, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
-    known = measured()
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-        for number, case in enumerate(cases()):
-            if re.search(args.only, f"{case.group}/{case.name}"):
-                took, parts = seconds(case, json.loads((args.folder / f"{number}.json").read_text(encoding="utf-8")))
-                truth = known.get((case.group, case.name))
-                beside = f"measured {truth * 1e6:.1f}, {took / truth:.2f} of it" if truth else ""
-                print(f"{case.group}/{case.name}: {took * 1e6:.1f} us {beside}", flush=True)
-                for launch, figures, of, time in parts:
-                    print(
-                        f"    {launch.name} {launch.programs} programs x {figures.warps} warps, {figures.per_processor} at a time: issued {of.issued:.0f} special {of.special:.0f} products {of.products:.0f}: {time * 1e6:.1f} us",
-                        flush=True,
-                    )  # noqa: E501
+    words = [sys.executable, "-m", "tools.gpu_time", "--only", args.only, "--folder", str(args.folder), "--part"]
+    subprocess.run([*words, "count"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
+    for folder in ("", *args.triton):  # Triton is loaded once in a process
+        path = os.pathsep.join(filter(None, [folder and os.path.abspath(folder), os.environ.get("PYTHONPATH")]))
+        subprocess.run([*words, "predict"], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=True)
+    PAGE.write_text("\n".join([*page(load()), ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

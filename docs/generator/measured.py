@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from . import text
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-PREDICTED = RESULTS / "gpu-static.md"
+PREDICTED = RESULTS / "gpu-times.md"
 ACCURACY = RESULTS / "accuracy"
 NAMES = {
     "entmax": ("entmax15", "entmax 4/3", "entmax 1.25"),
@@ -191,26 +191,11 @@ def gpu() -> str:
 
 
 def predicted() -> str:
-    """Forward passes as a model predicts them from the compiler's figures, of each map and shape, beside what a GPU has measured."""
+    """The page of the predicted times, with its headings as lines of the table's page."""
     if not PREDICTED.exists():
-        return "No kernel has been compiled yet."
-    run, found, rows = gpu_run(), {}, []
-    for r in run.readings if run else ():
-        if r["group"] == "gpu forward" and r.get("of_copy"):
-            found[r["name"].replace(" normal", "").replace("sparse_softmax", "top-k")] = r["of_copy"]
-    page = PREDICTED.read_text(encoding="utf-8")
-    for case, us, share in re.findall(
-        r"^\| forward/(.*?) \| \*predicted\* \| (\d+) us, (\d+)% of copy speed \|", page, re.MULTILINE
-    ):
-        if case.endswith("bfloat16"):
-            measured = found.get(case)
-            rows.append(
-                (f"`{case}`", f"{int(us) / 1000:.3f}", f"{share}%", f"{measured:.0%}" if measured else "not yet")
-            )
-    head = ("forward pass", "predicted: ms", "predicted: of copy speed", "measured: of copy speed")
-    made = re.search(r"^## (\S+), (Triton \S+)$", page, re.MULTILINE)
-    machine = f" Measured: {run.machine}." if run else ""
-    return text.table(head, rows, (1, 2, 3)) + (f"\n\nPredicted: {made[2]}, {made[1]}.{machine}" if made else "")
+        return "No kernel has been timed by the model yet."
+    body = PREDICTED.read_text(encoding="utf-8").partition("\n")[2]
+    return re.sub(r"^## (.*)$", r"**\1**", body, flags=re.MULTILINE).strip()
 
 
 def all_figures() -> str:
