@@ -221,8 +221,6 @@ LEAVE: tuple[Leave, ...] = (
     # the plans are those of an H100; what other targets keep in memory with them
     Leave(r"^(attention|decoding)/.* sm_(80|100) ", "tiles that are planned for an H100", stack=536, fp64=11),
     Leave(r"layer_(sums|candidates) .*sm_(80|100) ", "a tile that is planned for an H100", stack=272),
-    Leave(r"^loss/entmax15 65536x128 .* sm_80 ", "two numbers of a loss", stack=8),
-    Leave(r"^forward/top-k 65536x128 .* sm_80 ", "numbers of a search", stack=32),
     Leave(r"^backward/sparsemax 4096x8192 .* sm_80 ", "more registers than an H100 takes", programs=1),
     # tiles of products
     Leave(r"layer_candidates ", "the lists of a tile beside its scores", stack=24),
@@ -255,7 +253,6 @@ LEAVE: tuple[Leave, ...] = (
         "a power or a mass for each of the 32 scores of a thread",
         programs=1,
     ),
-    Leave(r"^forward/top-k 65536x128 ", "two numbers of a search", stack=8),
     Leave(r"perturb_rows", "a sum over the nodes, in fp64", stack=16, fp64=80),
     Leave(r"^ragged/.* up to (16384|40000) ", "each score has an address of its own", stack=96, programs=1, fp64=32),
     # tiles of products
@@ -313,7 +310,7 @@ HOLDS = (lambda r: r.stack == 0, lambda r: r.per_processor > 1, lambda r: not r.
 def page(rows: list[Row]) -> Iterator[str]:
     newest = max((row.triton for row in rows), key=version)
     yield "# The GPU kernels by the compiler's figures\n"
-    yield "Made by `python -m tools.gpu_static --check`. Times are predictions of a model, not measurements.\n"
+    yield "Made by `python -m tools.gpu_static --check`. The times that follow from it are in [gpu-times.md](gpu-times.md).\n"
     yield "| Triton | target | kernels | stack 0 | two programs and more a multiprocessor | no fp64 in loops over tiles |"
     yield "|---|---|---|---|---|---|"
     for text, target in sorted(expected(rows), key=lambda pair: (version(pair[0]), TARGETS.index(pair[1]))):

@@ -8,9 +8,9 @@
                                                                         well (pip install --no-deps --target FOLDER triton==3.4.0)
 
 A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler; what the
-record has of the same launch and the same source of its kernel is not compiled again. The time is a model: whichever is longer, the bytes
-at the device's measured copy speed, or the instructions that its schedulers have to issue, with a loop over tiles run as often as the row
-has tiles and a solver's loop `SOLVER_TURNS` times.
+record has of the same launch and the same source of its kernel is not compiled again. `seconds` is a quick model, by which plans are
+compared (tools/gpu_plans.py): whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers
+have to issue, with a loop over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times. tools/gpu_time.py counts.
 """
 
 from __future__ import annotations
@@ -569,9 +569,6 @@ def lines(case: Case, found: Sequence[tuple[Launch, Any]]) -> list[str]:
                 f.fp64_in_loops, f"{f.wide_loads} / {f.loads}", f.per_processor,
             )
         )  # fmt: skip
-    if case.moved:
-        model, copy = seconds(case, found)
-        out.append(cells(case.name, "*predicted*", f"{model * 1e6:.0f} us, {copy / model:.0%} of copy speed"))
     return out
 
 
