@@ -1,16 +1,15 @@
 """How long the GPU kernels take, by a model: what the compiler made of each line of a kernel, times how often that line runs.
 
-    python -m tools.gpu_time                      the record benchmarks/results/gpu-times.csv is brought up to date, with the page beside
-                                                  it, which has the measured times that there are as well; an hour of one core for all
-    python -m tools.gpu_time --triton FOLDER      by the Triton of this folder too (pip install --no-deps --target FOLDER triton==3.6.0)
-    python -m tools.gpu_time --only attention     these cases alone
+    python -m tools.gpu_time                    the record benchmarks/results/gpu-times.csv is brought up to date, with the page beside
+                                                it, which has the measured times that there are as well; half an hour of one core
+    python -m tools.gpu_time --only attention   these cases alone
 
 How often a line runs is counted in Triton's interpreter, on the scores that the benchmarks have: turns of solvers, blocks left out,
 tiles that a mask cuts. Of rows and output layers a few programs are counted, of attention all of one head. What a line costs stands in
 the listing of its instructions, which says of each from which line it came. A multiprocessor issues four instructions a cycle, one for
 each of its schedulers, takes eight cycles for one of MUFU's (exp, log, root), and multiplies 64 x N x 16 in N / 2 cycles; the longest of
 the three counts, no shorter than the bytes at the device's copy speed. Few warps, which hide no latency, issue every other cycle at best;
-beyond that, waiting is not in the model.
+beyond that, waiting is not in the model. It takes a Triton whose listings say where functions were called, as 3.9's do and 3.6's don't.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Counter:
         self.kernel, self.fn, self.counted, self.few = kernel, kernel.fn, counted, few
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        part = (min(grid[0], self.few), *(min(side, 2) for side in grid[1:])) if self.few else grid
+        part = (min(grid[0], self.few), *(min(side, self.few, 2) for side in grid[1:])) if self.few else grid
 
         def run(*args: Any, **options: Any) -> None:
             hits: collections.Counter[Chain] = collections.Counter()
@@ -213,7 +212,7 @@ def work(listing: gpu_static.Listing, hits: Hits) -> Work:
         if match := re.search(r"\bHGMMA\.64x(\d+)x", code):
             products += times * int(match[1]) / 2
         elif re.search(r"\bHMMA\.16816", code):
-            products += times * 4 * 2048 / 2048
+            products += times * 4  # 16 x 8 x 16 of each of four warps
     return Work(issued, special, products)
 
 
@@ -312,14 +311,14 @@ def layer_cases() -> Iterator[Timed]:
     for name, mapping in (("entmax15", am.Entmax(1.5)), ("sparsemax", am.Sparsemax()), ("softmax", am.Softmax())):
 
         def scores(make: Make, mapping: Any = mapping) -> None:
-            x, weight = make((4096, 4096), "bfloat16") / 64, make((128_256, 4096), "bfloat16")
+            x, weight = make((4096, 4096), "bfloat16") / 64, make((16_384, 4096), "bfloat16")
             of, t = Layer(x, weight, None, None, mapping, (4096,), x.dtype), make((4096,), "int64")
             if mapping.name == "softmax":
                 layer.two_of(of, t)
             else:
                 layer.candidates(of, layer.link_of(engine.link_of(mapping)), t, None)  # type: ignore[arg-type]
 
-        yield Timed("gpu output layer", f"{name} 4096x128256 normal bfloat16 4096 features, scores", scores)
+        yield Timed("gpu output layer", f"{name} 4096x16384 normal bfloat16 4096 features, scores", scores, few=1)
 
 
 def ragged_cases() -> Iterator[Timed]:
@@ -346,7 +345,7 @@ def cases() -> list[Timed]:
     return [*row_cases(), *attention_cases(), *layer_cases(), *ragged_cases()]
 
 
-# -- all of it ------------------------------------------------------------------------------------------------------------------------
+# -- scores, and what they launch --------------------------------------------------------------------------------------------------
 
 
 def without_memory(shape: Any, kind: str, host: bool = False) -> Any:
@@ -438,7 +437,7 @@ def load() -> list[Row]:
 def save(rows: list[Row]) -> None:
     order = {(case.group, case.name): i for i, case in enumerate(cases())}
     rows = [row for row in rows if (row["group"], row["name"]) in order]
-    rows.sort(key=lambda row: (gpu_record.version(row["triton"]), order[row["group"], row["name"]]))
+    rows.sort(key=lambda row: order[row["group"], row["name"]])
     with RECORD.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
@@ -453,45 +452,36 @@ def measured() -> tuple[str, dict[tuple[str, str], float]]:
     found = {
         (r["group"], r["name"].split(", beside")[0]): 1e3 * r["ours_ms"] for r in run["readings"] if r.get("ours_ms")
     }
-    return f"{run['gpu']}, commit {versions['commit']}, Triton {versions['triton']}, {run['date']}", found
+    return f"{run['hardware']['cpu']}, commit {versions['commit']}, Triton {versions['triton']}, {run['date']}", found
 
 
 def page(rows: list[Row]) -> Iterator[str]:
     which, known = measured()
-    tritons = sorted({row["triton"] for row in rows}, key=gpu_record.version)
-    took = {(row["triton"], row["group"], row["name"]): float(row["microseconds"]) for row in rows}
-    keys = {(row["triton"], row["group"], row["name"]): row["key"] for row in rows}
+    took = {(row["group"], row["name"]): row for row in rows}
     yield "# The times of the GPU kernels, predicted\n"
     yield "Made by `python -m tools.gpu_time`: a model's times for an H100 in microseconds, and where there is one the measured time. The"
-    yield "head of that file says what the model is. Between the two lie what has changed in the kernels since, what a call launches beside"
-    yield "them, and all waiting.\n"
-    yield f"Measured: {which}. A star: of sources that have changed since.\n"
-    head = ["", *(f"predicted, Triton {text}" for text in tritons), "measured"]
+    yield "head of that file says what the model is. Between the two lie what has changed in the kernels since, the compiler, what a call"
+    yield "launches beside them, and all waiting.\n"
+    by = ", ".join(sorted({row["triton"] for row in rows}))
+    yield f"Predicted: Triton {by}. Measured: {which}. A star: of sources that have changed since.\n"
+    ratios: dict[str, list[float]] = {}
     for group in dict.fromkeys(case.group for case in cases()):
         yield f"## {group}\n"
-        yield f"| {' | '.join(head)} |"
-        yield f"|---|{'---:|' * (len(head) - 1)}"
+        yield "| | predicted | measured |\n|---|---:|---:|"
         for case in cases():
-            if case.group == group:
-                own = [took.get((text, group, case.name)) for text in tritons]
-                now = key(case)
-                old = [keys.get((text, group, case.name), now) != now for text in tritons]
-                numbers = zip([*own, known.get((group, case.name))], [*old, False])
-                said = ("" if n is None else f"{n:.1f}{'*' * before}" for n, before in numbers)
-                yield f"| {case.name} | {' | '.join(said)} |"
+            if case.group == group and (row := took.get((group, case.name))):
+                truth, time = known.get((group, case.name)), float(row["microseconds"])
+                if truth:
+                    ratios.setdefault(group, []).append(time / truth)
+                said = f"{truth:.1f}" if truth else ""
+                yield f"| {case.name} | {time:.1f}{'*' * (row['key'] != key(case))} | {said} |"
         yield ""
     yield "## How near\n"
-    yield "The predicted over the measured time, by the Triton of the measurement: geometric mean, smallest and largest.\n"
+    yield "The predicted over the measured time: geometric mean, smallest and largest.\n"
     yield "| | cases | mean | smallest | largest |\n|---|---:|---:|---:|---:|"
-    for group in dict.fromkeys(group for group, _ in known):
-        ratios = [
-            n / known[group, name]
-            for (text, own, name), n in took.items()
-            if own == group and (group, name) in known and f"Triton {text}" in which
-        ]
-        if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            yield f"| {group} | {len(ratios)} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+    for group, own in ratios.items():
+        mean = math.exp(sum(map(math.log, own)) / len(own))
+        yield f"| {group} | {len(own)} | {mean:.2f} | {min(own):.2f} | {max(own):.2f} |"
 
 
 # -- all of it ------------------------------------------------------------------------------------------------------------------------
@@ -515,7 +505,7 @@ def predict(only: str, folder: Path) -> None:
         at = (triton.__version__, case.group, case.name)
         if re.search(only, f"{case.group}/{case.name}") and have.get(at) != (now := key(case)):
             took, parts = seconds(case, json.loads(lines_of(case, folder).read_text(encoding="utf-8")))
-            rows = [row for row in rows if (row["triton"], row["group"], row["name"]) != at]
+            rows = [row for row in rows if (row["group"], row["name"]) != at[1:]]
             rows.append(dict(zip(FIELDS, (*at, now, f"{took * 1e6:.2f}"))))
             print(f"{case.group}/{case.name}: {took * 1e6:.1f} us by Triton {triton.__version__}", flush=True)
             for launch, figures, of, time in parts:
@@ -528,7 +518,6 @@ def predict(only: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose group/name matches this regular expression")
-    parser.add_argument("--triton", metavar="FOLDER", nargs="*", default=[], help="where other Tritons are installed")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "gpu-lines", help="where the counted lines are kept"
     )
@@ -542,9 +531,7 @@ def main() -> None:
         return
     words = [sys.executable, "-m", "tools.gpu_time", "--only", args.only, "--folder", str(args.folder), "--part"]
     subprocess.run([*words, "count"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
-    for folder in ("", *args.triton):  # Triton is loaded once in a process
-        path = os.pathsep.join(filter(None, [folder and os.path.abspath(folder), os.environ.get("PYTHONPATH")]))
-        subprocess.run([*words, "predict"], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=True)
+    subprocess.run([*words, "predict"], cwd=ROOT, check=True)
     PAGE.write_text("\n".join([*page(load()), ""]), encoding="utf-8")
 
 
