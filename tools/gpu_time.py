@@ -178,35 +178,40 @@ class Work:
     products: float
 
 
-def work(listing: gpu_static.Listing, hits: Hits) -> Work:
-    inside: list[gpu_static.Loop | None] = [None] * len(listing.code)
+def rounds(listing: gpu_static.Listing, chains: list[Chain], hits: Hits) -> list[float]:
+    """How often a program goes round the loop in which each instruction stands; 1: it stands in none. A loop of the listing is the
+    innermost one of the sources that most of its own instructions came from."""
+    inside: list[gpu_static.Loop | None] = [None] * len(chains)
     for loop in sorted(listing.loops, key=lambda loop: loop.depth):
         inside[loop.start : loop.end] = [loop] * (loop.end - loop.start)
-    ours = {path.name for path in HOME.glob("*.py")}
-    chains = [tuple(place(*at) for at in chain if at[0] in ours) for chain in listing.chains]
-    rounds: dict[gpu_static.Loop, float] = {}
+    times = {None: 1.0}
     for loop in listing.loops:
-        votes: collections.Counter[tuple[Chain, Around]] = collections.Counter()
-        files: dict[tuple[Chain, Around], str] = {}
-        order: dict[tuple[Chain, Around], int] = {}
+        votes: collections.Counter[tuple[str, Chain, Around]] = collections.Counter()
+        rank: dict[tuple[str, Chain, Around], int] = {}
         for i in range(loop.start, loop.end):
             if inside[i] is loop:
-                for rank, one in enumerate(candidates(chains[i])):
+                for deep, (calls, around) in enumerate(candidates(chains[i])):
+                    one = (chains[i][len(calls)][0], calls, around)
                     votes[one] += 1
-                    order[one] = max(rank, order.get(one, 0))
-                    files[one] = chains[i][len(one[0])][0]
-        if votes:
-            most = max(votes.values())
-            best = max((one for one in votes if votes[one] >= 0.6 * most), key=lambda one: order[one])
-            rounds[loop] = turns(files[best], *best, hits)
-        else:
-            rounds[loop] = 1.0
+                    rank[one] = max(deep, rank.get(one, 0))
+        enough = 0.6 * max(votes.values(), default=0)
+        best = max((one for one in votes if votes[one] >= enough), key=lambda one: rank[one], default=None)
+        times[loop] = turns(*best, hits) if best else 1.0
+    return [times[loop] for loop in inside]
+
+
+def weights(listing: gpu_static.Listing, hits: Hits) -> list[float]:
+    """How often a program comes to each instruction."""
+    ours = {path.name for path in HOME.glob("*.py")}
+    chains = [tuple(place(*at) for at in chain if at[0] in ours) for chain in listing.chains]
+    known = {chain: run_by(chain, hits) for chain in set(chains)}
+    most = rounds(listing, chains, hits)
+    return [n if (own := known[chain]) is None else min(own, n) for n, chain in zip(most, chains)]
+
+
+def work(listing: gpu_static.Listing, hits: Hits) -> Work:
     issued = special = products = 0.0
-    seen = {chain: run_by(chain, hits) for chain in set(chains)}
-    for code, chain, loop in zip(listing.code, chains, inside):
-        most = rounds[loop] if loop is not None else 1.0
-        known = seen[chain]
-        times = most if known is None else min(known, most)
+    for code, times in zip(listing.code, weights(listing, hits)):
         issued += times
         special += times * ("MUFU" in code)
         if match := re.search(r"\bHGMMA\.64x(\d+)x", code):
