@@ -103,12 +103,16 @@ def plan(
     return Plan(1, block // lanes, lanes, True, warps)
 
 
-RAGGED = 16, 4  # segments of a program, and K of a long one
+RAGGED = 16, 4, 8  # segments of a program, and K of a long one and of short ones
 
 
 def loosened(p: Plan) -> Plan:
-    """Of segments, which begin anywhere: each row has numbers of its own in registers, and each score an address."""
-    rows, deep = RAGGED
+    """Of segments, which begin anywhere: each row has numbers of its own in registers, and each score an address. No load is wide, so of
+    short ones a thread takes as many entries of one segment as there are loads, which it sums without the others."""
+    rows, deep, short = RAGGED
+    if p.whole and p.R > 1 and p.warps == 1:
+        k = min(p.K * p.L, short)
+        return dataclasses.replace(p, R=min(p.R, rows), K=k, L=p.K * p.L // k)
     return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
 
 
