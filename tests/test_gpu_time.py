@@ -121,6 +121,7 @@ def test_every_case_has_a_prediction_and_the_page_is_of_the_record():
 
 
 @pytest.mark.whole
+@pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_case_from_the_interpreter_to_microseconds(compiler, tmp_path):
     names = "gpu forward/(softmax|entmax15) 65536x128 normal bfloat16"
     words = [sys.executable, "-m", "tools.gpu_time", "--part", "count", "--only", names, "--folder", str(tmp_path)]
