@@ -295,7 +295,7 @@ def test_a_kernel_that_does_not_compile_is_told(monkeypatch):
 
 
 def test_the_newest_compiler_makes_no_kernel_much_longer_than_the_one_of_most_images(rows):
-    """A tile that falls to threads in another way, as from Triton 3.7 on, shows here."""
+    """Triton decides which thread has which numbers of a tile: where a newer one decides otherwise, as 3.7 did, a kernel may grow."""
     rows = [row for row in rows if row.target == gpu_record.MAIN]
     newest = max((row.triton for row in rows), key=gpu_record.version)
     before = {row.key: row.instructions for row in rows if row.triton.startswith("3.6.")}

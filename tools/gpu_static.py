@@ -232,6 +232,7 @@ def figures(made: Any, target: str) -> Figures:
 
 
 def disassembled(made: Any, target: str) -> tuple[Figures, Listing]:
+    """Its figures, and the instructions that they were counted in."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
