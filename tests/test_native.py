@@ -692,6 +692,91 @@ def test_the_short_way_steps_aside():
         torch.testing.assert_close(traced(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
 
 
+def unaligned(a):
+    """The same numbers in memory of the same kind, at an odd address."""
+    if isinstance(a, torch.Tensor):
+        memory = bytearray(a.numel() * a.element_size() + 1)
+        return torch.frombuffer(memory, dtype=a.dtype, offset=1).view(a.shape).copy_(a)
+    out = np.ndarray(a.shape, a.dtype, bytearray(a.nbytes + 1), 1)
+    out[...] = a
+    return out
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_out_at_an_odd_address_that_bypasses_the_caches(exchange):
+    """Vectors that are stored so must lie at addresses of their own size: to others the processor answers with a fault."""
+    x, engine = torch.randn(8192, 1024), native.load()
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    engine.bind({"exchange": capsule if exchange else None})
+    try:
+        for mapping in (am.Softmax(), am.Sparsemax(), am.SparseSoftmax(k=3)):
+            out = unaligned(x)
+            assert am.apply(mapping, out, out=out) is out
+            assert torch.equal(out, am.apply(mapping, x))
+    finally:
+        engine.bind({"exchange": capsule})
+
+
+ODD = {
+    "p": lambda a: am.sparsemax(a["x"]),
+    "p along the first axis": lambda a: am.entmax15(a["x"], axis=0),
+    "a parameter a row": lambda a: am.entmax(a["x"], a["alpha"]),
+    "out": lambda a: am.softmax(a["x"], out=a["y"]),
+    "log p": lambda a: am.log_softmax(a["x"]),
+    "threshold": lambda a: am.threshold(am.Entmax(a["alpha"]), a["x"]).tau,
+    "logsumexp": lambda a: am.logsumexp(a["x"]),
+    "loss of indices": lambda a: am.entmax15_loss(a["x"], a["t"], reduction="none"),
+    "loss of distributions": lambda a: am.sparsemax_loss(a["x"], a["y"]),
+    "sample": lambda a: am.sample(am.Sparsemax(), a["x"], generator=0),
+    "truncation": lambda a: am.topp(0.6)(a["x"]),
+    "log p of classes": lambda a: am.log_prob(am.Softmax(), a["x"], a["t"]),
+    "segments": lambda a: am.segment_apply(am.Entmax(a["alpha"][:3]), a["x"], index=a["order"]),
+    "log p of segments": lambda a: am.segment_log_apply("softmax", a["x"], index=a["order"]),
+    "threshold of segments": lambda a: am.segment_logsumexp(a["x"], lengths=a["lengths"]),
+    "loss of segments": lambda a: am.segment_loss("sparsemax", a["flat"], a["first"], lengths=a["lengths"]),
+    "linear attention": lambda a: am.linear_attention(a["x"], a["y"], a["x"]),
+}
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("verb", ODD)
+def test_arrays_at_odd_addresses(verb, kind):
+    g = np.random.default_rng(0)
+    y = g.random((6, 10)).astype(np.float32)
+    a = {
+        "x": g.normal(size=(6, 10)).astype(np.float32), "y": y / y.sum(-1, keepdims=True), "t": g.integers(10, size=6),
+        "alpha": np.linspace(1.2, 2.0, 6)[:, None], "order": np.array([2, 0, 1, 0, 2, 0]), "lengths": np.array([1, 3, 2]),
+        "flat": g.normal(size=6).astype(np.float32), "first": np.array([0, 1, 4]),
+    }  # fmt: skip
+    if kind == "torch":
+        a = {name: torch.from_numpy(value) for name, value in a.items()}
+    odd = {name: unaligned(value) for name, value in a.items()}
+    got, want = ODD[verb](odd), ODD[verb](a)
+    for one, other in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_gradients_at_odd_addresses():
+    x, g = torch.randn(6, 10), torch.randn(6, 10)
+    t = torch.arange(6)
+    verbs = (
+        am.sparsemax,
+        am.sigsoftmax,
+        am.log_softmax,
+        lambda x: am.entmax15_loss(x, t, reduction="none"),
+        lambda x: am.cross_entropy(x, t),
+        lambda x: am.segment_apply("entmax15", x, index=t % 3),
+        lambda x: am.linear_attention(x, x, x),
+    )
+    for verb in verbs:
+        made = []
+        for scores, to in ((x, lambda a: a), (unaligned(x), unaligned)):
+            scores = scores.requires_grad_()
+            out = verb(scores)
+            made.append(torch.autograd.grad(out, scores, to(g.reshape(-1)[: out.numel()].reshape(out.shape))))
+        assert torch.equal(made[0][0], made[1][0])
+
+
 def test_refusals():
     x = np.zeros((2, 3), np.float32)
     assert native.refuse("forward", am.Sparsemax(), x) is None

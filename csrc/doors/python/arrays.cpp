@@ -119,7 +119,7 @@ bool Array::from_buffer(PyObject *a, int flags) {
             default: return false;
         }
     if (dtype == OTHER || item() != size) return false;
-    data = (char *)buffer.buf, ndim = buffer.ndim, aligned = (uintptr_t)data % size == 0, count = 1;
+    data = (char *)buffer.buf, ndim = buffer.ndim, count = 1;
     for (int i = 0; i < ndim; i++) {
         shape[i] = buffer.shape[i], strides[i] = buffer.strides[i] / size, count *= shape[i];
         aligned &= buffer.strides[i] % size == 0;
@@ -170,7 +170,10 @@ bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
     } else {
         found = (tensor_of ? from_exchange(a) : from_attributes(a)) && (ours || ask(bound.is_neg, a).get() == Py_False);
     }
-    if (!found) PyErr_Clear();
+    if (found)
+        aligned &= (uintptr_t)data % (uintptr_t)item() == 0;
+    else
+        PyErr_Clear();
     return found;
 }
 

@@ -106,7 +106,7 @@ ANYMAX_CALL(call_loss_grad) {
     Ref copy;
     if (!scale.read(r.kind, args[3]) || scale.dtype != wide_of(r)) return none();
     const bool one = scale.ndim == 0;
-    if (!one && (factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy))) return none();
+    if (one ? !r.in_order(args[3], scale, copy) : factor != 1.0 || !r.each(args[3], wide_of(r), scale, copy)) return none();
     Each each(scale, r.rows, one);
     if (!each.data) return PyErr_NoMemory();
     if (one) each.fill(each.at(scale.data, 0) * factor);

@@ -89,7 +89,10 @@ bool Rows::batch_is(const Array &a) const {
 }
 
 bool Rows::each(PyObject *a, int wanted, Array &array, Ref &copy) {
-    if (!array.read(kind, a) || array.dtype != wanted || !batch_is(array)) return false;
+    return array.read(kind, a) && array.dtype == wanted && batch_is(array) && in_order(a, array, copy);
+}
+
+bool Rows::in_order(PyObject *a, Array &array, Ref &copy) {
     if (array.dense()) return true;
     copy = Ref(PyObject_CallFunctionObjArgs(bound.copied, a, Py_None, nullptr));
     return copy && array.read(kind, copy.get());

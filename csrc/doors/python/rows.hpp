@@ -43,6 +43,7 @@ class Rows {
     bool write(PyObject *given, bool zeros);
     // A number a row, in C order; `copy` holds it where it had to be made.
     bool each(PyObject *a, int wanted, Array &array, Ref &copy);
+    bool in_order(PyObject *a, Array &array, Ref &copy);  // makes such a copy of what was read where it has to
     bool support(PyObject *memory, Array &array);                // None: there is none
     bool save(int64_t capacity, PyObject *x, Array &array, Ref &memory);  // memory for a support of so many non-zeros a row, or less than 0: of what pays
     bool link(const Link &l, int op, Array &params);

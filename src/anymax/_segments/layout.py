@@ -234,7 +234,7 @@ def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments
 
 def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
     tensor = is_torch(value)
-    a = np.ascontiguousarray(value.detach().cpu().numpy() if tensor else np.asarray(value))
+    a = np.require(value.detach().cpu().numpy() if tensor else np.asarray(value), requirements=("C", "A"))
     if a.dtype.kind == "u" and a.size and int(a.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{who}: {name}[{int(a.argmax())}] is {int(a.max())}, beyond 64 bits")
     a = a.astype(np.int64, copy=False)

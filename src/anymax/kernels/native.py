@@ -164,8 +164,16 @@ def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = DTYPES) -
 
 class _NumPy:
     empty_like = staticmethod(np.empty_like)
-    contiguous = staticmethod(np.ascontiguousarray)
     broadcast = staticmethod(np.broadcast_to)
+
+    @staticmethod
+    def aligned(a: np.ndarray) -> bool:
+        return a.flags.aligned
+
+    @staticmethod
+    def contiguous(a: np.ndarray) -> np.ndarray:
+        a = np.ascontiguousarray(a)
+        return a if a.flags.aligned else a.copy()
 
     @staticmethod
     def plain(a: np.ndarray) -> bool:
@@ -188,8 +196,13 @@ class _Torch:
         return sys.modules["torch"].empty_like(a)
 
     @staticmethod
+    def aligned(a: Any) -> bool:
+        return a.data_ptr() % a.element_size() == 0
+
+    @staticmethod
     def contiguous(a: Any) -> Any:
-        return a.contiguous()
+        a = a.contiguous()
+        return a if a.data_ptr() % a.element_size() == 0 else a.clone()
 
     @staticmethod
     def broadcast(a: Any, shape: tuple[int, ...]) -> Any:
@@ -223,6 +236,7 @@ class _Torch:
 
 
 def world_of(x: Array) -> Any:
+    """What NumPy and torch each do in their own words. `contiguous`: in C order, and at an address that the dtype may have."""
     return _Torch if is_torch(x) else _NumPy
 
 

@@ -126,6 +126,7 @@ def _run(
     like = next(a for a in operands if a is not None)
     link = _link(mapping, like, len(ptr) - 1, axis)
     engine = native.engine_for(like)
+    index, scale = (None if a is None else native.world_of(a).contiguous(a) for a in (index, scale))
     made = engine.segments(link, OPS[op], ptr, order, axis, *operands, index, scale, result, kept)
     if made is None:
         words = ", ".join(f"{native.dtype_of(a)} {tuple(a.shape)}" for a in operands if a is not None)
@@ -133,10 +134,10 @@ def _run(
 
 
 def _one_stride(a: Array, axis: int) -> bool:
-    """True where the heads of an entry lie in steps of one stride."""
+    """True where the heads of an entry lie in steps of one stride, at addresses that the dtype may have."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
     steps = a.stride() if is_torch(a) else a.strides
-    return all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
+    return native.world_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
 def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
