@@ -777,6 +777,26 @@ def test_gradients_at_odd_addresses():
         assert torch.equal(made[0][0], made[1][0])
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0, 6)])
+def test_no_rows_with_a_parameter_each(shape, kind):
+    make = torch.from_numpy if kind == "torch" else np.asarray
+    x = make(np.zeros(shape, np.float32))
+    for mapping in (
+        lambda a: am.Entmax(a + 0.5),
+        am.NormMax,
+        lambda a: am.Budget(a),
+        lambda a: am.SparseSoftmax(k=a),
+        lambda a: am.SparseSoftmax(p=a / 4),
+    ):
+        for size in ((1,) * len(shape), (*shape[:-1], 1)):
+            m = mapping(make(np.full(size, 2.0)))
+            assert native.forward(m, x).shape == shape
+            assert native.vjp(m, x, x, x).shape == shape
+            assert native.threshold(m, x).shape == (*shape[:-1], 1)
+    assert native.logsumexp(x).shape == (*shape[:-1], 1)
+
+
 def test_refusals():
     x = np.zeros((2, 3), np.float32)
     assert native.refuse("forward", am.Sparsemax(), x) is None

@@ -180,6 +180,7 @@ bool Array::read(Kind kind, PyObject *a, bool writable, bool ours) {
 // -- comparing --------------------------------------------------------------------------------------------------------------------
 
 bool Array::dense() const {
+    if (!count) return true;  // nothing is read, whatever the strides are
     int64_t step = 1;
     for (int i = ndim; i--; step *= shape[i])
         if (shape[i] != 1 && strides[i] != step) return false;
