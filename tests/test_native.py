@@ -692,6 +692,52 @@ def test_the_short_way_steps_aside():
         torch.testing.assert_close(traced(2 * x), am.sparsemax(2 * x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", [5, 40, 300, 3000])
+def test_operations_in_place_are_those_beside(n):
+    """At the C ABI: a result may lie where one of its operands does."""
+    lib = ctypes.CDLL(native.load().__file__)
+    lib.anymax_run.argtypes = [ctypes.c_void_p]
+    maps = {
+        "softmax": 0.0, "sparsemax": 0.0, "entmax": 1.3, "budget": 2.0, "normmax": 2.0, "topk": 3.0, "topp": 0.7,
+        "taylor": 4.0, "sigsoftmax": 0.0, "perturb_max": 1.0, "relu": 0.0,
+    }  # fmt: skip
+    g = np.random.default_rng(n)
+    scores, weights = g.normal(size=(2, 5, n)) * 2
+    scores[1, : n // 2] = -np.inf
+    index, served = g.integers(n // 2, n, size=5), 0
+    ops = [
+        ("forward", "x"),
+        ("log_forward", "x"),
+        ("index_loss_grad", "x"),
+        *itertools.product(("vjp", "log_vjp"), "pg"),
+    ]
+    for (op, over), (name, param), dtype in itertools.product(ops, maps.items(), (np.float32, np.float64)):
+        code = link.OPS[op]
+        made = []
+        for in_place in (False, True):
+            call = Call(op=code, map=link.MAPS[name], dtype=native.DTYPES[np.dtype(dtype).name], param=param, nodes=32)
+            call.outer, call.inner, call.n, call.pool = 5, 1, n, -1
+            x = scores.astype(dtype)
+            p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+            with np.errstate(divide="ignore"):
+                p = np.log(p) if op == "log_vjp" else p
+            operands = {"x": x, "p": p, "g": weights.astype(dtype), "out": np.zeros((5, n), dtype)}
+            if in_place:
+                operands["out"] = operands[over]
+            for key, a in operands.items():
+                setattr(call, key, View(a.ctypes.data, n, 0, 1))
+            scale = np.ones(5, dtype)
+            call.index, call.scale = index.ctypes.data, scale.ctypes.data
+            made.append((lib.anymax_run(ctypes.byref(call)), operands["out"]))
+        (refused, want), (also, got) = made
+        assert refused == also
+        if refused:
+            continue
+        np.testing.assert_array_equal(got, want, err_msg=f"{op} of {name} in {np.dtype(dtype).name}, over {over}")
+        served += 1
+    assert served == 2 * (11 + 4 + 8 + 2 * 11 + 2 * 4)
+
+
 def unaligned(a):
     """The same numbers in memory of the same kind, at an odd address."""
     if isinstance(a, torch.Tensor):

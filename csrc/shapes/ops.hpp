@@ -101,11 +101,11 @@ static void log_row(const anymax_call &call, Link link, double param, const C *x
     Kept<C> kept = link == LARGEST ? largest_row(x, n, (int64_t)param, scratch, team) : nucleus_row(x, n, param, scratch, team);
     if (scratch.failed) return;
     if (!kept.sound) return fill(out, not_a_number<C>);
-    fill(out, -infinity<C>);
-    if (!kept.any) return;
-    double z = exponentials(kept);
-    const C l = (C)::log(z);
-    for (int64_t i = 0; i < kept.count; i++) put(out, kept.index[i], (C)(x[kept.index[i]] - kept.top) - l);
+    if (!kept.any) return fill(out, -infinity<C>);
+    const C l = (C)::log(exponentials(kept));
+    for (int64_t i = 0; i < kept.count; i++) kept.value[i] = (C)(x[kept.index[i]] - kept.top) - l;
+    fill(out, -infinity<C>);  // x may lie there: it is not read from here on
+    for (int64_t i = 0; i < kept.count; i++) put(out, kept.index[i], kept.value[i]);
 }
 
 // For log p: g - p sum g over the classes that have a probability; sigsoftmax multiplies by (log u)' = 1 + sigmoid(-x).
