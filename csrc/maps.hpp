@@ -10,7 +10,7 @@ struct MapRow {
     int32_t code;
     const char *name;
     double least, most;  // the range of its parameter; least > most: it has none
-    bool whole_even;     // which is an even number
+    int step;            // of which it is a multiple; 0: any number
     bool per_row;        // the parameter may differ from row to row (anymax_call.params)
     bool scores;         // its gradient needs the scores beside p
     bool log;            // has ANYMAX_LOG and ANYMAX_LOG_VJP
@@ -19,23 +19,25 @@ struct MapRow {
 };
 
 static constexpr MapRow MAPS[ANYMAX_MAPS] = {
-    // code            name          least                  most   even   per row scores log    loss   sparse
-    {ANYMAX_SOFTMAX, "softmax", 1.0, 0.0, false, false, false, true, true, false},
-    {ANYMAX_SPARSEMAX, "sparsemax", 1.0, 0.0, false, false, false, false, true, true},
-    {ANYMAX_ENTMAX, "entmax", 1e-300, 1e300, false, true, false, false, true, true},  // at alpha = 1 it is softmax, and has a log
-    {ANYMAX_BUDGET, "budget", 1e-300, 1e300, false, true, false, false, true, true},
-    {ANYMAX_NORMMAX, "normmax", 1.0000000000000002, 1e300, false, true, false, false, true, true},
-    {ANYMAX_TOPK, "topk", 1.0, 9e15, false, true, false, true, true, true},
-    {ANYMAX_TOPP, "topp", 1e-300, 1.0, false, true, false, true, true, true},
-    {ANYMAX_TAYLOR, "taylor", 2.0, 64.0, true, false, true, false, false, false},
-    {ANYMAX_SIGSOFTMAX, "sigsoftmax", 1.0, 0.0, false, false, true, true, false, false},
-    {ANYMAX_PERTURB, "perturb", 1e-300, 1e300, false, false, true, false, true, false},
-    {ANYMAX_RELU, "relu", 1.0, 0.0, false, false, true, false, false, false},
+    // code            name          least                  most   step per row scores log    loss   sparse
+    {ANYMAX_SOFTMAX, "softmax", 1.0, 0.0, 0, false, false, true, true, false},
+    {ANYMAX_SPARSEMAX, "sparsemax", 1.0, 0.0, 0, false, false, false, true, true},
+    {ANYMAX_ENTMAX, "entmax", 1e-300, 1e300, 0, true, false, false, true, true},  // at alpha = 1 it is softmax, and has a log
+    {ANYMAX_BUDGET, "budget", 1e-300, 1e300, 0, true, false, false, true, true},
+    {ANYMAX_NORMMAX, "normmax", 1.0000000000000002, 1e300, 0, true, false, false, true, true},
+    {ANYMAX_TOPK, "topk", 1.0, 9e15, 1, true, false, true, true, true},
+    {ANYMAX_TOPP, "topp", 1e-300, 1.0, 0, true, false, true, true, true},
+    {ANYMAX_TAYLOR, "taylor", 2.0, 64.0, 2, false, true, false, false, false},
+    {ANYMAX_SIGSOFTMAX, "sigsoftmax", 1.0, 0.0, 0, false, true, true, false, false},
+    {ANYMAX_PERTURB, "perturb", 1e-300, 1e300, 0, false, true, false, true, false},
+    {ANYMAX_RELU, "relu", 1.0, 0.0, 0, false, true, false, false, false},
 };
+
+static inline bool is_multiple(double number, int64_t step) { return number == (double)((int64_t)number / step * step); }
 
 static inline bool in_range(const MapRow &map, double param) {
     if (map.least > map.most) return true;
-    return param >= map.least && param <= map.most && !(map.whole_even && (int)param % 2 != 0);
+    return param >= map.least && param <= map.most && (!map.step || is_multiple(param, map.step));
 }
 
 // -- links -----------------------------------------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ static inline Link link_of(int32_t map, double param) {
             return c > 1.0 ? STEEP : c >= 0.02 ? CURVE : ANY_POWER;  // nearer to alpha = 1 floats lose the digits of u in its distance from 1
         case ANYMAX_NORMMAX: return c > 0.0 && c - c == 0.0 ? NORM : NO_LINK;
         case ANYMAX_BUDGET: return CAPPED;
-        case ANYMAX_TOPK: return param >= 1.0 && param <= 9e15 ? LARGEST : NO_LINK;
+        case ANYMAX_TOPK: return in_range(MAPS[ANYMAX_TOPK], param) ? LARGEST : NO_LINK;
         case ANYMAX_TOPP: return NUCLEUS;
         case ANYMAX_TAYLOR: return TAYLOR;
         case ANYMAX_SIGSOFTMAX: return SIGMOID;

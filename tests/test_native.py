@@ -897,6 +897,7 @@ def test_bad_calls_are_codes_and_never_crashes():
         {"op": 99}, {"op": -1}, {"map": 77}, {"dtype": 9}, {"n": 0}, {"n": -4}, {"outer": -1}, {"outer": 2**62}, {"out": View()},
         {"x": View()}, {"map": 2, "param": -1.0}, {"map": 2, "param": float("nan")}, {"map": 4, "param": 1.0}, {"map": 5},
         {"map": 6, "param": 2.0}, {"map": 7, "param": 3.0}, {"map": 7, "param": 400.0}, {"op": 4}, {"op": 5}, {"op": 7, "param": 9.0},
+        {"map": 7, "param": 2.5}, {"map": 5, "param": 2.5}, {"op": 7, "map": 5, "param": 1.5}, {"n": 2**31},
         {"op": 1, "map": 1}, {"map": 9, "param": 1.0, "nodes": 0}, {"map": 9, "param": 1.0, "nodes": 32, "noise": 40},
     ):  # fmt: skip
         x, out = np.zeros((2, 3), np.float32), np.full((2, 3), 7, np.float32)

@@ -10,6 +10,7 @@ from kinds import KINDS, back
 
 import anymax as am
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
+from anymax.kernels import native
 
 torch = pytest.importorskip("torch")
 
@@ -217,3 +218,21 @@ def test_a_budget_of_next_to_nothing(kind, k):
     for row, want in (([1.0, 2.0, 0.0], [0, k, 0]), ([2.0, 2.0, 0.0], [k / 2, k / 2, 0])):
         p = back(am.budget(KINDS[kind](np.array(row, np.float32)), k))
         np.testing.assert_allclose(p, want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_of_classes_is_whole_in_an_array_too(kind):
+    make = KINDS[kind]
+    for k in ([[2.5], [2.0]], [[0.5], [2.0]]):
+        with pytest.raises(ValueError, match=r"SparseSoftmax\(k=...\): every entry must be a whole number from 1 on"):
+            am.sparse_softmax(make(np.zeros((2, 4))), k=make(np.array(k)))
+
+
+def test_a_number_of_classes_that_is_not_whole_is_nan_where_it_may_not_be_asked_for():
+    x, k = torch.zeros(3, 4), torch.tensor([[2.5], [0.0], [2.0]])
+    want = torch.tensor([[math.nan] * 4, [math.nan] * 4, [0.5, 0.5, 0.0, 0.0]])
+    torch.testing.assert_close(torch.vmap(lambda x, k: am.sparse_softmax(x, k=k))(x, k), want, equal_nan=True)
+    if not isinstance(native.load(), str):
+        mapping = am.SparseSoftmax(k=torch.ones(3, 1))
+        mapping.k.copy_(k)
+        torch.testing.assert_close(native.forward(mapping, x), want, equal_nan=True)

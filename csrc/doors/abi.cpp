@@ -173,7 +173,7 @@ int check_map(const anymax_call *c) {
         case ANYMAX_LOSS:
         case ANYMAX_LOSS_GRAD:
         case ANYMAX_THRESHOLD: return map.loss ? ANYMAX_OK : ANYMAX_BAD_MAP;
-        case ANYMAX_LARGEST: return c->param >= 1.0 && c->param <= (double)c->n ? ANYMAX_OK : ANYMAX_BAD_PARAM;
+        case ANYMAX_LARGEST: return c->param >= 1.0 && c->param <= (double)c->n && is_multiple(c->param, 1) ? ANYMAX_OK : ANYMAX_BAD_PARAM;
         default: return ANYMAX_OK;
     }
 }

@@ -6,19 +6,20 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-import numpy as np
-
 from .._array import (
     Array,
     Namespace,
     check_integer,
     check_number,
     counts,
+    decides,
     dot,
     finish,
     finite_scores,
     is_array,
+    known_any,
     like,
+    namespace,
     poison,
     stop_gradient,
     total,
@@ -80,7 +81,7 @@ class SparseSoftmax(Mapping):
     def _kept(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
         y, keep, poisoned = finite_scores(x, xp)
         if is_array(self.k):
-            poisoned = poisoned | ~(stop_gradient(like(self.k, x, xp)) >= 1)
+            poisoned = poisoned | ~_is_count(stop_gradient(like(self.k, x, xp)), xp)
         s = stop_gradient(xp.where(keep, y, -math.inf * xp.ones_like(y)))
         kept = keep & (topk_keep(s, self.k, xp) if self.k is not None else topp_keep(s, self.p, xp))
         return y - stop_gradient(row_top(y, keep, xp)), kept, keep, poisoned
@@ -128,7 +129,7 @@ class SparseSoftmax(Mapping):
 
 
 def _number_of_classes(k: Any) -> Any:
-    """k, if it is an integer from 1 on or an array of whole numbers; the values of an array are looked at in NumPy only."""
+    """k, if it is an integer from 1 on or an array of whole numbers; where no value of an array may be asked for, other rows become NaN."""
     if not is_array(k):
         k = check_integer(
             "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row"
@@ -137,6 +138,11 @@ def _number_of_classes(k: Any) -> Any:
             raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")
         return k
     k = check_number("SparseSoftmax", "k", k, 0.0, "the number of classes to keep")
-    if isinstance(k, np.ndarray) and not bool(np.all((k >= 1) & (k == np.floor(k)))):
+    xp = namespace(k)
+    if decides(k) and known_any(~_is_count(k, xp), xp):
         raise ValueError(f"SparseSoftmax(k=...): every entry must be a whole number from 1 on, got {k!r}")
     return k
+
+
+def _is_count(k: Array, xp: Namespace) -> Array:
+    return (k >= 1) & (k == xp.floor(k))
