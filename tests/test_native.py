@@ -738,6 +738,22 @@ def test_operations_in_place_are_those_beside(n):
     assert served == 2 * (11 + 4 + 8 + 2 * 11 + 2 * 4)
 
 
+@pytest.mark.parametrize("isa", native.load().isas())
+@pytest.mark.parametrize("mapping", [am.Softmax(), am.SparseSoftmax(k=60)], ids=repr)
+def test_no_probability_is_subnormal_far_below_the_largest(mapping, isa):
+    """Numbers that are not normal cost most processors a hundred cycles each; 2 ^ -127 is exp(-88.03)."""
+    lib, before = native.load(), native.isa()
+    assert lib.set_isa(isa)
+    try:
+        for n in (10, 64, 700):
+            x = torch.linspace(-88.1, -104.0, n).repeat(6, 1)
+            x[:, 0] = 0.0
+            p = native.forward(mapping, x)
+            assert torch.equal(p, torch.eye(n)[:1].expand(6, n)), n
+    finally:
+        lib.set_isa(before)
+
+
 def unaligned(a):
     """The same numbers in memory of the same kind, at an odd address."""
     if isinstance(a, torch.Tensor):

@@ -43,7 +43,8 @@ ANYMAX_INLINE vd exp(vd x) {
     return x < -708.0 ? vd{} : y;
 }
 
-// exp(x) of K vectors at once, for x <= 0 (0 below -88; no NaN). Interleaved, because each step of one vector waits for the step before: twice as fast.
+// exp(x) of K vectors at once, for x <= 0 (no NaN): 0 below -88.03, and between that and -87.33, the logarithm of the smallest normal number, no more
+// than this number. Interleaved, because each step of one vector waits for the step before: twice as fast.
 template <int K>
 ANYMAX_INLINE void exp_below(vf *x) {  // 2^k 2^f by the minimax polynomial of degree 6
 #if defined(__AVX512DQ__)
@@ -56,7 +57,10 @@ ANYMAX_INLINE void exp_below(vf *x) {  // 2^k 2^f by the minimax polynomial of d
     for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 2.402264774e-01f;
     for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 6.931471825e-01f;
     for (int j = 0; j < K; j++) p[j] = p[j] * f[j] + 1.0f;
-    for (int j = 0; j < K; j++) x[j] = (vf)_mm512_scalef_ps((__m512)p[j], (__m512)(x[j] - f[j]));
+    for (int j = 0; j < K; j++) {  // what would be subnormal is 0
+        const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x[j], _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+        x[j] = (vf)_mm512_maskz_scalef_ps(normal, (__m512)p[j], (__m512)(x[j] - f[j]));
+    }
     return;
 #endif
     vf k[K], q[K];
