@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from kinds import KINDS, back, every_kind
 
 import anymax as A
 from anymax import Entmax, Softmax, Sparsemax, Taylor, functional, kernels
-from anymax.kernels import link, native
+from anymax.kernels import decode, link, native
 
 needs_torch = pytest.mark.skipif("torch" not in KINDS, reason="torch is not installed")
 
@@ -312,6 +313,42 @@ def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind
         np.testing.assert_array_equal(back(A.entmax(x, mapping.alpha)), back(want))
     if isinstance(mapping, A.SparseSoftmax) and mapping.k:
         np.testing.assert_array_equal(back(A.sparse_softmax(x, k=mapping.k)), back(want))
+
+
+@pytest.mark.parametrize("kind", [k for k in ("numpy", "torch", "jax") if k in KINDS])
+def test_rows_of_more_classes_than_an_engine_counts_go_to_the_reference(kind):
+    """No array of that many is made: one number, or what JAX traces, stands for all."""
+    chosen = []
+
+    def look(x):
+        for op in ("forward", "index_loss"):
+            chosen.append(A.choose(op, A.Sparsemax(), x).name)
+        return x
+
+    for n in (link.MOST_CLASSES, link.MOST_CLASSES + 1):
+        if kind == "numpy":
+            look(np.broadcast_to(np.float32(0.0), (1, n)))
+        elif kind == "torch":
+            import torch
+
+            look(torch.zeros(1).expand(1, n))
+        else:
+            import jax
+
+            jax.eval_shape(look, jax.ShapeDtypeStruct((1, n), np.float32))
+    assert chosen[2:] == ["reference", "reference"]
+    if not isinstance(native.load(), str):
+        assert "reference" not in chosen[:2]
+
+
+@pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
+def test_the_library_says_how_many_classes_it_counts():
+    text = (Path(__file__).parents[1] / "csrc" / "core" / "unit.h").read_text()
+    assert "#define ANYMAX_MOST_CLASSES (INT32_MAX - 1024)" in text
+    assert link.MOST_CLASSES == 2**31 - 1 - 1024
+    x = np.broadcast_to(np.float32(0.0), (1, link.MOST_CLASSES + 1))
+    assert native.load().forward(A.Softmax(), x, -1, None, None) is None
+    assert "up to 2147482623 classes, not 2147482624" in decode.refuse(A.Softmax(), x)
 
 
 @pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")

@@ -6,6 +6,9 @@
 
 enum { ANYMAX_OK = 0, ANYMAX_BAD_CALL = 1, ANYMAX_BAD_DTYPE = 2, ANYMAX_BAD_MAP = 3, ANYMAX_BAD_SHAPE = 4, ANYMAX_BAD_POINTER = 5, ANYMAX_NO_MEMORY = 6, ANYMAX_BAD_PARAM = 7, ANYMAX_BAD_SUPPORT = 8, ANYMAX_BAD_SEGMENTS = 9 };
 
+/* Classes of a row, at most: their indices and the lanes beyond the last fit into 32 bits. */
+#define ANYMAX_MOST_CLASSES (INT32_MAX - 1024)
+
 typedef struct {
     int64_t from, to;
 } anymax_span;

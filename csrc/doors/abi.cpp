@@ -161,7 +161,7 @@ int check_map(const anymax_call *c) {
     if (c->op < 0 || c->op >= ANYMAX_OPS) return ANYMAX_BAD_CALL;
     if (c->map < 0 || c->map >= ANYMAX_MAPS) return ANYMAX_BAD_MAP;
     if (c->dtype < ANYMAX_F32 || c->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
-    if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > INT32_MAX - 1024) return ANYMAX_BAD_SHAPE;
+    if (c->outer < 0 || c->inner < 0 || c->n < 1 || c->n > ANYMAX_MOST_CLASSES) return ANYMAX_BAD_SHAPE;
     if (c->outer && c->inner && c->outer > INT64_MAX / 16 / c->inner / c->n) return ANYMAX_BAD_SHAPE;
     if (c->outer == 0 || c->inner == 0) return ANYMAX_OK;
     const MapRow &map = MAPS[c->map];
@@ -276,7 +276,7 @@ static int check(const anymax_decode_call *call) {
     if (!in_range(MAPS[call->map], call->param)) return ANYMAX_BAD_PARAM;
     if (call->dtype < ANYMAX_F32 || call->dtype > ANYMAX_F16) return ANYMAX_BAD_DTYPE;
     if (call->left && call->dtype > ANYMAX_F64) return ANYMAX_BAD_DTYPE;
-    if (call->rows < 0 || call->n < 1 || call->n > INT32_MAX - 1024 || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
+    if (call->rows < 0 || call->n < 1 || call->n > ANYMAX_MOST_CLASSES || call->draws < 0 || call->count < 0 || call->count > 64) return ANYMAX_BAD_SHAPE;
     if (call->rows && call->rows > INT64_MAX / 16 / (call->n > call->draws ? call->n : call->draws)) return ANYMAX_BAD_SHAPE;
     if (!call->rows) return ANYMAX_OK;
     if (!call->x || (call->count && !call->steps) || (call->draws && (call->given ? call->log_p == nullptr : !call->u || !call->index))) return ANYMAX_BAD_POINTER;

@@ -239,7 +239,7 @@ void some_chunks(int64_t begin, int64_t end, void *context) {
 bool ascending(const anymax_segments &segments, int64_t count, int64_t entries) {
     const int64_t *const ptr = segments.ptr;
     bool fine = ptr[0] == 0 && ptr[count] == entries;
-    for (int64_t s = 0; s < count; s++) fine &= (uint64_t)(ptr[s + 1] - ptr[s]) <= (uint64_t)(INT32_MAX - 1024);
+    for (int64_t s = 0; s < count; s++) fine &= (uint64_t)(ptr[s + 1] - ptr[s]) <= (uint64_t)ANYMAX_MOST_CLASSES;
     return fine;
 }
 

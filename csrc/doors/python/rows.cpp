@@ -21,7 +21,7 @@ bool Rows::lead(PyObject *a, PyObject *asked_axis, anymax_view *view) {
     for (int i = 0; i < ndim; i++) rows *= i == axis ? 1 : shape[i];
     o.view = view, used = 1;
     call.dtype = dtype, call.n = n;
-    return n > 0 && spread(o);
+    return n > 0 && n <= ANYMAX_MOST_CLASSES && spread(o);
 }
 
 bool Rows::beside(PyObject *a, anymax_view *view) {

@@ -27,6 +27,7 @@ RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are 
     "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
 }  # fmt: skip
 _NODES = 4096
+MOST_CLASSES = 2**31 - 1025  # of a row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which is tested
 
 
 class Link(NamedTuple):

@@ -22,7 +22,7 @@ from ._memory import LARGE, SMALLEST, kept
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
-from .link import MAPS, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
+from .link import MAPS, MOST_CLASSES, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
 
 name = "native"
 
@@ -125,12 +125,22 @@ def refuse_array(x: Any) -> str | None:
         return "it serves NumPy and torch; JAX calls the same library through XLA, which is the engine xla"
     if getattr(x, "ndim", 0) > _AXES:
         return f"it serves arrays of up to {_AXES} axes, not {x.ndim}"
+    if reason := refuse_width(x):
+        return reason
     if is_torch(x):
         return refuse_tensor(x)
     if type(x) is not np.ndarray:
         return f"it serves arrays of NumPy, torch (CPU) and JAX, not {type(x).__module__}.{type(x).__name__}"
     if x.dtype.name not in DTYPES or not x.dtype.isnative:
         return f"it serves float32, float64, float16 and bfloat16 in the machine's byte order, not {x.dtype}"
+    return None
+
+
+def refuse_width(x: Any) -> str | None:
+    """Why the library doesn't serve rows of as many classes as x has; None where it does."""
+    classes = x.shape[-1] if getattr(x, "ndim", 0) else 1
+    if isinstance(classes, int) and classes > MOST_CLASSES:
+        return f"it serves rows of up to {MOST_CLASSES} classes, not {classes}"
     return None
 
 

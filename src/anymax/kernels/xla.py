@@ -69,6 +69,8 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
         return f"{link.kind} has no such operation"
     if dtype_name(x) not in native.DTYPES:
         return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
+    if reason := native.refuse_width(x):
+        return reason
     if eager(x) and any(device.platform != "cpu" for device in x.devices()):
         return "it serves arrays on the CPU, these are on another device"
     return problem()
