@@ -221,6 +221,33 @@ def test_a_budget_of_next_to_nothing(kind, k):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_budget_beyond_the_classes_is_an_error_in_an_array_too(kind):
+    x, make = KINDS[kind](np.zeros((2, 7))), KINDS[kind]
+    for k in (9.0, make(np.array(9.0)), make(np.array([[2.0], [9.0]]))):
+        for call in (
+            lambda k: am.budget(x, k),
+            lambda k: am.threshold(am.Budget(k), x),
+            lambda k: am.fenchel_young(am.Budget(k), x, make(np.ones((2, 7)))),
+        ):
+            with pytest.raises(ValueError, match=r"Budget\(k=9.0\): k classes can't be chosen of 7; k must be at most"):
+                call(k)
+    assert np.all(back(am.budget(x[:0, :], make(np.array(7.0)))) == 1.0)
+    p = back(am.budget(x, make(np.array([[2.0], [7.0]])), mask=make(np.arange(7) > 3)))  # the mask leaves three
+    np.testing.assert_allclose(p[:, 4:], [[2 / 3] * 3, [1.0] * 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [k for k in ("numpy", "torch", "jax") if k in KINDS])
+def test_segments_with_fewer_entries_than_their_budget_give_each_of_them_one(kind):
+    make = KINDS[kind]
+    k, x = make(np.array([3.0, 1.0])), make(np.zeros(4))
+    for call in (am.segment_apply, lambda *a, **b: np.exp(back(am.segment_log_apply(*a, **b)))):
+        want = [1.0, 1.0, 0.5, 0.5]
+        np.testing.assert_allclose(back(call(am.Budget(k), x, index=[0, 0, 1, 1])), want, rtol=1e-6)
+        with am.use("reference"):  # of rows that are padded to three classes
+            np.testing.assert_allclose(back(call(am.Budget(k), x, index=[0, 0, 1, 1])), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_number_of_classes_is_whole_in_an_array_too(kind):
     make = KINDS[kind]
     for k in ([[2.5], [2.0]], [[0.5], [2.0]]):

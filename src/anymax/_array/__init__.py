@@ -30,6 +30,7 @@ from .tracing import (
     exporting,
     known,
     known_any,
+    known_largest,
     loop,
     modes,
     quiet,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from typing import Any
 
@@ -70,6 +71,14 @@ def decides(x: Array) -> bool:
 def known_any(condition: Array, xp: Namespace) -> bool:
     """True where some entry is known to be True."""
     return known(condition) and bool(xp.any(condition))
+
+
+def known_largest(x: Array) -> float | None:
+    """The largest entry, where it may be asked for and may decide what is done; None where it may not, or there is no entry."""
+    if not decides(x) or not math.prod(x.shape):
+        return None
+    most = namespace(x).max(stop_gradient(x))
+    return float(most) if known(most) else None  # under jax.jit what is made of a constant is traced
 
 
 def differentiates(x: Array) -> bool:

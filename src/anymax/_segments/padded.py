@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, from_last, is_array, is_torch, known_largest, namespace, to_last
 from .._mapping import Mapping
 from .layout import Bucket, Rows, Segments
 
@@ -153,7 +153,8 @@ def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
 def least_width(mapping: Mapping) -> int:
     """How many classes a map asks for at least; a row that has fewer unmasked ones gives each of them 1."""
     mass = getattr(mapping, "mass", 1.0)
-    return 1 if is_array(mass) else math.ceil(mass)
+    most = known_largest(mass) if is_array(mass) else mass
+    return math.ceil(most) if most is not None and math.isfinite(most) else 1
 
 
 def by_rows(

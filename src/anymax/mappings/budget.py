@@ -12,6 +12,7 @@ from .._array import (
     dot,
     finite_scores,
     is_array,
+    known_largest,
     like,
     stop_gradient,
     top,
@@ -92,8 +93,8 @@ class Budget(Separable):
         return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
 
     def check(self, n: int) -> None:
-        k: Any = self.k
-        if not is_array(k) and k > n:
+        k = known_largest(self.k) if is_array(self.k) else self.k
+        if k is not None and k > n:
             raise ValueError(
                 f"Budget(k={k}): k classes can't be chosen of {n}; k must be at most the number of classes"
             )
