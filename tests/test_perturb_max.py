@@ -67,6 +67,14 @@ def test_oracle(noise):
     np.testing.assert_allclose(PerturbMax(noise, scale=0.3).forward(ROW, np), p, atol=2e-9)
 
 
+@pytest.mark.parametrize("noise", ALL)
+def test_longdouble_has_the_digits_of_doubles(noise):
+    """NumPy's alone: its name is that of no dtype of the other frameworks."""
+    p = PerturbMax(noise).forward(ROW.astype(np.longdouble), np)
+    assert p.dtype == np.longdouble
+    np.testing.assert_allclose(p.astype(np.float64), PerturbMax(noise).forward(ROW, np), atol=1e-14)
+
+
 @pytest.mark.parametrize(("noise", "ends", "budget"), [("normal", (-9, 9), 1e-9), ("logistic", (-38, 45), 5e-7)])
 def test_thousand_classes(noise, ends, budget):
     x = np.random.default_rng(0).normal(size=1000)

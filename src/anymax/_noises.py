@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Array, Namespace, dtype_name, is_torch, log, namespace, quiet, safe
+from ._array import Array, Namespace, is_double, is_torch, log, namespace, quiet, safe
 from ._random import normal, uniform
 
 _LOG2, _HALF_LOG_2PI, _ROOT_HALF = math.log(2.0), 0.5 * math.log(2.0 * math.pi), math.sqrt(0.5)
@@ -42,7 +42,7 @@ _ERFCX = {
 def erfcx(w: Array, xp: Namespace) -> Array:
     """exp(w^2) erfc(w) for w >= 0."""
     r = (w - 3.75) / (w + 3.75)
-    terms = _ERFCX[dtype_name(w) == "float64"]
+    terms = _ERFCX[is_double(w)]
     total = terms[-1] * xp.ones_like(r)
     for term in terms[-2::-1]:
         total = total * r + term
@@ -287,7 +287,7 @@ class Noise(Law):
         lower, upper = self.support  # bisection in asinh(v), whose range holds any scale
         ends = (math.asinh(max(lower, -1e12)), math.asinh(min(upper, 1e12)))
         low, high = (end * xp.ones_like(depth) for end in ends)
-        for _ in range(60 if dtype_name(depth) == "float64" else 32):
+        for _ in range(60 if is_double(depth) else 32):
             middle = 0.5 * (low + high)
             under = self.core(xp.sinh(middle), xp)[0] <= -depth
             low, high = xp.where(under, middle, low), xp.where(under, high, middle)

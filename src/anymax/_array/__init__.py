@@ -2,7 +2,18 @@
 # ruff: noqa: F401 (names are handed on)
 
 from .convert import adopt, asarray, beside, check_integer, check_number, dense, in_memory, like, number, shown
-from .dtypes import asked_for, counts, default_float, dtype_name, floating, is_floating, is_integer, narrow, upcast
+from .dtypes import (
+    asked_for,
+    counts,
+    default_float,
+    dtype_name,
+    floating,
+    is_double,
+    is_floating,
+    is_integer,
+    narrow,
+    upcast,
+)
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
 from .rows import (
     check_axis,

@@ -11,6 +11,7 @@ from .kinds import Array, Namespace, is_jax, is_torch
 
 _HALVES = ("float16", "bfloat16")
 _FLOATS = ("float", "bfloat")
+_DOUBLES = ("float64", "longdouble", "float96", "float128")  # the last two: NumPy's longdouble, where it is wider
 
 
 def dtype_name(x: Array) -> str:
@@ -20,6 +21,11 @@ def dtype_name(x: Array) -> str:
 
 def is_floating(x: Array) -> bool:
     return dtype_name(x).startswith(_FLOATS)
+
+
+def is_double(x: Array) -> bool:
+    """True for float64 and what is wider: formulas then have the digits of float64."""
+    return dtype_name(x) in _DOUBLES
 
 
 def is_integer(x: Array) -> bool:

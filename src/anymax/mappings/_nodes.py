@@ -18,9 +18,9 @@ from .._array import (
     Namespace,
     counts,
     descending,
-    dtype_name,
     eager,
     exporting,
+    is_double,
     log,
     total,
 )
@@ -118,11 +118,11 @@ class Nodes:
         return tuple(first(xp.reshape(xp.take(a, index, axis=0), shape), xp)[..., None] for a in (u, w))  # type: ignore[return-value]
 
     def count(self, z: Array) -> int:
-        return self.asked or (64 if dtype_name(z) == "float64" else 32)
+        return self.asked or (64 if is_double(z) else 32)
 
     def tail(self, z: Array) -> float:
         """The mass of G left out at either end: below the error of the nodes."""
-        return 1e-13 if self.count(z) >= 64 and dtype_name(z) == "float64" else 1e-9
+        return 1e-13 if self.count(z) >= 64 and is_double(z) else 1e-9
 
     def heavy_rule(self, z: Array, deep: float, k: Array, count: int, xp: Namespace) -> Rule:
         """Nodes for INT du by the quantiles of G."""
