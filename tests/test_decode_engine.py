@@ -223,6 +223,11 @@ def test_what_it_refuses():
         decode.run(SOFTMAX, x, (Step("topp", 1.5),), keep=True)
 
 
+def test_more_classes_to_keep_than_32_bits_count():
+    x = scores(7)
+    assert decode.run(SOFTMAX, x, (Step("topp", 0.1, 10**20),), keep=True).keep.all()
+
+
 def test_the_codes_of_the_header():
     from pathlib import Path
 
