@@ -29,7 +29,8 @@ class Budget(Separable):
     Use it to choose k of n, as a layer with a gradient; sparsemax is k = 1. A row with fewer than k unmasked classes gives each of
     them 1.
 
-    k: the sum of p, a number above 0 or an array that broadcasts to the scores with size 1 along the classes; it has a gradient.
+    k: the sum of p, a number above 0 or an array that broadcasts to the scores with size 1 along the classes; it has a gradient. More than
+        there are classes is an error, but where a compiler traces an array: each class then gets 1.
 
     >>> anymax.apply(anymax.Budget(k=2), [3.0, 1.0, 0.5, -9.0])
     array([1.  , 0.75, 0.25, 0.  ])
@@ -93,7 +94,7 @@ class Budget(Separable):
         return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
 
     def check(self, n: int) -> None:
-        k = known_largest(self.k) if is_array(self.k) else self.k
+        k: Any = known_largest(self.k) if is_array(self.k) else self.k
         if k is not None and k > n:
             raise ValueError(
                 f"Budget(k={k}): k classes can't be chosen of {n}; k must be at most the number of classes"

@@ -47,8 +47,9 @@ class PerturbMax(Mapping):
     softmax(x / scale) exactly. Monotone and shift-invariant; sparse where the noise is bounded: "uniform" gives exact zeros `scale`
     below the top. Su, https://kexue.fm/archives/10145 (Perturb Max); Karpukhin et al., EXACT: How to Train Your Accuracy (2022).
 
-    By quadrature with one set of nodes for all classes. Total variation error at n = 2, 10, 1000, fp32 / fp64: normal 1e-7 / 6e-14;
-    logistic 4e-7 / 1e-9; laplace 2e-7 / 2e-10; exponential 1e-7 / 1e-13; uniform 1e-7 / 1e-12 up to n = 24, beyond that 4e-6 / 2e-6.
+    By quadrature with one set of nodes for all classes. Total variation error at n = 2, 10, 1000, fp32 / fp64 (and longdouble): normal
+    1e-7 / 6e-14; logistic 4e-7 / 1e-9; laplace 2e-7 / 2e-10; exponential 1e-7 / 1e-13; uniform 1e-7 / 1e-12 up to n = 24, beyond
+    that 4e-6 / 2e-6.
     The first and second derivatives are as accurate as p; there are no higher ones.
 
     noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
