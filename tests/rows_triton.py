@@ -325,6 +325,16 @@ def test_ties_are_broken_by_position(mapping, form):
     assert torch.equal(got > 0, want > 0)
 
 
+@pytest.mark.parametrize("form", ["few", "parts"])
+@pytest.mark.parametrize("k", [2, 40])
+def test_logarithms_of_many_lanes(k, form):
+    """And of few."""
+    mapping, x = am.SparseSoftmax(k=k), rows(150, batch=(2,))
+    want = wide(lambda t: am.log_apply(mapping, t), x)
+    with planned(form):
+        torch.testing.assert_close(engine.log_forward(mapping, x).double(), want, rtol=2e-6, atol=2e-6)
+
+
 def test_offsets_beyond_32_bits():
     store = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)
     x, plain = store.as_strided((2, 3), (1, 2**30)), rows(3, "float16", batch=(2,))

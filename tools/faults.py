@@ -402,6 +402,9 @@ FAULTS = {
     Fault("triton: the target among the others of softmax", "src/anymax/kernels/triton/layer_scores.py",
           "s = tl.where(mine, float(\"-inf\"), s)",
           "s = tl.where(mine, 0.0, s)", "triton"),
+    Fault("triton: log p of a row in parts", "src/anymax/kernels/triton/truncated.py",
+          "kept_, log_z if LOGS else z)",
+          "kept_, z)", "triton"),
   ),
   "engine: dispatch, threads, supports": (
     Fault("which map goes by rows of few classes", "csrc/plan.hpp",

@@ -183,8 +183,9 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         t = class_of(INDEX, row, ignore, at)
         aim = aimed(at, t, MASKED)
         lose(VALUE, row, rows, log_z + (top - aim), aim, t, bad, at)
-    if SAVE and MODE != "write":
-        remember(STATE, row, valid, bad, top, edge, (last - lead_of(at)).to(tl.float32, bitcast=True), z)
+    if SAVE and (MODE == "loss" or MODE == "p" or MODE == "log"):
+        kept_ = (last - lead_of(at)).to(tl.float32, bitcast=True)
+        remember(STATE, row, valid, bad, top, edge, kept_, log_z if LOGS else z)
     if MODE == "tau":
         tau = tl.where(empty, float("-inf"), top + log_z)
         tl.store(VALUE + row, tl.where(bad, float("nan"), tau), mask=valid)
