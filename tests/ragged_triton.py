@@ -118,6 +118,17 @@ def test_long_segments_go_by_in_steps(name):
     close(got, by_segment(rowwise(mapping), index, x), 5e-6)
 
 
+def test_long_segments_in_place():
+    index = index_of(LONG)
+    x = scores(len(index), 2)
+    x[5:8] = 9.0
+    want = by_segment(lambda row: am.apply(am.Sparsemax(), row), index, x)
+    entries = ragged._Entries(am.Sparsemax(), x, (am.segments(lengths=LONG), 0))
+    with long_ones():
+        entries.each(lambda cut: entries.launch.run("p", entries.link, x, out=x, cut=cut), x)
+    close(x, want, 2e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @each_few
 def test_halves(name, dtype):

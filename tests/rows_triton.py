@@ -208,13 +208,16 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
             monkeypatch.setattr(plans, "SHIFTED", least)
             assert engine.load()._Rows(x, out=g).shift == shift
             p, saved = engine.forward_saving(mapped(case), x)
-            found.append([forward(case, x), p, engine.vjp(mapped(case), x, p, g, saved)])
+            over = x.clone()
+            engine.forward(mapped(case), over, None, over)
+            found.append([forward(case, x), p, over, engine.vjp(mapped(case), x, p, g, saved)])
             if case.mapping.facts.has_potential:
                 value, _, state = engine.index_loss(mapped(case), x, t, True)
                 grad = engine.index_loss_grad(mapped(case), x, t, torch.ones(batch, device=DEVICE), None, state)
                 found[-1] += [value, grad]
     want = wide(lambda s: am.apply(mapped(case), s), x).nan_to_num()
-    close(found[0][0].nan_to_num(), want, bound(case, want, dtype))
+    for got in (found[0][0], found[0][2]):
+        close(got.nan_to_num(), want, bound(case, want, dtype))
     for got, same in zip(*found):
         torch.testing.assert_close(got, same, rtol=1e-5, atol=1e-6, equal_nan=True)
 
@@ -325,14 +328,55 @@ def test_ties_are_broken_by_position(mapping, form):
     assert torch.equal(got > 0, want > 0)
 
 
+IN_PLACE = [
+    (mapping, form)
+    for form in ("few", "parts")
+    for mapping in (
+        am.Softmax(),
+        am.Sparsemax(),
+        am.Entmax(1.1),
+        am.Budget(2.5),
+        am.SparseSoftmax(p=0.9),
+        am.SparseSoftmax(k=40),
+    )
+]
+IN_PLACE += [(am.Sparsemax(), "whole"), (am.Taylor(2), "few"), (am.PerturbMax("logistic", nodes=32), "few")]
+
+
+@pytest.mark.parametrize(("mapping", "form"), IN_PLACE, ids=str)
+def test_in_place(mapping, form):
+    """A score is read before its place is written: in a row with few live lanes, and in one where all are."""
+    base = rows(300, batch=(2,), sigma=8.0)
+    base[1] /= 4096
+    x, beside, before = base[:, ::2], base[:, 1::2], base[:, 1::2].clone()
+    keep = torch.arange(150, device=DEVICE) % 7 != 3
+    want = wide(lambda t: am.apply(mapping, t, mask=keep), x)
+    with planned(form):
+        assert engine.forward(mapping, x, keep, x) is x
+    close(x, want, 3e-6)
+    assert torch.equal(beside, before)
+
+
 @pytest.mark.parametrize("form", ["few", "parts"])
 @pytest.mark.parametrize("k", [2, 40])
 def test_logarithms_of_many_lanes(k, form):
-    """And of few."""
+    """And of few; in memory of their own, and in place."""
     mapping, x = am.SparseSoftmax(k=k), rows(150, batch=(2,))
     want = wide(lambda t: am.log_apply(mapping, t), x)
-    with planned(form):
-        torch.testing.assert_close(engine.log_forward(mapping, x).double(), want, rtol=2e-6, atol=2e-6)
+    for out in (poisoned(x), x):
+        with planned(form):
+            launch.run("log", engine.link_of(mapping), x, out=out)
+        torch.testing.assert_close(out.double(), want, rtol=2e-6, atol=2e-6)
+
+
+def test_out_that_overlaps_the_scores_in_part():
+    """Of a public call: through memory of its own, as on the CPU."""
+    base = rows(151, batch=(2,), sigma=8.0)
+    for read, write in ((base[:, 1:], base[:, :-1]), (base[:, :-1], base[:, 1:])):
+        want = wide(am.sparsemax, read)
+        with planned("few"):
+            am.sparsemax(read, out=write)
+        close(write, want, 1e-6)
 
 
 def test_offsets_beyond_32_bits():

@@ -45,7 +45,7 @@ WORDS = {  # of the names in rows_triton.py: one process each
 }
 BRIEF = (
     "forward_is and 5- and not normal and not array-3.5 or backward_is and 3-whole or index_losses and 2-whole "
-    "or ties and whole and SparseSoftmax or many_lanes and 40-parts"
+    "or ties and whole and SparseSoftmax or in_place and Sparsemax and few or many_lanes and 40-parts"
 )
 GROUPS = grouped(WORDS, BRIEF)
 

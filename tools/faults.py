@@ -405,6 +405,9 @@ FAULTS = {
     Fault("triton: log p of a row in parts", "src/anymax/kernels/triton/truncated.py",
           "kept_, log_z if LOGS else z)",
           "kept_, z)", "triton"),
+    Fault("triton: zeros over scores that are still read", "src/anymax/kernels/triton/launch.py",
+          "not disjoint(x, result)",
+          "False", "triton"),
   ),
   "engine: dispatch, threads, supports": (
     Fault("which map goes by rows of few classes", "csrc/plan.hpp",

@@ -20,6 +20,7 @@ from .. import kernels
 from .._array import from_last, modes, to_last
 from .._mapping import Mapping
 from ..kernels import native, reference
+from ..kernels._rows import disjoint
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
 from .saving import As, hooked, restored, save, saved
 from .torch_operations import spec_of
@@ -403,22 +404,10 @@ def into(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
     return done
 
 
-def _span(a: Tensor) -> tuple[int, int]:
-    """The address of the lowest entry, and the end of the highest. Two storages may be one piece of memory."""
-    size = a.element_size()
-    reach = [(n - 1) * s * size for n, s in zip(a.shape, a.stride())]
-    return a.data_ptr() + sum(r for r in reach if r < 0), a.data_ptr() + sum(r for r in reach if r > 0) + size
-
-
-def _disjoint(a: Tensor, b: Tensor) -> bool:
-    (low, high), (other_low, other_high) = _span(a), _span(b)
-    return high <= other_low or other_high <= low
-
-
 def _apart(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Tensor) -> bool:
     """True where `out` has a place for each entry, and none that is read: but for x itself, entry for entry."""
     if any(n > 1 and not s for n, s in zip(out.shape, out.stride())):
         return False
     same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
     read = [a for a in (mask, *mapping.params().values()) if isinstance(a, Tensor)]
-    return all(_disjoint(out, a) for a in (read if same else [x, *read]))
+    return all(disjoint(out, a) for a in (read if same else [x, *read]))

@@ -1,6 +1,8 @@
-"""Strides of rows."""
+"""Strides of rows, and the memory that they take."""
 
 from __future__ import annotations
+
+from typing import Any
 
 
 def merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
@@ -15,3 +17,18 @@ def merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple
         else:
             out.append((size, steps))
     return out
+
+
+def span(a: Any) -> tuple[int, int]:
+    """The address of the lowest entry of a tensor, and the end of the highest. Two storages may be one piece of memory."""
+    size = a.element_size()
+    reach = [(n - 1) * s * size for n, s in zip(a.shape, a.stride())]
+    return a.data_ptr() + sum(r for r in reach if r < 0), a.data_ptr() + sum(r for r in reach if r > 0) + size
+
+
+def disjoint(a: Any, b: Any) -> bool:
+    """True where two tensors share no memory, for sure; a tensor of the meta device has none."""
+    if a.is_meta or b.is_meta:
+        return True
+    (low, high), (other_low, other_high) = span(a), span(b)
+    return high <= other_low or other_high <= low

@@ -125,7 +125,7 @@ def _prepared(mapping: Mapping) -> tuple[Any, Link]:
 
 
 def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result."""
+    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result: x itself, or memory that is not read."""
     launch, link = _prepared(mapping)
     p = sys.modules["torch"].empty_like(x) if out is None else out
     if x.numel():
@@ -270,6 +270,8 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             forward(mapping, x, mask)
+            same = x.clone()
+            forward(mapping, same, mask, same)
             p, saved = forward_saving(mapping, x, mask)
         vjp(mapping, x, p, x, saved)
         vjp(mapping, x, p, x)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from .._rows import merged
+from .._rows import disjoint, merged
 from ..link import Link
 from .backward import backward_parts, backward_rows
 from .dense import dense_parts, dense_rows
@@ -237,6 +237,7 @@ def run(
     """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few.
 
     `scale`: one number, or one a row; a row whose index is `ignore` is left out. `cut`: the rows are these segments of x [entries, heads].
+    `out` may be x itself, and else shares no memory with it.
     """
     operands = {}
     if mask is not None:
@@ -296,14 +297,15 @@ def run(
     few, depth = few_lanes(call.plan, rows.columns) if not (one_row or mode == "grad") else (0, 1)
     saved = None
     lists = counts = tops = x
+    late = few > 0 and out is not None and not disjoint(x, result)  # else the zeros would be read as scores
     if few:
         lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
         counts = lists[rows.count * few :]
         if keep_lanes:
             saved = Saved(lists, few, depth, call.shape[2], call.plan.L, rows.shift > 0)
     options = {
-        **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "KEEP": saved is not None, "PARTS": parts,
-        **call.tile, "WHOLE": call.plan.whole,
+        **common, **kind, "PER_ROW": per_row, "FEW": few, "DEPTH": depth, "LATE": late, "KEEP": saved is not None,
+        "PARTS": parts, **call.tile, "WHOLE": call.plan.whole,
     }  # fmt: skip
     numbers = (*steps, float(param), rows.count)
     if not parts:
@@ -316,7 +318,7 @@ def run(
         )
     else:  # solved by one program a row; what has many live lanes is then written by one a part
         tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
-        fill = None if not (few and writes) else -math.inf if mode == "log" else 0.0
+        fill = None if late or not (few and writes) else -math.inf if mode == "log" else 0.0
         split = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
         call(survey_parts, (x, keep, result, tops), steps[:-1], split, parts)
         if writes:
@@ -337,7 +339,7 @@ def backward(
     link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None,
     cut: Cut | None = None,
 ) -> None:  # fmt: skip
-    """J^T g, of log p where `logs`; `cut` as in `run`."""
+    """J^T g, of log p where `logs`; `cut` as in `run`. `out` shares no memory with the others."""
     kind, order, param = link.kind, 0, 1.0
     if logs:
         sense = "log"

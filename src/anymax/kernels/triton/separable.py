@@ -21,6 +21,7 @@ from .tile import (
     aligned,
     apart,
     fetch,
+    fill,
     first_of,
     gather,
     one,
@@ -95,15 +96,15 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
                    PER_ROW: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr, EACH: tl.constexpr,
-                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
-                   UNIT: tl.constexpr, SHIFT: tl.constexpr,
+                   FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
+                   PARTS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
     threshold; "write": probabilities of what has not been written by "p", from the numbers.
 
     EXACT: to fp32's last digits. FEW: a longer row is solved from so many live lanes, DEPTH classes each, where no more are live; 0: always
-    in steps. KEEP: their number goes to COUNT, and the list is for the backward. PARTS > 0: `survey_parts` has been over the row, and "p"
-    writes it where the lanes were few.
+    in steps. LATE: OUT is X, and such a row is filled with zeros once it has been read, not on the way. KEEP: their number goes to COUNT,
+    and the list is for the backward. PARTS > 0: `survey_parts` has been over the row, and "p" writes it where the lanes were few.
 
     `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2. RAGGED: see `tile`, UNIT: see `place`.
     """
@@ -135,7 +136,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             x = tops
         else:
             ot = (OUT, aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT), oc)
-            FILL: tl.constexpr = 0.0 if FEW > 0 and MODE == "p" else None
+            FILL: tl.constexpr = 0.0 if FEW > 0 and MODE == "p" and not LATE else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
         bad = bad | (sound == 0)
@@ -207,6 +208,10 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and MODE == "p":
             if small:  # over the zeros
+                if LATE:
+                    tl.debug_barrier()
+                    for begin in range(0, at[6], K * L):
+                        fill(at, (OUT, oo, oc), begin, 0.0, FAR, R, K, L)
                 p = emit(tile, one(s0), one(s0), one(s1), one(s2), one(s3), one(c), one(r), LINK, P, SLOPE, NORM, EXACT)
                 scatter(OUT, oo, oc, cols, p, p > 0.0, at, FAR)
             elif PARTS == 0:

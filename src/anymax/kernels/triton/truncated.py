@@ -16,6 +16,7 @@ from .tile import (
     aligned,
     apart,
     fetch,
+    fill,
     first_of,
     gather,
     lanes,
@@ -88,7 +89,7 @@ def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, s
 def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, TOPS, PTR, IDS,
                    rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc, ignore, param, slots,
                    MODE: tl.constexpr, BY: tl.constexpr, PER_ROW: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
-                   EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, KEEP: tl.constexpr,
+                   EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
                    PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
@@ -101,6 +102,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
     else:
         par = tl.zeros([R, 1, 1], tl.float32) + param
     first = tl.program_id(1) * span
+    NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
     if MODE == "grad" or MODE == "write":
         x = fetch(at, 0, True, MASKED, FAR, K, L, False) if WHOLE else tl.zeros([R, 1, L], tl.float32)
         tops = x
@@ -118,8 +120,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             x = tops
         else:
             ot = (OUT, aligned(OUT, first_of(row, start, d1, d2, o0, o1, o2, oc, RAGGED, UNIT), SHIFT), oc)
-            NOTHING: tl.constexpr = float("-inf") if LOGS else 0.0
-            FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") else None
+            FILL: tl.constexpr = NOTHING if FEW > 0 and (MODE == "p" or MODE == "log") and not LATE else None
             x, tops, top, bad = survey(at, ot, FILL, MASKED, FAR, R, K, L, WHOLE)
             cells = tops
         bad = bad | (par != par)
@@ -167,6 +168,10 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and (MODE == "p" or MODE == "log"):
             if small:  # over what is not kept
+                if LATE:
+                    tl.debug_barrier()
+                    for begin in range(0, at[6], K * L):
+                        fill(at, (OUT, oo, oc), begin, NOTHING, FAR, R, K, L)
                 p = emit(tile, cols, one(top), one(edge), one(last), one(share), one(log_z), LOGS)
                 scatter(OUT, oo, oc, cols, p, chosen(tile, cols, one(edge), one(last)), at, FAR)
             elif PARTS == 0:
