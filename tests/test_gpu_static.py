@@ -154,7 +154,7 @@ def test_a_record_is_made_brought_up_to_date_and_told_apart_from_other_sources(
 
 SOUND = {
     "kernel": "dense_rows", "target": "sm_90", "warps": 4, "registers": 64, "stack": 0, "shared": 0, "barriers": 0, "instructions": 500,
-    "fp64_in_loops": 0, "wide_loads": 8, "loads": 8, "once": 500, "each": 0, "triton": "3.9.0", "key": "", "case": "forward/some 1x2",
+    "fp64_in_loops": 0, "wide_loads": 8, "loads": 8, "triton": "3.9.0", "key": "", "case": "forward/some 1x2",
     "mode": "p", "plan": "1, 8, 1024", "vectors": 8,
 }  # fmt: skip
 
@@ -232,14 +232,25 @@ def test_the_source_of_a_kernel_is_that_of_all_its_modules(tmp_path, monkeypatch
 
 
 def test_a_loop_is_told_from_its_branch_back():
-    tiles, solver = gpu_static.Loop(2, 9, 1, 7, 0, 1, False), gpu_static.Loop(10, 14, 1, 4, 0, 0, False)
-    assert tiles.tiles
-    assert not solver.tiles
-    once, each = gpu_static.issues(20, (tiles, solver))
-    assert (once, each) == (20 - 7 - 4 + 4 * gpu_static.SOLVER_TURNS, 7)
-    row = gpu_record.Row(**SOUND | {"once": once, "each": each})
-    assert row.issued(10) == once + 7 * 10
-    assert row.per_processor == 8
+    """Of what nvdisasm prints: a loop over tiles, which reads memory, in a solver's."""
+    text = """
+.L_x_0:
+        /*0000*/ FADD R1, R1, 1 ;
+.L_x_1:
+        /*0010*/ LDG.E.128 R4, [R2.64] ;
+        /*0020*/ DADD R6, R6, R4 ;
+        /*0030*/ @P0 BRA `(.L_x_1) ;
+        /*0040*/ @P1 BRA `(.L_x_0) ;
+        /*0050*/ EXIT ;
+.L_x_2:
+        /*0060*/ BRA `(.L_x_2);
+        /*0070*/ NOP;
+"""
+    code, loops = gpu_static.listed(text)
+    assert len(code) == 6
+    assert loops == (gpu_static.Loop(0, 0, True), gpu_static.Loop(1, 1, False))
+    assert [loop.tiles for loop in loops] == [False, True]
+    assert gpu_record.Row(**SOUND).per_processor == 8
 
 
 # -- compiled again -------------------------------------------------------------------------------------------------------------------
@@ -269,8 +280,9 @@ def test_the_compilers_figures(name, target, rows, compiler):
     import triton
 
     kept = {(row.triton, row.target, row.key): row for row in rows}
-    case, found = gpu_record.all_cases()[name], []
-    for place, launch in enumerate(gpu_record.launches(name)):
+    launches = gpu_record.launches(name)
+    assert launches
+    for place, launch in enumerate(launches):
         key = gpu_record.key_of(launch)
         row = gpu_record.made_of((target, key, name, place))
         assert not isinstance(row, str), row
@@ -278,11 +290,6 @@ def test_the_compilers_figures(name, target, rows, compiler):
         assert row.per_processor >= CASES[name, target], row
         same = kept.get((triton.__version__, target, key))
         assert same in (None, dataclasses.replace(row, case=same.case if same else ""))
-        found.append((launch, row))
-    assert found
-    if case.moved:
-        predicted, copied = gpu_static.seconds(case, found)
-        assert copied <= predicted < 1.0
 
 
 def test_a_kernel_that_does_not_compile_is_told(monkeypatch):

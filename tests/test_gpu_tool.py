@@ -90,72 +90,31 @@ gpu.run(jobs, pathlib.Path({str(tmp_path)!r}), 1, time.monotonic() + 30)
 # -- plans ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gpu_plans(monkeypatch):
+def test_plans_around_one_serve_the_same_rows(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from tools import gpu_plans
-
-    return gpu_plans
-
-
-def test_candidates_serve_the_same_rows(gpu_plans):
     from anymax.kernels.triton.plans import Plan
+    from tools import gpu
 
-    for plan in (
-        Plan(8, 4, 32, True, 1),
-        Plan(1, 8, 1024, True, 4),
-        Plan(1, 8, 4096, False, 16),
-        Plan(1, 4, 2048, False, 8, 32),
+    for plan, most in (
+        (Plan(8, 4, 32, True, 1), 6),
+        (Plan(1, 8, 1024, True, 4), 5),
+        (Plan(1, 8, 4096, False, 16), 4),
+        (Plan(1, 4, 2048, False, 8, 32), 6),
     ):
-        first, *others = gpu_plans.candidates(plan)
-        assert first == plan
-        assert len(others) == len({*others} - {plan})
-        assert len(others) >= gpu_plans.MOST
+        others = list(gpu.around_rows(plan))
+        assert len(others) == len({*others} - {plan}) <= most
+        assert len(others) >= 4
         for one in others:
             assert (one.whole, one.parts) == (plan.whole, plan.parts)
             assert one.K * one.L == plan.K * plan.L if plan.whole else one.R == 1
-            assert one.warps in {plan.warps // 2, plan.warps, plan.warps * 2, plan.warps // 4, plan.warps * 4}
-
-
-def test_the_fastest_plans_by_the_model_are_measured(gpu_plans, monkeypatch):
-    choice = gpu_plans.Choice("dense", "softmax", (4096, 1024), "bfloat16")
-    first, *others = gpu_plans.candidates(choice.in_force())
-    said = {plan: gpu_plans.Said(2e-6 + 1e-7 * i, 5, 0) for i, plan in enumerate(others)}
-    said[first] = gpu_plans.Said(9e-6, 5, 0)
-    said[others[1]] = gpu_plans.Said(2e-6, 4, 0)  # as fast as the one before, with less to issue
-    said[others[2]] = gpu_plans.Said(1e-6, 1, 8)  # spills
-    del said[others[3]]  # does not compile
-    monkeypatch.setattr(gpu_plans, "predicted", lambda choice, plan, target: said[plan])
-    found = gpu_plans.preselected(choice, "sm_90", 4)
-    assert [plan for plan, _ in found] == [first, others[1], others[0], others[4]]
-    assert [time for _, time in found] == pytest.approx([9e-6, 2e-6, 2e-6, 2.4e-6])
-    del said[first]
-    assert gpu_plans.preselected(choice, "sm_90") == [(first, None)]
+            assert one.warps in {plan.warps // 2, plan.warps, plan.warps * 2}
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("kernel", ["dense", "halves", "truncated", "backward"])
-def test_plans_are_compiled_by_the_kernel_that_they_are_of(gpu_plans, kernel, compiler):
-    from anymax.kernels.triton import plans
-
-    choice = gpu_plans.Choice(kernel, gpu_plans.kernels("bfloat16")[kernel], (4096, 1024), "bfloat16")
-    now = choice.in_force()
-    by = {warps: gpu_plans.predicted(choice, plans.Plan(1, now.K, now.L, True, warps), "sm_90") for warps in (1, 4)}
-    assert by[1].issued != by[4].issued
-    assert all(one.seconds > 0 and one.stack == 0 for one in by.values())
-    assert not plans.forced
-
-
-@pytest.mark.whole
-def test_what_is_tuned_are_the_plans_that_were_chosen(tmp_path):
-    plan = [1, 1, 64, True, 2, 0, 1.5]
-    line = {"stage": "plans", "case": "dense 6x40 float32", "ok": True, "plans": [plan]}
-    (tmp_path / "cases.jsonl").write_text(json.dumps(line) + "\n")
-    only = "gpu forward/softmax 6x40 normal$"
-    said, lines = called(tmp_path, "--stages", "plans,tune", "--only", only, "--budget", "0.01")
-    assert "# plans: 0 cases" in said  # there is no compiler
-    tuned = [one for one in lines if one["stage"] == "tune"]
+def test_the_plans_around_those_in_force_are_tuned(tmp_path):
+    _, tuned = called(tmp_path, "--stages", "tune", "--only", "gpu forward/softmax 6x40 normal$", "--budget", "0.01")
     assert all(one["ok"] for one in tuned), tuned
-    (dense,) = [one["case"] for one in tuned if one["case"].startswith("dense")]
-    assert "R=1, K=1, L=64, whole=True, warps=2" in dense
-    assert sum(one["case"].startswith("backward") for one in tuned) > 2
+    kernels = [one["case"].split()[0] for one in tuned]
+    assert {*kernels} == {"dense", "separable", "truncated", "backward"}
+    assert kernels.count("dense") > 2
+    assert sum("in force" in one["case"] for one in tuned) == 4

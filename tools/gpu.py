@@ -13,8 +13,7 @@ off goes on where it stopped. The machine needs torch, Triton and NumPy (and pyt
 smoke   every case of the table of `benchmarks`, once, on all cores at the same time: this compiles all kernels, and checks their results
 parity  tests/{rows,ragged,layer,attention}_triton.py and tests/test_cuda.py, in pieces, on all cores
 bench   the cases again, one after the other, against their peers, on the device's clock
-plans   the plans of each kernel and shape that are fast by the compiler's figures (tools/gpu_plans.py), on all cores
-tune    these plans, and tiles of attention and output layers, on the device's clock
+tune    the plans of each kernel and shape, and tiles of attention and output layers, beside those around them, on the device's clock
 check   compute-sanitizer on small cases; ncu on the kernels of the bars, where they are installed
 """
 
@@ -40,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
 
 WHEELS = ("array-api-compat", "entmax", "adasplash", "liger-kernel")  # pure Python: any version of it takes them
-STAGES = ("smoke", "parity", "bench", "plans", "tune", "check")
+STAGES = ("smoke", "parity", "bench", "tune", "check")
 SUITES = ("rows_triton.py", "ragged_triton.py", "layer_triton.py", "attention_triton.py", "test_cuda.py")
 PIECE = 12  # tests of one function that one process runs
 ONE_BY_ONE = ("bench", "tune", "check")  # stages whose cases must not share the device
@@ -187,25 +186,34 @@ def bench(args: argparse.Namespace) -> Iterator[Job]:
         yield Job("bench", case.key, lambda case=case: timed(case), 90)
 
 
-def plans(args: argparse.Namespace) -> Iterator[Job]:
-    """Which plans are to be measured: [R, K, L, whole, warps, parts, predicted microseconds] of each, the one in force first."""
+def row_kernels(size: int) -> dict[str, Any]:
+    """Each kind of kernel -> the map that it is measured with. Threshold maps have another one where results are of half precision."""
+    import anymax
+
+    return {
+        "dense": anymax.Softmax(), "separable" if size > 2 else "halves": anymax.Entmax(1.5), "truncated": anymax.SparseSoftmax(k=20),
+        "backward": anymax.Sparsemax(),
+    }  # fmt: skip
+
+
+def around_rows(plan: Any) -> Iterator[Any]:
+    """Plans that differ from this one by a factor of two and serve the same rows: a tile of whole rows stays as wide as they are, steps
+    are of one row. A thread has 4 to 128 scores."""
     import dataclasses
 
-    import torch
-
-    from tools import gpu_plans, gpu_static
-
-    def chosen(choice: Any) -> dict[str, Any]:
-        major, minor = torch.cuda.get_device_capability()
-        known = f"sm_{major}{minor}"
-        found = gpu_plans.preselected(choice, known if known in gpu_static.TARGETS else "sm_90")
-        said = [[*dataclasses.astuple(plan), time and round(1e6 * time, 2)] for plan, time in found]
-        return {"ok": True, "plans": said}
-
-    shapes = dict.fromkeys((case.shape, case.dtype) for case in table(args.only) if case.group == "gpu forward")
-    if not args.dry:  # the interpreter has taken the compiler's place
-        for choice in gpu_plans.choices(shapes):
-            yield Job("plans", choice.name, lambda choice=choice: chosen(choice), 240)
+    ways: list[dict[str, float]] = [{"warps": 2}, {"warps": 0.5}]
+    if plan.whole:
+        ways += [{"R": 2}, {"R": 0.5}, {"K": 2, "L": 0.5}, {"K": 0.5, "L": 2}]
+    else:
+        ways += [{"K": 2}, {"K": 0.5}, {"L": 2}, {"L": 0.5}]
+    for way in ways:
+        one = dataclasses.replace(plan, **{name: int(getattr(plan, name) * by) for name, by in way.items()})
+        if (
+            min(one.R, one.K, one.L, one.warps) >= 1
+            and one.warps <= 16
+            and 4 <= one.R * one.K * one.L / (32 * one.warps) <= 128
+        ):
+            yield one
 
 
 def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
@@ -220,8 +228,7 @@ def neighbours(plan: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 
 def tune(args: argparse.Namespace) -> Iterator[Job]:
-    """The plan of a kernel at a shape beside those that `plans` has found, or the first few around it where it has not run. A plan that
-    does not compile or does not fit is a line with an error."""
+    """The plan of a kernel at a shape beside those around it. A plan that does not compile or does not fit is a line with an error."""
     import functools
 
     import torch
@@ -231,13 +238,6 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
     from benchmarks.gpu import ring, scores
     from benchmarks.gpu_clock import DEVICE, around, measure
     from benchmarks.measure import Plan
-    from tools import gpu_plans
-
-    found = {
-        line["case"]: [plans.Plan(*one[:-1]) for one in line["plans"]]
-        for line in lines_of(args.folder)
-        if line["stage"] == "plans" and line["ok"]
-    }
 
     def timed(force: Callable[[], Any], call: Callable[[], Any]) -> dict[str, Any]:
         with DEVICE.own_stream(), torch.no_grad():
@@ -245,25 +245,28 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
             timing = measure({"plan": call}, Plan(budget=args.budget / 2, sample=0.001, least=5))
         return {"ok": True, "ms": round(1e3 * timing.median("plan"), 5)}
 
-    def row(choice: Any, case: Any, plan: Any) -> dict[str, Any]:
+    def row(kernel: str, mapping: Any, case: Any, plan: Any) -> dict[str, Any]:
         xs = scores(case.shape, case.dtype, ring(case))
-        outs, mapping = [torch.empty_like(x) for x in xs], gpu_plans.mapping(choice.map)
-        if choice.kernel == "backward":
+        outs = [torch.empty_like(x) for x in xs]
+        if kernel == "backward":
             ps = [engine.forward(mapping, x) for x in xs]
             call = around(lambda x, p, g: engine.vjp(mapping, x, p, g), xs, ps, outs[::-1])
         else:
             call = around(lambda x, out: engine.forward(mapping, x, None, out), xs, outs)
-        return timed(lambda: plans.forced.update({choice.kernel: plan}), call)
+        return timed(lambda: plans.forced.update({kernel: plan}), call)
 
     seen: set[tuple[Any, ...]] = set()
     for case in table(args.only):
         if case.group == "gpu forward" and (case.shape, case.dtype) not in seen:
             seen.add((case.shape, case.dtype))
-            for choice in gpu_plans.choices([(case.shape, case.dtype)]):
-                now = choice.in_force()
-                for plan in found.get(choice.name) or gpu_plans.candidates(now)[: gpu_plans.MOST]:
-                    name = f"{choice.name} {plan}{' (in force)' * (plan == now)}"
-                    yield Job("tune", name, functools.partial(row, choice, case, plan), 60)
+            size = 4 if case.dtype == "float32" else 2
+            for kernel, mapping in row_kernels(size).items():
+                now = plans.plan(kernel, case.shape[0], case.shape[1], False, False, size=size)
+                for plan in (now, *around_rows(now)):
+                    name = (
+                        f"{kernel} {'x'.join(map(str, case.shape))} {case.dtype} {plan}{' (in force)' * (plan == now)}"
+                    )
+                    yield Job("tune", name, functools.partial(row, kernel, mapping, case, plan), 60)
         elif case.group == "gpu attention" and "beside" not in case.note and case.map == "entmax15":
             now = plans.blocks(case.shape[-1], 2, case.shape[-2], False, False)
             for tile in (now, *neighbours(now, ("M", "N", "warps", "stages"))):
@@ -507,7 +510,7 @@ def main() -> None:
         flush=True,
     )
     have = {(line["stage"], line["case"]) for line in lines_of(args.folder)}
-    makers = {"smoke": smoke, "parity": parity, "bench": bench, "plans": plans, "tune": tune, "check": check}
+    makers = {"smoke": smoke, "parity": parity, "bench": bench, "tune": tune, "check": check}
     for stage in args.stages.split(","):
         jobs = [job for job in makers[stage](args) if (job.stage, job.name) not in have]
         before = time.monotonic()

@@ -310,7 +310,7 @@ HOLDS = (lambda r: r.stack == 0, lambda r: r.per_processor > 1, lambda r: not r.
 def page(rows: list[Row]) -> Iterator[str]:
     newest = max((row.triton for row in rows), key=version)
     yield "# The GPU kernels by the compiler's figures\n"
-    yield "Made by `python -m tools.gpu_static --check`. The times that follow from it are in [gpu-times.md](gpu-times.md).\n"
+    yield "Made by `python -m tools.gpu_static --check`.\n"
     yield "| Triton | target | kernels | stack 0 | two programs and more a multiprocessor | no fp64 in loops over tiles |"
     yield "|---|---|---|---|---|---|"
     for text, target in sorted(expected(rows), key=lambda pair: (version(pair[0]), TARGETS.index(pair[1]))):

@@ -8,9 +8,7 @@
                                                                         well (pip install --no-deps --target FOLDER triton==3.4.0)
 
 A launch is recorded in the place of the kernel and compiled ahead of time with what the runtime would have given the compiler; what the
-record has of the same launch and the same source of its kernel is not compiled again. `seconds` is a quick model, by which plans are
-compared (tools/gpu_plans.py): whichever is longer, the bytes at the device's measured copy speed, or the instructions that its schedulers
-have to issue, with a loop over tiles run as often as the row has tiles and a solver's loop `SOLVER_TURNS` times. tools/gpu_time.py counts.
+record has of the same launch and the same source of its kernel is not compiled again.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import os
 import re
 import subprocess
@@ -43,10 +40,7 @@ POINTERS = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "int64": "i64", "int32": "i32", "int16": "i16",
     "int8": "i8", "uint8": "u8", "bool": "i1",
 }  # fmt: skip
-# of an H100 SXM: multiprocessors, clock, copy speed in bytes read and written, measured with 2 GB
-PROCESSORS, CLOCK, COPY = 132, 1.755e9, 3.0e12
-SOLVER_TURNS = 4
-LAUNCH = 2e-6  # seconds before the first program runs
+PROCESSORS = 132  # of an H100 SXM
 
 ROWS = ((65536, 128), (4096, 1024), (4096, 8192), (4096, 32768), (4096, 128256), (32, 1_000_000))
 ANYWHERE = ((4096, 1001), (4096, 50_257))  # rows that begin anywhere
@@ -75,10 +69,6 @@ class Launch:
     @property
     def name(self) -> str:
         return self.kernel.fn.__name__
-
-    @property
-    def programs(self) -> int:
-        return math.prod(self.grid)
 
 
 class Recorder:
@@ -156,12 +146,8 @@ def compiled(target: str, launch: Launch) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Instructions between a label and the branch back to it, without those of the loops inside."""
+    """What is between a label and the branch back to it, without the loops inside."""
 
-    start: int
-    end: int
-    depth: int
-    instructions: int
     fp64: int
     loads: int
     inner: bool  # it has a loop of its own
@@ -170,20 +156,6 @@ class Loop:
     def tiles(self) -> bool:
         """A loop over the tiles of a row, which reads memory; else a solver's."""
         return self.loads > 0 and not self.inner
-
-
-def issues(instructions: int, loops: tuple[Loop, ...]) -> tuple[int, int]:
-    """Instructions that a warp issues once, and for each tile of its row, in the model."""
-    once, each = instructions - sum(loop.instructions for loop in loops), 0
-    for loop in loops:
-        # what the compiler has cut into more loops than two, one in the other, does not run the more often
-        around = sum(o is not loop and not o.tiles and o.start <= loop.start and loop.end <= o.end for o in loops)
-        issued = loop.instructions * SOLVER_TURNS ** min(around, 1)
-        if loop.tiles:
-            each += issued
-        else:
-            once += issued * SOLVER_TURNS
-    return once, each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +171,6 @@ class Figures:
     fp64_in_loops: int  # in those over tiles
     wide_loads: int  # of 128 bits and more
     loads: int
-    once: int  # see `issues`
-    each: int
 
     @property
     def per_processor(self) -> int:
@@ -209,30 +179,12 @@ class Figures:
         by_shared = SHARED[self.target] * 1024 // (self.shared + 1024)
         return max(1, min(65536 // granted, by_shared, 64 // self.warps, 32))
 
-    def issued(self, tiles: int) -> int:
-        """Instructions that a warp issues for a row of so many tiles, in the model."""
-        return self.once + self.each * tiles
-
 
 _FP64 = re.compile(r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|F2F\.F64|F2F\.F32\.F64|I2F\.F64|F2I\.F64|MUFU\.\w*64H)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Listing:
-    """The instructions of a kernel, from where in the sources each came (the kernel's own line first), and the loops."""
-
-    code: list[str]
-    chains: list[tuple[tuple[str, int], ...]]
-    loops: tuple[Loop, ...]
-
-
 def figures(made: Any, target: str) -> Figures:
     """Of a kernel compiled for an NVIDIA target."""
-    return disassembled(made, target)[0]
-
-
-def disassembled(made: Any, target: str) -> tuple[Figures, Listing]:
-    """Its figures, and the instructions that they were counted in."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -243,39 +195,28 @@ def disassembled(made: Any, target: str) -> tuple[Figures, Listing]:
             return subprocess.run([path, *words, str(cubin)], capture_output=True, text=True, check=True).stdout
 
         usage = tool(knobs.nvidia.cuobjdump.path, "-res-usage")
-        text = tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf", "-gi")  # without an analysis that nothing of this needs
+        text = tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf")  # without an analysis that nothing of this needs
     said = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
-    listing = listed(text)
-    code, loops = listing.code, listing.loops
+    code, loops = listed(text)
     return Figures(
         made.metadata.name, target, made.metadata.num_warps, said["REG"], said["STACK"], made.metadata.shared, _count(r"\bBAR\.", code),
         len(code), sum(loop.fp64 for loop in loops if loop.tiles), _count(r"\bLDG\S*\.(128|256)", code), _count(r"\bLDG", code),
-        *issues(len(code), loops),
-    ), listing  # fmt: skip
+    )  # fmt: skip
 
 
-def listed(text: str) -> Listing:
-    """Of what nvdisasm prints."""
+def listed(text: str) -> tuple[list[str], tuple[Loop, ...]]:
+    """The instructions of a kernel and its loops, of what nvdisasm prints."""
     labels: dict[str, int] = {}
     code: list[str] = []
-    chains: list[tuple[tuple[str, int], ...]] = []
-    frames: list[tuple[str, int]] = []
-    fresh = True
     for line in map(str.strip, text.splitlines()):
-        if match := re.match(r'//## File "(.*?)", line (\d+)', line):  # from the innermost function outwards
-            frames = [*([] if fresh else frames), (Path(match[1]).name, int(match[2]))]
-            fresh = False
-        elif match := re.match(r"(\.L_\w+):", line):
+        if match := re.match(r"(\.L_\w+):", line):
             labels[match[1]] = len(code)
         elif re.match(r"/\*[0-9a-f]+\*/", line):
             code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*", "", line))
-            chains.append(tuple(reversed(frames)))
-            fresh = True
     named = {at: name for name, at in labels.items()}  # the end of a kernel is a branch to itself, and padding
     while code and (code[-1].startswith("NOP") or f"({named.get(len(code) - 1)})" in code[-1]):
         code.pop()
-        chains.pop()
-    return Listing(code, chains, loops_of(code, labels))
+    return code, loops_of(code, labels)
 
 
 def loops_of(code: list[str], labels: dict[str, int]) -> tuple[Loop, ...]:
@@ -290,12 +231,7 @@ def loops_of(code: list[str], labels: dict[str, int]) -> tuple[Loop, ...]:
     for begin, end in sorted(spans):
         inside = [(b, e) for b, e in spans if (b, e) != (begin, end) and begin <= b and e <= end]
         own = [c for i, c in enumerate(code[begin:end], begin) if not any(b <= i < e for b, e in inside)]
-        loops.append(
-            Loop(
-                begin, end, sum(b <= begin and end <= e for b, e in spans), len(own), _count(_FP64, own),
-                _count(r"\bLDG", own), bool(inside),
-            )
-        )  # fmt: skip
+        loops.append(Loop(_count(_FP64, own), _count(r"\bLDG", own), bool(inside)))
     return tuple(loops)
 
 
@@ -343,8 +279,6 @@ def _count(pattern: str | re.Pattern[str], code: list[str]) -> int:
 class Case:
     name: str
     call: Callable[[], Any]  # launches the kernels
-    moved: int = 0  # bytes that have to be read and written
-    n: int = 0  # classes of a row
     everywhere: bool = True  # for every target and by every Triton; else by the newest for sm_90 alone
 
 
@@ -364,7 +298,6 @@ def row_cases() -> Iterator[Case]:
     for shape in (*ROWS, *ANYWHERE):
         for dtype in ("bfloat16",) if shape in ANYWHERE else ("bfloat16", "float32"):
             half = dtype == "bfloat16"
-            size = math.prod(shape) * getattr(torch, dtype).itemsize
             make = functools.partial(torch.empty, shape, dtype=getattr(torch, dtype), device="meta")
             label = f"{'x'.join(map(str, shape))} {dtype}"
             # every kernel at every plan, and every link at a plan of each kind
@@ -386,13 +319,11 @@ def row_cases() -> Iterator[Case]:
                     engine.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), None, state)
 
                 everywhere = half and name in both_ways
-                yield Case(f"forward/{name} {label}", forward, 2 * size, shape[-1], everywhere)
+                yield Case(f"forward/{name} {label}", forward, everywhere)
                 if name in both_ways or shape[-1] > 128:
-                    yield Case(f"backward/{name} {label}", backward, 3 * size, shape[-1], everywhere)
+                    yield Case(f"backward/{name} {label}", backward, everywhere)
                 if (half and name in both_ways) or (name in main and shape[-1] == 8192):
-                    yield Case(
-                        f"loss/{name} {label}", loss, 3 * size, shape[-1], name in ("softmax", "entmax15") and half
-                    )
+                    yield Case(f"loss/{name} {label}", loss, name in ("softmax", "entmax15") and half)
 
 
 def attention_cases() -> Iterator[Case]:
@@ -523,20 +454,6 @@ def launched(case: Case, target: str) -> list[Launch]:
 def read(case: Case, target: str) -> list[tuple[Launch, Figures]]:
     """The kernels that a case launches, compiled."""
     return [(launch, figures(compiled(target, launch), target)) for launch in launched(case, target)]
-
-
-def seconds(case: Case, found: Sequence[tuple[Launch, Any]]) -> tuple[float, float]:
-    """(the model's time, the time of the bytes alone)."""
-    total = 0.0
-    for launch, f in found:
-        k, lanes = launch.options.get("K", 1), launch.options.get("L", 1)
-        tiles = max(1, -(-case.n // max(1, k * lanes * (launch.grid[1] if len(launch.grid) > 1 else 1))))
-        issue = launch.programs * f.warps * f.issued(tiles) / (min(PROCESSORS, launch.programs) * 4 * CLOCK)
-        # few warps hide no latency: a scheduler with less than two issues every other cycle at best
-        resident = min(f.per_processor, -(-launch.programs // PROCESSORS)) * f.warps / 4
-        total += issue * max(1.0, 2.0 / max(resident, 0.25)) + LAUNCH
-    copy = case.moved / COPY
-    return max(total, copy + LAUNCH), copy
 
 
 # -- the table ----------------------------------------------------------------------------------------------------------------------

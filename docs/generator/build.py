@@ -21,7 +21,6 @@ def write(folder: Path, pictures: bool = True) -> None:
         "evidence-toc": evidence.contents(),
         "performance-runs": measured.fared(),
         "performance-gpu": measured.gpu(),
-        "performance-predicted": measured.predicted(),
         "speed-cpu": speed.overview(folder) if pictures else "",
         "speed-gpu": speed.overview(folder, gpu=True) if pictures else "",
         "speed-every": speed.every(folder) if pictures else "",

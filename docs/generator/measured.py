@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from . import text
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-PREDICTED = RESULTS / "gpu-times.md"
 ACCURACY = RESULTS / "accuracy"
 NAMES = {
     "entmax": ("entmax15", "entmax 4/3", "entmax 1.25"),
@@ -188,14 +187,6 @@ def gpu() -> str:
     if attention:
         parts.append(text.table(("attention, causal", "ms", "against", "ms", "times as fast"), attention, (1, 3, 4)))
     return "\n\n".join([*parts, f"{run.machine}. Calls in CUDA graphs, over buffers larger than the L2 cache."])
-
-
-def predicted() -> str:
-    """The page of the predicted times, with its headings as lines of the table's page."""
-    if not PREDICTED.exists():
-        return "No kernel has been timed by the model yet."
-    body = PREDICTED.read_text(encoding="utf-8").partition("\n")[2]
-    return re.sub(r"^## (.*)$", r"**\1**", body, flags=re.MULTILINE).strip()
 
 
 def all_figures() -> str:
