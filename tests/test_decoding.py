@@ -462,6 +462,24 @@ def test_under_torch_compile():
     torch.testing.assert_close(best, topk_log_prob(Entmax(1.5), x, 4, cut))
 
 
+def test_draws_of_another_number_of_rows_under_torch_compile():
+    """The second size makes sizes symbolic, for uniform and for normal numbers."""
+    torch = pytest.importorskip("torch")
+
+    def draws(x):
+        policy = am.nn.Categorical(am.Sparsemax(), x, validate_args=False).sample((2,))
+        return am.gumbel_softmax(x), am.perturb_argmax(x, "normal"), policy
+
+    torch._dynamo.reset()
+    quick = torch.compile(draws, fullgraph=True, backend="eager")
+    for rows in (3, 5):
+        x, got = torch.randn(rows, 4), []
+        for f in (draws, quick):
+            torch.manual_seed(0)
+            got.append(f(x))
+        torch.testing.assert_close(got[1], got[0])
+
+
 X, P = np.zeros((2, 5)), np.full((2, 3, 5), 0.2)
 T = np.zeros((2, 3), int)
 

@@ -303,6 +303,9 @@ FAULTS = {
     Fault("a row's place among the numbers of a generator", "src/anymax/_random.py",
           "both = _draw(\"uniform\", (*shape, 2), like, generator)",
           "both = xp.moveaxis(_draw(\"uniform\", (2, *shape), like, generator), 0, -1)", "samplers"),
+    Fault("a generator of None is named", "src/anymax/_random.py",
+          "given = {} if generator is None else {\"generator\": torch_source(like, generator)}",
+          "given = {\"generator\": None if generator is None else torch_source(like, generator)}", "decoding"),
   ),
   "attention": (
     Fault("a query sees its own key", "src/anymax/attention/scores.py",

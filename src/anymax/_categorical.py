@@ -105,8 +105,7 @@ class Categorical(TorchCategorical):
         """
         shape = Size(sample_shape)
         with torch.no_grad():
-            source = global_generator(self.scores.device) if generator is None else generator
-            drawn = samplers.sample(self.mapping, self.scores, generator=source, num_samples=shape.numel())
+            drawn = samplers.sample(self.mapping, self.scores, generator=generator, num_samples=shape.numel())
         return drawn.reshape(self._extended_shape(shape))
 
     def _validate_sample(self, value: Tensor) -> None:

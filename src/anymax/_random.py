@@ -74,9 +74,10 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
     """Each framework's own uniform [0, 1) and normal numbers."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        source = None if generator is None else torch_source(like, generator)
+        # torch.compile knows no call with symbolic sizes that names a generator, be it None
+        given = {} if generator is None else {"generator": torch_source(like, generator)}
         draw = torch.rand if what == "uniform" else torch.randn
-        return draw(shape, generator=source, dtype=like.dtype, device=like.device)
+        return draw(shape, dtype=like.dtype, device=like.device, **given)
     if is_jax(like):
         random = sys.modules["jax"].random
         if _is_seed(generator):
