@@ -16,7 +16,7 @@ from anymax._array import namespace
 from anymax._draws import first_above, invert, uniforms
 from anymax.mappings import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax
 from anymax.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
-from anymax.transforms import compose, logit_bias, minp, noise, prior, temperature, topk, topp
+from anymax.transforms import compose, cosine, logit_bias, minp, noise, prior, temperature, topk, topp
 
 INF = math.inf
 N = 20_000
@@ -284,6 +284,11 @@ def test_generators(kind, verb):
         (lambda: gumbel_softmax([0.0], -1.0, generator=0), ValueError, "at least 0"),
         (lambda: sample(Softmax(), np.zeros((2, 0)), generator=0), ValueError, "no class to draw"),
         (lambda: sample(Softmax(), [True], generator=0), TypeError, "bool"),
+        (
+            lambda: sample(Softmax(), np.zeros((2, 3)), transform=cosine(np.eye(5, 3))),
+            ValueError,
+            r"got, \(2, 3\) of float64, but gave ndarray of float64 \(2, 5\)",
+        ),
     ],
 )
 def test_what_is_refused(make, error, words):

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ._array import Array, is_array, namespace, upcast
+from ._array import Array, namespace, upcast
 from ._layer import Layer
 from ._mapping import Mapping
 from ._terms import terms_of
+from ._transform import put_through
 from .losses import fenchel_young, nll, sparse_softmax_loss
 from .mappings import Softmax, SparseSoftmax
 from .thresholds import tau_and_support
@@ -34,7 +35,7 @@ class Ask:
         xp = namespace(scores)
         s = upcast(scores, xp)
         for t in self.transforms:
-            s = _transformed(self.who, t, s)
+            s = put_through(self.who, t, s, own=True)
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         if self.log_prob:
@@ -69,13 +70,3 @@ class Thresholds:
         xp = namespace(scores)
         tau, size = tau_and_support(layer.mapping, upcast(scores, xp), xp)
         return tau[:, 0], size[:, 0]
-
-
-def _transformed(who: str, t: Callable[[Any], Any], s: Array) -> Array:
-    out = t(s)
-    if not is_array(out) or tuple(out.shape) != tuple(s.shape):
-        got = tuple(out.shape) if is_array(out) else type(out).__name__
-        raise ValueError(
-            f"{who}: transform must give back scores of the shape that it got, {tuple(s.shape)}, but gave {got}"
-        )
-    return out

@@ -25,7 +25,7 @@ from ._mapping import Mapping, one_a_row
 from ._names import as_mapping
 from ._rows import aligned, join, prepare
 from ._shards import refuse as refuse_sharded
-from ._transform import transforms_of
+from ._transform import put_through, transforms_of
 from .autodiff import bridge
 from .autodiff.softmax_terms import Terms
 from .autodiff.softmax_terms import terms as softmax_terms
@@ -64,12 +64,7 @@ def read(
         parts = transforms_of(transform, axis, scores.ndim, who)
         y = from_last(upcast(rows, xp), axis, xp)
         for t in parts:
-            y = t(y)
-        if not is_array(y) or tuple(y.shape) != tuple(scores.shape):
-            raise ValueError(
-                f"{who}: transform must give back scores of the shape that it got, {tuple(scores.shape)}, but gave "
-                f"{tuple(y.shape) if is_array(y) else type(y).__name__}"
-            )
+            y = put_through(who, t, y)
         rows = to_last(y, axis, xp)
     return rows, mapping, scale
 

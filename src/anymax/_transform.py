@@ -19,10 +19,14 @@ from ._array import (
     asarray,
     check_axis,
     dtype_name,
+    duplicate,
     eager,
     floating,
     from_last,
     is_array,
+    is_floating,
+    is_integer,
+    is_jax,
     is_torch,
     known_any,
     like,
@@ -164,7 +168,7 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
         if cut is not None:
             return from_last(cut, axis, xp)
     for t in parts:
-        y = t(y)
+        y = put_through("compose", t, y, reshapes=True)
     return y
 
 
@@ -182,6 +186,27 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
 
 
 # -- the transforms of a verb --------------------------------------------------------------------------------------------------
+
+
+def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:
+    """t(x), held to the shape and the kind of x and in its dtype: the one way through which scores go through a transform.
+
+    A function of a user's own gets a copy, which it may change in place, but where x is `own`: made for it.
+    """
+    xp = namespace(x)
+    out = t(x if own or isinstance(t, (Transform, Composed)) else duplicate(x, xp))
+    fits = is_array(out) and _kind(out) == _kind(x) and (is_floating(out) or is_integer(out))
+    if not fits or not (reshapes or tuple(out.shape) == tuple(x.shape)):
+        got = f" of {dtype_name(out)} {tuple(out.shape)}" if is_array(out) else ""
+        raise ValueError(
+            f"{who}: transform must give back scores of the shape and kind that it got, {tuple(x.shape)} of {dtype_name(x)}, but "
+            f"gave {type(out).__name__}{got}"
+        )
+    return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
+
+
+def _kind(x: Array) -> tuple[bool, bool, bool]:
+    return is_torch(x), is_jax(x), isinstance(x, np.ndarray)
 
 
 def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
@@ -219,19 +244,19 @@ def read_steps(
     return parts[: len(parts) - len(readable)], tuple((t.step(one, params), t.truncates) for t, params in readable)
 
 
-def cut_and_full(parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
+def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
     """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
     cut = full = x
     for t in parts:
         if both and isinstance(t, Transform) and t.truncates:
-            cut = t(cut)
+            cut = put_through(who, t, cut)
         elif cut is full:
-            cut = full = t(full)
+            cut = full = put_through(who, t, full)
         elif isinstance(t, Transform) and t.random:
-            added = t(namespace(x).zeros_like(x))
+            added = put_through(who, t, namespace(x).zeros_like(x))
             cut, full = cut + added, full + added
         else:
-            cut, full = t(cut), t(full)
+            cut, full = put_through(who, t, cut), put_through(who, t, full)
     return cut, full
 
 

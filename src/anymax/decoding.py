@@ -32,7 +32,7 @@ from ._names import as_mapping
 from ._noises import draw
 from ._options import answering
 from ._rows import prepare
-from ._transform import transforms_of
+from ._transform import put_through, transforms_of
 from ._typing import AnyArray, Numbers
 from .functional import log_rows
 from .mappings import Softmax
@@ -139,7 +139,7 @@ def _log_p(
     xp = namespace(rows)
     y = from_last(upcast(rows, xp), axis, xp)
     for t in transforms_of(transform, axis, scores.ndim, who):
-        y = t(y)
+        y = put_through(who, t, y)
     return log_rows(mapping, to_last(y, axis, xp)), axis, xp
 
 

@@ -346,7 +346,7 @@ def sample(
     parts, steps = (parts, ()) if read is None else read
     cut, full = stop_gradient(rows), None
     if parts:
-        cut, full = cut_and_full(parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
+        cut, full = cut_and_full("sample", parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
         cut, full = (
             stop_gradient(to_last(cut, axis, xp)),
             None if full is cut else stop_gradient(to_last(full, axis, xp)),

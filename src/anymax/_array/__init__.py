@@ -1,7 +1,19 @@
 """Arrays of any kind, the ground floor: one idea a file, and every name of them here. Imports no framework."""
 # ruff: noqa: F401 (names are handed on)
 
-from .convert import adopt, asarray, beside, check_integer, check_number, dense, in_memory, like, number, shown
+from .convert import (
+    adopt,
+    asarray,
+    beside,
+    check_integer,
+    check_number,
+    dense,
+    duplicate,
+    in_memory,
+    like,
+    number,
+    shown,
+)
 from .dtypes import (
     asked_for,
     counts,

@@ -51,6 +51,13 @@ def asarray(x: Any, name: str = "scores") -> Array:
     return out
 
 
+def duplicate(x: Array, xp: Namespace) -> Array:
+    """A copy of `x` that may be changed in place, through which gradients go; JAX's arrays, which nobody can change, as they are."""
+    if is_jax(x):
+        return x
+    return x.clone() if is_torch(x) else xp.asarray(x, copy=True)
+
+
 def dense(a: Array, name: str, padding: str = "pad it, and say mask=") -> Array:
     """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
     if is_ragged(a):

@@ -27,6 +27,7 @@ from .._array import (
     upcast,
 )
 from .._mapping import Mapping
+from .._transform import put_through
 from ..transforms import Composed, Transform
 
 MASKED = -math.inf
@@ -65,7 +66,7 @@ class Scores:
         if keep is not None:
             s = xp.where(keep, s, MASKED * xp.ones_like(s))
         if self.transform is not None:
-            s = _transformed(self.transform, s, xp)
+            s = put_through("attention", self.transform, s, own=True)
         if "sink" in self.arrays:
             sink = xp.broadcast_to(self.arrays["sink"], (*s.shape[:-1], 1))
             s = xp.concat([s, sink if sink.dtype == s.dtype else xp.astype(sink, s.dtype)], axis=-1)
@@ -130,18 +131,6 @@ class Scores:
         if not self.causal:
             return self.right
         return 0 if self.right is None else min(0, self.right)
-
-
-def _transformed(transform: Callable[[Array], Array], s: Array, xp: Namespace) -> Array:
-    out = transform(s)
-    fits = is_array(out) and is_torch(out) == is_torch(s) and is_floating(out) and tuple(out.shape) == tuple(s.shape)
-    if not fits:
-        got = f" of {dtype_name(out)} {tuple(out.shape)}" if is_array(out) else ""
-        raise ValueError(
-            f"attention: transform must give back scores of the shape and kind that it got, {tuple(s.shape)} of "
-            f"{dtype_name(s)}, but gave {type(out).__name__}{got}"
-        )
-    return out if out.dtype == s.dtype else xp.astype(out, s.dtype)
 
 
 # -- what the user says ------------------------------------------------------------------------------------------------------
