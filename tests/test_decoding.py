@@ -431,6 +431,12 @@ def test_short_drafts_strange_rows_and_seeds_a_row(kind):
     assert [r.tolist() for r in rows] == [[int(a[j]) for a in alone] for j in (0, 1)]
 
 
+def test_a_draft_where_some_of_the_targets_probabilities_are_nan():
+    target = np.array([[0.1, math.nan, 0.5]])
+    count, token = speculative_accept(np.full((1, 3), 1 / 3), target, [1], generator=0)
+    assert (int(count), int(token)) == (0, -1)
+
+
 def test_drafts_under_jit():
     jax = pytest.importorskip("jax")
     q, p = (jax.numpy.asarray(np.broadcast_to(a, (50, *a.shape)), dtype="float32") for a in (DRAFT, TARGET))

@@ -339,6 +339,15 @@ def vocabulary(rows=6, n=40, seed=0):
 
 
 @every_kind
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_a_row_with_some_strange_probabilities_has_no_class(kind, bad):
+    """Its last class has a probability, which a search in sums that no number is above comes to."""
+    p = KINDS[kind](np.array([[0.5, bad, 0.5]]))
+    xp = namespace(p)
+    assert back(invert(p, 0.3 * xp.ones_like(p[..., :1]), xp)).tolist() == [[-1]]
+
+
+@every_kind
 def test_the_inverse_at_its_ends(kind):
     """u = 0 and u = 1 - ulp give the first and the last class with mass, whatever lies outside."""
     c = KINDS[kind]

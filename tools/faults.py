@@ -259,8 +259,11 @@ FAULTS = {
   ),
   "samplers and transforms": (
     Fault("rows without a probability", "src/anymax/_draws.py",
-          "dead = xp.isnan(upto[..., -1:]) | (rank[..., -1:] == 0)",
-          "dead = xp.isnan(upto[..., -1:])", "samplers"),
+          "dead = ~finite | (rank[..., -1:] == 0)",
+          "dead = ~finite", "samplers"),
+    Fault("probabilities of which some are NaN", "src/anymax/_draws.py",
+          "(xp.take_along_axis(p, index, axis=-1) > 0) & finite)",
+          "xp.take_along_axis(p, index, axis=-1) > 0)", "samplers decoding"),
     Fault("search in sums of probabilities", "src/anymax/_draws.py",
           "high = xp.where(above, middle, high)",
           "high = xp.where(above, middle - 1, high)", "plain_ways samplers"),

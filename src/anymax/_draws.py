@@ -21,11 +21,12 @@ def uniforms(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
 def invert(p: Array, u: Array, xp: Namespace) -> Array:
     """For each number u [..., size] the first class whose cumulative probability exceeds u times the sum; -1 where there is none.
 
-    A class of probability 0 is never met, whatever u is.
+    A class of probability 0 is never met, whatever u is; a row with NaN or +inf, in however many of its classes, has no class.
     """
     upto = running_sum(p, xp, _wide(p, xp))
     index = first_above(upto, u * upto[..., -1:], xp)
-    if decides(p) and bool(xp.all(xp.take_along_axis(p, index, axis=-1) > 0)):
+    finite = upto[..., -1:] < math.inf  # and no NaN
+    if decides(p) and bool(xp.all((xp.take_along_axis(p, index, axis=-1) > 0) & finite)):
         return index
     # Parallel sums need not be monotone in the last bit, so that a class of mass 0 could be met: move on to the next
     # with mass
@@ -33,7 +34,7 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
     wanted = xp.take_along_axis(rank, index, axis=-1) - xp.astype(xp.take_along_axis(p, index, axis=-1) > 0, xp.int32)
     last = rank[..., -1:] - 1
     index = first_above(rank, xp.where(wanted < last, wanted, last), xp)
-    dead = xp.isnan(upto[..., -1:]) | (rank[..., -1:] == 0)
+    dead = ~finite | (rank[..., -1:] == 0)
     return xp.where(dead, -xp.ones_like(index), index)
 
 
