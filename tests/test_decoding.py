@@ -270,6 +270,19 @@ def test_topk_log_prob(kind, mapping):
     assert np.array_equal(back(moved.index).T, back(topk_log_prob(mapping, c(x), 4, transform).index))
 
 
+@every_kind
+def test_log_p_is_that_of_a_draw_in_every_verb(kind):
+    """A map whose probabilities sum to 2 draws one class with half of each."""
+    x, budget = KINDS[kind](np.array([[0.9, 0.7, 0.2, -3.0]], np.float32)), am.Budget(2)
+    p = back(am.apply(budget, x))
+    drawn = gumbel_topk(x, 3, mapping=budget, generator=generator(kind))
+    for index, log_p in (topk_log_prob(budget, x, 3), drawn):
+        want = np.log(np.take_along_axis(p, back(index), -1) / 2)
+        np.testing.assert_allclose(back(log_p), want, rtol=1e-6)
+    one = am.sample(budget, x, generator=generator(kind), return_log_prob=True)
+    np.testing.assert_allclose(back(one.log_prob), np.log(p[0, back(one.index)] / 2), rtol=1e-6)
+
+
 def test_topk_log_prob_has_a_gradient():
     torch = pytest.importorskip("torch")
     x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)

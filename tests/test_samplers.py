@@ -219,6 +219,34 @@ def test_gumbel_softmax_gradient_is_that_of_the_soft_sample():
         assert torch.autograd.gradcheck(lambda v, m=mapping: gumbel_softmax(v, 0.7, generator=5, mapping=m), finite)
 
 
+@every_kind
+def test_a_hard_sample_of_a_budget_has_k_ones(kind):
+    """Those of the k largest scores with their noise; half a unit goes to the next, and a row has no more than its classes."""
+    x = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
+    x[3, 2:] = -INF
+    draw = lambda x, **given: gumbel_softmax(x, generator=generator(kind), **given)  # noqa: E731
+    place = np.argsort(np.argsort(-back(draw(KINDS[kind](x))), axis=-1), axis=-1)
+    for k in (1, 2, 1.5):
+        want = np.where(x > -INF, np.clip(k - place, 0, 1), 0)
+        np.testing.assert_array_equal(back(draw(KINDS[kind](x), mapping=Budget(k), hard=True)), want)
+    each = KINDS[kind](np.array([[1.0, 3.0, 2.0, 1.0]], np.float32))
+    sums = back(draw(KINDS[kind](x.T), mapping=Budget(each), hard=True, axis=0)).sum(0)
+    assert sums.tolist() == [1, 3, 2, 1]
+
+
+def test_the_gradient_of_a_hard_sample_is_that_of_the_soft_one_for_a_learned_budget():
+    torch = pytest.importorskip("torch")
+    x, k = torch.randn(6, generator=torch.Generator().manual_seed(1)), torch.tensor(2.5)
+    x.requires_grad_(), k.requires_grad_()
+    w = torch.arange(1.0, 7.0)
+    hard, soft = (
+        torch.autograd.grad(w @ gumbel_softmax(x, 0.7, hard=hard, generator=5, mapping=Budget(k)), (x, k))
+        for hard in (True, False)
+    )
+    assert soft[1] > 0
+    torch.testing.assert_close(hard, soft)
+
+
 def test_gumbel_softmax_is_torchs_own():
     """The same noise into torch's formula."""
     torch = pytest.importorskip("torch")

@@ -32,14 +32,17 @@ from ._names import as_mapping
 from ._noises import draw
 from ._options import answering
 from ._rows import prepare
+from ._terms import log_p_rows
 from ._transform import put_through, transforms_of
 from ._typing import AnyArray, Numbers
-from .functional import log_rows
 from .mappings import Softmax
 
 
 class TopK(NamedTuple):
-    """Classes of each row and log p of them; -1 and -inf where a row has fewer, -1 and NaN in a row with NaN or +inf."""
+    """Classes of each row and log p of them; -1 and -inf where a row has fewer, -1 and NaN in a row with NaN or +inf.
+
+    log p is that of a draw, as `log_prob` and `sample` give it: of a map whose probabilities sum to k (`Budget`) it is log(p / k).
+    """
 
     index: Any
     log_prob: Any
@@ -76,7 +79,8 @@ def topk_log_prob(
     mask: boolean, broadcastable to x, True = keep; before the transforms.
 
     Returns a named tuple (index, log_prob), both with k in the place of the classes, the most probable first and of equal ones the
-    first; -1 and -inf where fewer than k have a probability. log_prob is differentiable, and fp32 for scores of half precision.
+    first; -1 and -inf where fewer than k have a probability. log_prob is that of a draw, as `log_prob` gives it; it is differentiable,
+    and fp32 for scores of half precision.
 
     >>> import numpy as np
     >>> from anymax import Softmax, Sparsemax
@@ -116,8 +120,8 @@ def gumbel_topk(
     mask: boolean, broadcastable to x, True = keep; before the transforms.
 
     Returns a named tuple (index, log_prob), both with k in the place of the classes, the first drawn first: exactly k different classes,
-    or -1 and -inf at the end where fewer have a probability. log_prob is log p of each class under the map, a constant of
-    differentiation, and fp32 for scores of half precision.
+    or -1 and -inf at the end where fewer have a probability. log_prob is that of each class as the first draw, as `log_prob` gives it,
+    a constant of differentiation, and fp32 for scores of half precision.
 
     >>> drawn = gumbel_topk([0.0, 1.0, 2.0, -float("inf")], k=3, generator=0)
     >>> drawn.index, drawn.log_prob.round(3)
@@ -140,7 +144,7 @@ def _log_p(
     y = from_last(upcast(rows, xp), axis, xp)
     for t in transforms_of(transform, axis, scores.ndim, who):
         y = put_through(who, t, y)
-    return log_rows(mapping, to_last(y, axis, xp)), axis, xp
+    return log_p_rows(mapping, to_last(y, axis, xp), xp), axis, xp
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:

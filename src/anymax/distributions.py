@@ -59,7 +59,8 @@ def log_prob(
     mapping: the map, such as `Softmax()`.
     x: the scores; -inf masks a class.
     y: the classes, integers of the shape of x without the axis of the classes, or with more axes before these, as
-        `sample(num_samples=...)` gives them. -1, which is what `sample` gives where a row has no class, has log p 0 and no gradient.
+        `sample(num_samples=...)` gives them. -1, which is what `sample` gives where a row has no class, has log p 0 and no gradient,
+        so that padding adds nothing to a sum. (`sample` itself gives -inf there: leave the row out of a ratio of the two.)
     support: the classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are
         `ids[offsets[i]:offsets[i + 1]]`, as vLLM and `sample(return_support=True)` give them. All others are masked.
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.

@@ -25,6 +25,7 @@ from ._array import (
     floating,
     from_last,
     is_torch,
+    like,
     namespace,
     number,
     pick_axis,
@@ -36,7 +37,7 @@ from ._array import (
     upcast,
 )
 from ._draws import at, invert, uniforms
-from ._mapping import Mapping
+from ._mapping import Mapping, Separable
 from ._names import as_mapping
 from ._noises import Noise, draw
 from ._options import answering
@@ -203,6 +204,8 @@ def gumbel_softmax(
     x: the scores; -inf masks a class.
     temperature: a number of at least 0, or an array of them, one a row; 0 is one-hot with gradient 0.
     hard: the one-hot of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
+        A map whose probabilities have an upper bound gives it to the largest in turn until their sum is reached: of `Budget(k)` the
+        k largest are 1.
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
     mapping: the map, or its name; softmax by default.
@@ -220,13 +223,29 @@ def gumbel_softmax(
     scores = floating(scores, xp)
     axis = check_axis(axis, scores.ndim)
     z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
-    p = apply(Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax"), z, axis)
+    chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
+    p = apply(chosen, z, axis)
     if hard:
-        rows = to_last(p, axis, xp)
-        first = xp.expand_dims(xp.argmax(stop_gradient(rows), axis=-1), axis=-1)
-        one = xp.astype((positions(rows, first.dtype, xp) == first) & ~(rows <= 0), p.dtype)
-        p = from_last(one, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
+        corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
+        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
     return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
+
+
+def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
+    """Rows of the p that a map tends to as the scores z grow: the whole sum is on the largest scores, on each as much as it may have."""
+    _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
+    most = own.ceiling(rows, xp) if isinstance(own, Separable) else None
+    if most is None:
+        first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
+        return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
+    order = xp.argsort(rows, axis=-1, descending=True, stable=True)
+    room = xp.take_along_axis(
+        xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
+    )
+    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # what the classes before do not have
+    share = xp.where(left < room, left, room)
+    share = xp.where(share > 0, share, xp.zeros_like(share))
+    return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
 
 
 @overload
@@ -322,8 +341,9 @@ def sample(
         transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
         vocabulary; penalties, biases, temperatures and functions of your own are in both, and so is what a map truncates by itself, as
         `SparseSoftmax` does.
+        Of a map whose probabilities sum to k (`Budget`) they are log(p / k): one class is drawn all the same.
         Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
-        NaN or +inf.
+        NaN or +inf. (`log_prob` of the -1 that such a row gives is 0: leave the row out of a ratio of the two.)
     return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
     Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, where one of the last
