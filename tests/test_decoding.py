@@ -525,6 +525,7 @@ T = np.zeros((2, 3), int)
         (lambda: speculative_accept(P, P, T - 2), ValueError, "out of range for 5 classes; tokens are 0 to 4"),
         (lambda: speculative_accept(P[0, 0], P, T), ValueError, "p_draft must be"),
         (lambda: speculative_accept(P, P[0, 0], T), ValueError, "p_target must be"),
+        (lambda: speculative_accept(P[..., :0], P[..., :0], T - 1), ValueError, r"\(2, 3, 0\) has no classes"),
         (lambda: speculative_accept(P, P, T, generator="0"), TypeError, "generator: NumPy arrays need"),
     ],
 )

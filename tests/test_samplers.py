@@ -298,6 +298,24 @@ def test_generators(kind, verb):
     assert np.array_equal(back(x), np.zeros(1000))
 
 
+@every_kind
+def test_a_seed_is_an_integer_of_one_range_for_all_frameworks(kind):
+    x = KINDS[kind](np.zeros((2, 30), np.float32))
+    for seed in (-1, np.int64(-7), 2**63, np.uint64(2**63), 2**70, [3, -1]):
+        with pytest.raises(ValueError, match=r"generator: a seed must be an integer from 0 to 2\*\*63 - 1, got "):
+            sample(Softmax(), x, generator=seed)
+    assert back(sample(Softmax(), x, generator=2**63 - 1)).min() >= 0
+
+
+def test_seeds_on_the_meta_device():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(2, 5, device="meta")
+    drawn = sample(Softmax(), x, transform=compose(topk(2), noise(generator=1)), generator=[0, 1], return_log_prob=True)
+    assert [tuple(v.shape) for v in drawn[:3]] == [(2,), (2,), (2,)]
+    assert drawn.index.device.type == "meta"
+    assert am.attention(x, x, x, Sparsemax(), dropout_p=0.5, generator=0).shape == (2, 5)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -847,6 +847,21 @@ def test_a_nucleus_of_equal_scores(kind):
         assert kept[0, : kept.sum()].all()
 
 
+@every_kind
+def test_a_number_to_keep_beyond_all_classes_keeps_all(kind):
+    x = KINDS[kind](np.array([[0.0, 1.0, 3.0]], np.float32))
+    for many in (2**31, 10**20):
+        for cut in (
+            topk(1, many),
+            topp(0.1, many),
+            minp(1.0, many),
+            typical(0.1, many),
+            epsilon_cutoff(0.9, many),
+            eta(0.9, many),
+        ):
+            assert back(cut(x)).tolist() == [[0.0, 1.0, 3.0]]
+
+
 # -- functions of a user's own, in the verbs -----------------------------------------------------------------------------------
 
 VERBS = {

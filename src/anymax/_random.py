@@ -1,7 +1,7 @@
 """Random numbers for arrays of any kind, from a generator that the caller gives or, where none is given, the framework's global one.
 
-A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer seed for all; or one
-of these for each row, in a list or as an array of keys. NumPy and torch have global generators (`numpy.random.seed`,
+A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer seed for all, from 0 to
+2**63 - 1; or one of these for each row, in a list or as an array of keys. NumPy and torch have global generators (`numpy.random.seed`,
 `torch.manual_seed`); JAX has none and asks for a key.
 """
 
@@ -76,12 +76,13 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
         torch = sys.modules["torch"]
         # torch.compile knows no call with symbolic sizes that names a generator, be it None
         given = {} if generator is None else {"generator": torch_source(like, generator)}
+        if like.device.type == "meta":
+            given = {}
         draw = torch.rand if what == "uniform" else torch.randn
         return draw(shape, dtype=like.dtype, device=like.device, **given)
     if is_jax(like):
         random = sys.modules["jax"].random
-        if _is_seed(generator):
-            generator = random.key(int(generator))
+        generator = _key(generator)
         if not is_jax(generator):
             raise TypeError(_wrong("JAX arrays", "a key such as jax.random.key(0)", generator))
         return getattr(random, what)(generator, shape, dtype=like.dtype)
@@ -98,8 +99,7 @@ def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, gene
     if generator is None:  # what numpy.random.seed sets
         old = np.random.random_sample if what == "uniform" else np.random.standard_normal
         return np.asarray(old(shape), dtype)
-    if _is_seed(generator):
-        generator = np.random.default_rng(int(generator))
+    generator = _numpy_source(generator)
     if not isinstance(generator, np.random.Generator):
         kind = "NumPy arrays" if isinstance(like, np.ndarray) else "these arrays"
         raise TypeError(_wrong(kind, "a numpy.random.Generator such as numpy.random.default_rng(0)", generator))
@@ -107,8 +107,24 @@ def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, gene
     return draw(shape, dtype=dtype)
 
 
-def _is_seed(generator: Any) -> bool:
-    return isinstance(generator, (int, np.integer)) and not isinstance(generator, bool)
+def _seed(generator: Any) -> int | None:
+    """The seed that is given; None for what is no integer. Every framework takes those of this range, and some of them others."""
+    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+        return None
+    if not 0 <= int(generator) < 2**63:
+        raise ValueError(f"generator: a seed must be an integer from 0 to 2**63 - 1, got {int(generator)}")
+    return int(generator)
+
+
+def _key(generator: Any) -> Any:
+    """The key of a seed; what is no seed, as it is."""
+    seed = _seed(generator)
+    return generator if seed is None else sys.modules["jax"].random.key(seed)
+
+
+def _numpy_source(generator: Any) -> Any:
+    seed = _seed(generator)
+    return generator if seed is None else np.random.default_rng(seed)
 
 
 def apart(generator: Any, like: Array, n: int) -> list[Any]:
@@ -116,15 +132,19 @@ def apart(generator: Any, like: Array, n: int) -> list[Any]:
     if is_torch(like):
         return [generator if generator is None else torch_source(like, generator)] * n
     if is_jax(like):
-        key = sys.modules["jax"].random.key(int(generator)) if _is_seed(generator) else generator
+        key = _key(generator)
         return list(sys.modules["jax"].random.split(key, n)) if n > 1 and is_jax(key) else [key] * n
-    return [np.random.default_rng(int(generator)) if _is_seed(generator) else generator] * n
+    return [_numpy_source(generator)] * n
 
 
 def torch_source(like: Array, generator: Any) -> Any:
     """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
     torch = sys.modules["torch"]
-    source: Any = torch.Generator(device=like.device).manual_seed(int(generator)) if _is_seed(generator) else generator
+    seed = _seed(generator)
+    if seed is not None:  # the meta device has no numbers, and no generator of its own
+        device = "cpu" if like.device.type == "meta" else like.device
+        return torch.Generator(device=device).manual_seed(seed)
+    source: Any = generator
     if not isinstance(source, torch.Generator):
         raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
     if source.device.type != like.device.type:

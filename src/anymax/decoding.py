@@ -245,4 +245,6 @@ def _table(p: Any, name: str) -> tuple[Array, Namespace]:
     xp = namespace(p)
     if p.ndim < 2:
         raise ValueError(f"speculative_accept: {name} must be [..., T, classes], got the shape {tuple(p.shape)}")
+    if not p.shape[-1]:
+        raise ValueError(f"speculative_accept: {name} of shape {tuple(p.shape)} has no classes; at least one is needed")
     return floating(p, xp, name), xp

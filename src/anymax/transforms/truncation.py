@@ -14,6 +14,7 @@ from .._truncate import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_kee
 from .._typing import Parameter
 
 _MASS = "above 0 and at most 1"
+_MOST = 2**31 - 1  # classes: an index has 32 bits in engines and in JAX
 _INSIDE = "above 0 and below 1"
 
 
@@ -257,4 +258,4 @@ def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
         )
-    return () if min_keep == 1 else (("min_keep", int(min_keep)),)
+    return () if min_keep == 1 else (("min_keep", min(int(min_keep), _MOST)),)
