@@ -87,7 +87,8 @@ os._exit(0)
 def started(size, program):
     """The processes of a group on the loopback address, each with this program between HEAD and TAIL."""
     folder = tempfile.mkdtemp()
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.path.dirname(__file__)}
+    path = os.pathsep.join(filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
     return [
         subprocess.Popen(
             [sys.executable, "-c", HEAD + program + TAIL, str(rank), str(size), os.path.join(folder, "store")],

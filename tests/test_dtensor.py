@@ -72,7 +72,10 @@ for place in places:
         assert torch.allclose(whole(d.grad), a.grad, atol=1e-6 if i == 11 else 1e-9), (i, place, (whole(d.grad) - a.grad).abs().max())
     for make in (lambda v: v, lambda v: DTensor.from_local(v, mesh, [Replicate()] * mesh.ndim)):  # a parameter that learns
         alpha, scores = torch.tensor(1.4, dtype=torch.float64, requires_grad=True), distribute_tensor(x.clone(), mesh, place)
-        for f in (lambda x, a: A.entmax(x, a).square().sum(), lambda x, a: A.entmax_loss(x, known, alpha=a)):
+        for f in (
+            lambda x, a: A.entmax(x, a).square().sum(), lambda x, a: A.entmax_loss(x, known, alpha=a),
+            lambda x, a: A.entmax_loss(x, shares, alpha=a), lambda x, a: A.logsumexp(x, temperature=a).sum(),
+        ):
             want = torch.autograd.grad(f(x, alpha), alpha)[0]
             got = torch.autograd.grad(whole(f(scores, make(alpha))), alpha)[0]
             assert torch.allclose(whole(got), want, rtol=1e-9), (place, got, want)

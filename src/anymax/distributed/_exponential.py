@@ -10,7 +10,7 @@ from .._array import Array, Namespace, like, positions, stop_gradient, top, tota
 from .._mapping import Mapping
 from ..mappings import Entmax, PerturbMax, Sigsoftmax, Softmax
 from ..mappings.sigsoftmax import _log_weight
-from ._shard import Met, Shard, place_of
+from ._shard import Met, Shard, divided, place_of
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
@@ -24,7 +24,7 @@ def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
         a = _log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
         return xp.where(keep, a, -math.inf * xp.ones_like(a))
     if isinstance(mapping, PerturbMax) and mapping.noise == "gumbel":
-        return rows / like(mapping.scale, rows, xp)
+        return divided(rows, like(mapping.scale, rows, xp), xp)
     return None
 
 

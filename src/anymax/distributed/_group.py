@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .._array import Array, is_jax, is_torch, shown
+from .._array import Array, differentiates, is_jax, is_torch, shown
 
 
 class Group(ABC):
@@ -28,6 +28,10 @@ class Group(ABC):
     @abstractmethod
     def own(self, a: Array) -> Array:
         """What is common, for each process to use for itself; the gradients of all are added up."""
+
+    def owned(self, value: Any) -> Any:
+        """A parameter, for each process to use for itself: of a number nothing is added up."""
+        return self.own(value) if differentiates(value) else value
 
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:

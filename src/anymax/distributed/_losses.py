@@ -214,7 +214,7 @@ class Aim:
 
     def constant(self, out: Solved) -> Any:
         """Omega(y) from the parts of all."""
-        mapping, xp = out.shard.mapping, out.shard.xp
+        mapping, xp = out.shard.common, out.shard.xp
         if not out.later:
             return 0.0
         if isinstance(mapping, NormMax):
@@ -287,7 +287,7 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
     mapping: Any = shard.mapping
     if out.way == "sums":
         assert out.whole is not None
-        return (out.whole.log_z * aim.mass + aim.gap) * size_of(mapping, shard.rows[..., :1], xp)
+        return (out.whole.log_z * aim.mass + aim.gap) * size_of(shard.common, shard.rows[..., :1], xp)
     if out.level is not None:
         p = out.p()
         x = xp.where(xp.isfinite(shard.rows), shard.rows - out.high, xp.zeros_like(shard.rows))
@@ -299,7 +299,9 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
     high = out.high
     if _array.is_array(mass) or mass != 1.0:  # no class index has this mass: Omega*(x - M) itself
         shifted = z - high
-        return bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + aim.gap
+        value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + aim.gap
+        # of `M mass - M <y, 1>`, which is 0, the derivative in a mass that learns is not
+        return value if not _array.is_array(mass) else value + high * (_array.like(mass, z, xp) - aim.mass)
     first = xp.argmax(stop_gradient(z), axis=-1)
     top = xp.take_along_axis(z, first[..., None], axis=-1)
     dead = ~xp.isfinite(stop_gradient(top))

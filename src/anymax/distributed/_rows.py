@@ -8,8 +8,6 @@ from typing import Any
 from .. import _array
 from .._array import Array, is_integer, known_any, stop_gradient, total
 from .._draws import invert, uniforms
-from .._mapping import one_a_row
-from .._rows import aligned
 from ..functional import apply
 from ..mappings import Entmax
 from ..thresholds import Threshold
@@ -54,26 +52,17 @@ def logsumexp(call: Call, temperature: Any, keepdims: bool) -> Array:
         isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0
     ):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
-    return solve(
-        call, lambda out: _smooth(out, temperature, keepdims), before=lambda shard: _tempered(shard, temperature)
-    )
+    call.temperature = temperature
+    return solve(call, lambda out: _smooth(out, keepdims))
 
 
-def _smooth(out: Solved, temperature: Any, keepdims: bool) -> Array:
+def _smooth(out: Solved, keepdims: bool) -> Array:
     shard, xp = out.shard, out.shard.xp
     assert out.whole is not None
-    value = _aligned(temperature, shard) * (out.high + out.whole.log_z)
+    value = shard.temperature * (out.high + out.whole.log_z)
     highs = out.met.columns[0]
     strange = xp.max(highs, axis=0)  # NaN, +inf, or -inf for a row without classes
     return shard.one(xp.where(out.poisoned | out.whole.empty, strange, value), keepdims)
-
-
-def _aligned(temperature: Any, shard: Shard) -> Any:
-    return one_a_row(aligned(temperature, shard.rows, shard.axis, "temperature"), "temperature")
-
-
-def _tempered(shard: Shard, temperature: Any) -> None:
-    shard.rows = shard.rows / _aligned(temperature, shard)
 
 
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------

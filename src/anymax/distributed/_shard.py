@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, asarray, check_axis, floating, is_array, is_torch, namespace, to_last, upcast
-from .._mapping import Mapping
+from .._array import Array, Namespace, asarray, check_axis, floating, is_array, is_torch, namespace, to_last, upcast
+from .._mapping import Mapping, one_a_row
 from .._names import as_mapping
 from .._rows import aligned, hide, kept, restore_axis
 from ._group import Group, as_group
@@ -29,6 +29,7 @@ class Call:
     group: Group
     start: int | None
     count: int | None
+    temperature: Any = 1.0  # by which the scores are divided: a number above 0, or an array with one value a row
     words: str = ""  # of the options that must be the same everywhere
 
     @classmethod
@@ -76,10 +77,15 @@ class Call:
                 [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **place_of(rows))], axis=-1
             )
         params = {k: aligned(v, rows, axis, f"{self.mapping.name}: {k}") for k, v in self.mapping.params().items()}
-        mapping = self.mapping.replace(**params)
-        for name, value in mapping.params().items():
-            mapping.check_width(name, value)
-        return Shard(self.group, mapping, rows, xp, axis, dtype, n, _array.narrow(x))
+        common = self.mapping.replace(**params)
+        for name, value in common.params().items():
+            common.check_width(name, value)
+        temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
+        # here, and nowhere else, what learns is taken for a process's own use: what follows is common only where it says so
+        mapping = common.replace(**{k: self.group.owned(v) for k, v in params.items()})
+        if is_array(temperature) or temperature != 1.0:
+            rows = divided(rows, self.group.owned(temperature), xp)
+        return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, _array.narrow(x))
 
     def meet(self, columns: int, make: Callable[[Shard], tuple[list[Array], int]]) -> Met:
         """The first collective: columns [..., 1] of each process, and how many candidates it has in its fullest row."""
@@ -189,12 +195,20 @@ def place_of(x: Array) -> dict[str, Any]:
     return {"device": x.device} if is_torch(x) else {}
 
 
+def divided(rows: Array, by: Any, xp: Namespace) -> Array:
+    """Scores by a number above 0; of what is masked nothing comes to its gradient."""
+    keep = xp.isfinite(rows)
+    return xp.where(keep, xp.where(keep, rows, xp.zeros_like(rows)) / by, rows)
+
+
 @dataclasses.dataclass
 class Shard:
     """Scores of this process with the classes last, in the dtype to compute in; masked classes are -inf."""
 
     group: Group
-    mapping: Mapping
+    mapping: Mapping  # for what this process computes of its own classes: the gradients of its parameters are added up
+    common: Mapping  # for what all processes compute alike, from what is common
+    temperature: Any  # common
     rows: Array
     xp: Any
     axis: int

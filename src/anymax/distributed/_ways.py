@@ -17,7 +17,7 @@ from ._exponential import Part, Whole, exponents
 from ._exponential import columns as of_exponents
 from ._exponential import log_p as exponential_log_p
 from ._exponential import p as exponential_p
-from ._group import Group, jax
+from ._group import jax
 from ._shard import Call, Met, Shard
 from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, gathers, narrowed
 
@@ -80,8 +80,13 @@ class Solved:
         assert self.small is not None
         z, xp = self.small.z, self.shard.xp
         if self.kept is None:
-            return self.shard.mapping, z
+            return self.shard.common, z
         return Softmax(), xp.where(self.kept, z, -math.inf * xp.ones_like(z))
+
+    def own_inner(self) -> tuple[Mapping, Array]:
+        """The same, for this process to find the probabilities of its own classes."""
+        z = self.shard.group.own(self.inner()[1])
+        return (self.shard.mapping if self.kept is None else Softmax()), z
 
     # -- probabilities ---------------------------------------------------------------------------------------------------
 
@@ -100,8 +105,7 @@ class Solved:
             out = self._on_level()
         else:
             assert self.small is not None
-            mapping, z = self.inner()
-            out = self.small.spread(apply(owned(mapping, group), group.own(z)), 0.0)
+            out = self.small.spread(apply(*self.own_inner()), 0.0)
         return xp.where(self.poisoned, math.nan, out)
 
     def log_p(self) -> Array:
@@ -112,8 +116,7 @@ class Solved:
             assert self.whole is not None
             return exponential_log_p(shard, self.part, self.whole)
         if self.small is not None:
-            mapping, z = self.inner()
-            out = self.small.spread(log_apply(owned(mapping, group), group.own(z)), -math.inf)
+            out = self.small.spread(log_apply(*self.own_inner()), -math.inf)
             return xp.where(self.poisoned, math.nan, out)
         if self.way == "ratio":
             v, z = self.weights  # type: ignore[misc]
@@ -123,7 +126,7 @@ class Solved:
 
     def _on_level(self) -> Array:
         shard, xp = self.shard, self.shard.xp
-        mapping: Any = owned(shard.mapping, shard.group)
+        mapping: Any = shard.mapping
         anchor, level = self.level  # type: ignore[misc]
         y, keep, _ = _array.finite_scores(shard.rows, xp)
         keep = keep & xp.isfinite(shard.rows)
@@ -132,11 +135,6 @@ class Solved:
             return mapping.on_level(y, keep, self.poisoned, anchor, level, xp, add)
         p = xp.where(keep, mapping.at(y, anchor, level, xp), xp.zeros_like(y))
         return p + mapping.remainder(p, level, xp, add)
-
-
-def owned(mapping: Mapping, group: Group) -> Mapping:
-    """The map with parameters that each process uses for itself: their gradients are added up."""
-    return mapping.replace(**{k: group.own(v) for k, v in mapping.params().items() if differentiates(v)})
 
 
 def summing(met: Met) -> Any:
@@ -153,20 +151,15 @@ def summing(met: Met) -> Any:
 # -- bringing together ----------------------------------------------------------------------------------------------------------
 
 
-def solve(
-    call: Call, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None, before: Any = None
-) -> Any:
+def solve(call: Call, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None) -> Any:
     """`finish` of all that is common about a row.
 
     more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
-    the scores, and anchor the finite maximum of this process. later(solved): columns of the second one. before(shard): what changes the
-    scores first.
+    the scores, and anchor the finite maximum of this process. later(solved): columns of the second one.
     """
     state: dict[str, Any] = {}
 
     def first(shard: Shard) -> tuple[list[Array], int]:
-        if before is not None:
-            before(shard)
         xp, rows = shard.xp, shard.rows
         state["way"] = kind = way(shard.mapping, xp, rows)
         a, most = rows, 0
