@@ -57,6 +57,11 @@ def test_classes_on_four_devices():
     held(x, lambda x: D.apply("softmax", x, axis_name="classes"), A.softmax, P(None, "classes"), w)
     held(x, lambda x: D.nll("softmax", x, t, axis_name="classes"), lambda x: A.cross_entropy(x, t), P())
     held(x, lambda x: D.fenchel_young("sparsemax", x, t, axis_name="classes"), lambda x: A.sparsemax_loss(x, t), P())
+    y = jax.nn.softmax(w)
+    for loss, m in (("nll", "softmax"), ("fenchel_young", "sparsemax")):
+        value = jax.jit(jax.shard_map(lambda x, y: getattr(D, loss)(m, x, y, axis_name="classes"), mesh=mesh,
+            in_specs=P(None, "classes"), out_specs=P()))(x, y)
+        np.testing.assert_allclose(value, getattr(A, loss)(m, x, y), rtol=1e-10)
     few, many = gathered(lambda x: D.apply("sparse_softmax:k=5", x, axis_name="classes"), x)
     assert 0 < few <= 3 * 4 * 8, few
     """)
@@ -68,7 +73,8 @@ def test_an_output_layer_on_four_devices():
     x, w, b = (jnp.asarray(rng.normal(size=s)) for s in ((2, 3, 6), (40, 6), (40,)))
     t = jnp.asarray(rng.integers(0, 40, (2, 3)))
     factors = jnp.asarray(rng.uniform(size=40))
-    for mapping, options in (("softmax", {}), ("sparsemax", {"reduction": "none"}), ("entmax15", {"weight": factors})):
+    for mapping, options in (("softmax", {}), ("sparsemax", {"reduction": "none"}), ("entmax15", {"weight": factors}),
+                             ("sparse_softmax:k=3", {}), ("sparse_softmax:p=0.7", {"weight": factors})):
         def one(x, w, b, f, chunk):
             given = {k: f if k == "weight" else v for k, v in options.items()}
             return D.linear_loss(x, w, t, mapping, linear_bias=b, axis_name="classes", chunk=chunk, **given)
@@ -127,6 +133,24 @@ def test_rows_on_several_devices_need_no_communication():
         text = jax.jit(f).lower(x).compile().as_text()
         assert "all-gather" not in text and "all-reduce" not in text, f
         np.testing.assert_allclose(jax.jit(f)(x), f(np.asarray(x)), atol=1e-12)
+    """)
+
+
+def test_losses_are_known_to_be_the_same_on_every_device():
+    """`out_specs=P()`, which JAX proves when it traces."""
+    right("""
+    def common(f, *given):
+        specs = tuple(P(*(None,) * (a.ndim - 1), "classes") for a in given)
+        jax.eval_shape(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P()), *given)
+    x, y, w, t = jnp.zeros((3, 8)), jnp.full((3, 8), 0.125), jnp.ones((5, 8)), jnp.asarray([0, 7, 5])
+    here = dict(axis_name="classes", axis=-1)
+    for m in ("softmax", "sparsemax", "normmax", "taylor", "sparse_softmax:p=0.8", "perturb_max"):
+        common(lambda x, y: D.nll(m, x, y, label_smoothing=0.1, **here), x, y)
+        if m != "taylor":
+            common(lambda x, y: D.fenchel_young(m, x, y, reduction="none", **here), x, y)
+    for m in ("sparse_softmax:k=3", "sparse_softmax:p=0.8"):
+        common(lambda w: D.linear_loss(jnp.ones((3, 5)), w.T, t, m, axis_name="classes"), w)
+    common(lambda w, y: D.linear_loss(jnp.ones((3, 5)), w.T, y, "entmax15", axis_name="classes"), w, y)
     """)
 
 

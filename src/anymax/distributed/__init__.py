@@ -380,10 +380,11 @@ def sample(
 
 def _without_constant(
     mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
-    reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, class_start: int, class_count: int,
+    reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, axis_name: Any = None,
+    class_start: int | None = None, class_count: int | None = None,
 ) -> Any:  # fmt: skip
     """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
-    asked = ("sparse_softmax_loss", mapping, scores, axis, mask, group, None, class_start, class_count)
+    asked = ("sparse_softmax_loss", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
     options = _losses.Options.of("sparse_softmax_loss", weight, ignore_index, reduction, label_smoothing, False, False)
     return _eagerly(_losses.loss, asked, target, options)
 

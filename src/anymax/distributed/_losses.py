@@ -118,7 +118,8 @@ class Aim:
                 f"target: expected rows of non-negative numbers; the smallest number is {float(xp.min(t)):g}"
             )
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
-        self.ignored = xp.zeros_like(shard.rows[..., :1]) > 0
+        lead = (*shard.rows.shape[:-1], 1)
+        self.ignored = xp.zeros(lead, dtype=xp.bool, **place_of(shard.rows))  # common: not made of the rows
         return y if shard.n else xp.zeros_like(shard.rows)
 
     def told(self, out: Solved) -> None:
