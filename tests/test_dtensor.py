@@ -79,6 +79,18 @@ for place in places:
             want = torch.autograd.grad(f(x, alpha), alpha)[0]
             got = torch.autograd.grad(whole(f(scores, make(alpha))), alpha)[0]
             assert torch.allclose(whole(got), want, rtol=1e-9), (place, got, want)
+for v, t1, y1 in ((x[:1], known[:1], shares[:1]), (x[:, :1], known[:3].new_zeros(7), shares[:, :1] * 0 + 1)):  # one row; one class
+    for place in ((Shard(0),), (Shard(1),)) if size == 2 else ():
+        d = distribute_tensor(v.clone(), mesh, place).requires_grad_()
+        for f in (
+            lambda x: A.sparsemax_loss(x, t1), lambda x: A.entmax15_loss(x, y1), lambda x: A.softmax(x, mask=keep[None, :x.shape[1]] | True),
+            lambda x: A.cross_entropy(x, t1, w[:x.shape[1]], reduction="sum"), lambda x: A.log_prob("softmax", x, t1),
+        ):
+            a = v.clone().requires_grad_()
+            got = whole(f(d))
+            assert torch.allclose(got, f(a)), (place, got, f(a))
+            got, want = torch.autograd.grad(got.square().sum(), d)[0], torch.autograd.grad(f(a).square().sum(), a)[0]
+            assert torch.allclose(whole(got), want), (place, whole(got), want)
 half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(x, mesh, places[1])
 for call, words in (
@@ -88,7 +100,14 @@ for call, words in (
     (lambda: A.segment_logsumexp(x, index=apart), "segment_logsumexp takes no DTensor as index; give index.full_tensor()"),
     (lambda: A.linear_loss(x, apart, t), "linear_loss takes no DTensor as linear_weight; give linear_weight.full_tensor()"),
     (lambda: A.linear_log_prob(x, x, apart), "linear_log_prob takes no DTensor as target; give"),
-    (lambda: A.sample("softmax", apart, generator=0), "takes no DTensor"), (lambda: A.jacobian("softmax", apart), "takes no DTensor"),
+    (lambda: A.sample("softmax", apart, generator=0), "sample takes no DTensor; give"),
+    (lambda: A.sample("softmax", apart), "anymax.distributed.sample takes classes that lie on several devices"),
+    (lambda: A.gumbel_max(apart), "gumbel_max takes no DTensor; give"), (lambda: A.gumbel_softmax(apart), "gumbel_softmax takes no DTensor"),
+    (lambda: A.perturb_argmax(apart), "perturb_argmax takes no DTensor"), (lambda: A.gumbel_topk(apart, 2), "gumbel_topk takes no DTensor"),
+    (lambda: A.topk_log_prob("softmax", apart, 2), "topk_log_prob takes no DTensor"),
+    (lambda: A.speculative_accept(apart, apart, t), "speculative_accept takes no DTensor as p_draft; give p_draft.full_tensor()"),
+    (lambda: A.multilabel_softmax_loss(apart, shares), "multilabel_softmax_loss takes no DTensor"),
+    (lambda: A.jacobian("softmax", apart), "jacobian takes no DTensor"), (lambda: A.jacobian_norm("softmax", apart), "jacobian_norm takes"),
     (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
 ):
     try:

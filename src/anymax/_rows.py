@@ -34,7 +34,7 @@ def split(
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """The same with the mask beside the rows, broadcastable to them."""
     mapping = as_mapping(mapping)
-    refuse_sharded("this function", x)
+    refuse_sharded("a function of rows", x)  # verbs have said so by their own names
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:

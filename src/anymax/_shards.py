@@ -9,6 +9,9 @@ import sys
 from typing import Any
 
 
+_APART = ("sample", "linear_loss")  # those of them that anymax.distributed has too
+
+
 def sharded(x: Any) -> bool:
     """True for a DTensor."""
     return isinstance(x, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
@@ -22,8 +25,10 @@ def refuse(who: str, x: Any, **others: Any) -> None:
         if sharded(value):
             raise TypeError(f"{who} takes no DTensor as {name}; give {name}.full_tensor()")
     if sharded(x):
+        apart = f"; anymax.distributed.{who} takes classes that lie on several devices, as x.to_local() with group="
         raise TypeError(
             f"{who} takes no DTensor; give each device its own rows, x.to_local() (with their targets), or all of them, x.full_tensor()"
+            f"{apart if who in _APART else ''}"
         )
 
 

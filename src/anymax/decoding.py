@@ -32,6 +32,7 @@ from ._names import as_mapping
 from ._noises import draw
 from ._options import answering
 from ._rows import prepare
+from ._shards import refuse as refuse_sharded
 from ._terms import log_p_rows
 from ._transform import put_through, transforms_of
 from ._typing import AnyArray, Numbers
@@ -139,7 +140,9 @@ def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
     """(log p of the transformed rows, classes last; the axis they came from; their namespace)."""
-    scores, rows, mapping, axis = prepare(as_mapping(mapping, who), x, axis, mask, None)
+    mapping = as_mapping(mapping, who)
+    refuse_sharded(who, x)
+    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     y = from_last(upcast(rows, xp), axis, xp)
     for t in transforms_of(transform, axis, scores.ndim, who):
@@ -182,6 +185,7 @@ def speculative_accept(
     >>> speculative_accept(draft, target, [1, 0], generator=0)
     Accepted(count=array(1), token=array(1))
     """
+    refuse_sharded("speculative_accept", None, p_draft=p_draft, p_target=p_target, tokens=tokens)
     p, xp = _table(p_target, "p_target")
     q, _ = _table(beside(p_draft, p, "p_draft", xp), "p_draft")
     p, q = (stop_gradient(upcast(a, xp)) for a in (p, q))

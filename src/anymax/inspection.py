@@ -13,6 +13,7 @@ from ._mapping import Facts, Mapping
 from ._names import as_mapping
 from ._options import answering, spelled
 from ._rows import prepare
+from ._shards import refuse as refuse_sharded
 from ._typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
@@ -38,6 +39,7 @@ def jacobian(
            [-0.5,  0.5,  0. ],
            [ 0. ,  0. ,  0. ]])
     """
+    refuse_sharded("jacobian", x)
     x, rows, mapping, axis = prepare(as_mapping(mapping, "jacobian"), x, pick_axis(axis, dim), mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
@@ -66,6 +68,7 @@ def jacobian_norm(
     >>> anymax.jacobian_norm(anymax.Softmax(), [[0.0, 0.0], [4.0, 0.0]]).round(3)
     array([0.5  , 0.035])
     """
+    refuse_sharded("jacobian_norm", x)
     j = jacobian(mapping, x, axis, dim=dim, mask=mask)
     xp = namespace(j)
     return 0.5 * xp.sum(xp.abs(j), axis=(-2, -1))

@@ -10,6 +10,7 @@ from ._array import Array, asarray, is_integer, known_any, namespace, quiet, sto
 from ._options import answering, spelled
 from ._options import loss as every_loss
 from ._rows import prepare
+from ._shards import refuse as refuse_sharded
 from ._targets import class_axis, class_weights, reduced, result_dtype
 from ._typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from .mappings import Softmax
@@ -40,6 +41,7 @@ def multilabel_softmax_loss(
     >>> anymax.multilabel_softmax_loss([[3.0, -2.0, 1.0]], [[1, 0, 1]]).round(3)
     np.float64(0.476)
     """
+    refuse_sharded("multilabel_softmax_loss", scores)
     x = asarray(scores)
     x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
     xp = namespace(rows)

@@ -42,6 +42,7 @@ from ._names import as_mapping
 from ._noises import Noise, draw
 from ._options import answering
 from ._rows import prepare
+from ._shards import refuse as refuse_sharded
 from ._terms import log_p_rows
 from ._transform import cut_and_full, read_steps, transforms_of
 from ._typing import AnyArray, ArrayT, Numbers, Parameter
@@ -115,6 +116,7 @@ def gumbel_max(
     >>> gumbel_max([0.0, 1.0, -float("inf")], generator=0, num_samples=6)
     array([1, 0, 1, 1, 1, 0])
     """
+    refuse_sharded("gumbel_max", x)
     return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
 
 
@@ -167,6 +169,7 @@ def perturb_argmax(
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
     array(1)
     """
+    refuse_sharded("perturb_argmax", x)
     scale = number(scale)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
@@ -215,6 +218,7 @@ def gumbel_softmax(
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])
     """
+    refuse_sharded("gumbel_softmax", x)
     if not isinstance(hard, bool):
         raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
     axis = pick_axis(axis, dim)
@@ -358,6 +362,7 @@ def sample(
     (0, -0.398, -0.401, array([0, 1]))
     """
     mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
+    refuse_sharded("sample", x)
     _rows(x, axis)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     mapping, xp = mapping.frozen(), namespace(rows)

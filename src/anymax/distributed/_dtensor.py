@@ -90,7 +90,8 @@ class Layout:
             at = None
             if isinstance(place, Shard) and not (dropped and place.dim in self.axes):
                 at = place.dim - (sum(i < place.dim for i in self.axes) if dropped else 0) - lead
-            varies = at is not None and at >= 0 and a.shape[at] > 1
+            # of size 1 it broadcasts, but where the scores have that size too it is an entry for each device that has one
+            varies = at is not None and at >= 0 and (a.shape[at] != 1 or self.shape[place.dim] == 1)
             there.append(Shard(at) if varies else WHOLE)
             own = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
             back.append(Partial() if own else there[-1])
