@@ -391,6 +391,25 @@ def test_an_output_layer_over_processes(mapping, options):
         same(torch.cat([g[2] for _, g in found]), gradients[2], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("mapping", ["softmax", "entmax15"])
+def test_an_output_layer_of_no_rows(mapping):
+    """Everything that learns has zeros as its gradient, with class weights and without."""
+    for weighted in (False, True):
+
+        def one(group):
+            x, w = torch.zeros(0, 3, 5, requires_grad=True), cut(torch.ones(5, 7), (4, 0, 3), group.rank).T.clone()
+            w, b = w.requires_grad_(), torch.zeros(len(w), requires_grad=True)
+            given = {"weight": torch.ones(len(w))} if weighted else {}
+            t = torch.zeros(0, 3, dtype=torch.long)
+            value = D.linear_loss(x, w, t, mapping, linear_bias=b, group=group, reduction="none", **given)
+            assert value.shape == (0, 3)
+            return torch.autograd.grad(value.sum(), [x, w, b])
+
+        for grads, size in zip(together(3, one), (4, 0, 3), strict=True):
+            assert [tuple(g.shape) for g in grads] == [(0, 3, 5), (size, 5), (size,)]
+            assert not any(g.any() for g in grads)
+
+
 def test_an_output_layer_says_what_is_wrong():
     x, weight, t = numbers(1, 4, 5), numbers(2, N, 5), torch.zeros(4, dtype=torch.long)
     for change, words in (

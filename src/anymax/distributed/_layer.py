@@ -61,8 +61,8 @@ def linear_loss(
         return loss(part.mapping, part.scores(), target[where, ...], weight, axis=-1, reduction="none", **options)
 
     again = _again(some, layer.x) if rows > step else some
-    values = [again(begin) for begin in range(0, rows, step)]
-    value = upcast(xp.concat(values) if values else layer.x[:, 0] * 0, xp)
+    # of no rows too, so that all that learns has a gradient: zeros
+    value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
     norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
     return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
 
@@ -99,7 +99,7 @@ def _norm(
     if weight is None:
         return counts
     first = n * group.rank if start is None else start
-    w = class_weights(weight, xp.broadcast_to(value[:1, None], (1, n)), xp)
+    w = class_weights(weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
     at = index - first
     own = (at >= 0) & (at < n) & (index != ignore_index)
     mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)
