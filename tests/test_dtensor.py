@@ -83,7 +83,8 @@ for v, t1, y1 in ((x[:1], known[:1], shares[:1]), (x[:, :1], known[:3].new_zeros
     for place in ((Shard(0),), (Shard(1),)) if size == 2 else ():
         d = distribute_tensor(v.clone(), mesh, place).requires_grad_()
         for f in (
-            lambda x: A.sparsemax_loss(x, t1), lambda x: A.entmax15_loss(x, y1), lambda x: A.softmax(x, mask=keep[None, :x.shape[1]] | True),
+            lambda x: A.sparsemax_loss(x, t1), lambda x: A.entmax15_loss(x, y1),
+            lambda x: A.softmax(x, mask=keep[None, :x.shape[1]] | True),
             lambda x: A.cross_entropy(x, t1, w[:x.shape[1]], reduction="sum"), lambda x: A.log_prob("softmax", x, t1),
         ):
             a = v.clone().requires_grad_()
@@ -102,7 +103,8 @@ for call, words in (
     (lambda: A.linear_log_prob(x, x, apart), "linear_log_prob takes no DTensor as target; give"),
     (lambda: A.sample("softmax", apart, generator=0), "sample takes no DTensor; give"),
     (lambda: A.sample("softmax", apart), "anymax.distributed.sample takes classes that lie on several devices"),
-    (lambda: A.gumbel_max(apart), "gumbel_max takes no DTensor; give"), (lambda: A.gumbel_softmax(apart), "gumbel_softmax takes no DTensor"),
+    (lambda: A.gumbel_max(apart), "gumbel_max takes no DTensor; give"),
+    (lambda: A.gumbel_softmax(apart), "gumbel_softmax takes no DTensor"),
     (lambda: A.perturb_argmax(apart), "perturb_argmax takes no DTensor"), (lambda: A.gumbel_topk(apart, 2), "gumbel_topk takes no DTensor"),
     (lambda: A.topk_log_prob("softmax", apart, 2), "topk_log_prob takes no DTensor"),
     (lambda: A.speculative_accept(apart, apart, t), "speculative_accept takes no DTensor as p_draft; give p_draft.full_tensor()"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-
 _APART = ("sample", "linear_loss")  # those of them that anymax.distributed has too
 
 
