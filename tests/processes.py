@@ -9,7 +9,7 @@ import traceback
 
 import torch
 
-from anymax.distributed._torch import TorchGroup
+from anymax.distributed._torch import TorchGroup, first_expected
 
 WAIT = 60.0  # seconds; a thread that waits longer is an error
 
@@ -28,6 +28,7 @@ class Threads(TorchGroup):
 
     def __init__(self, hub, rank):
         self.hub, self.size, self.rank, self.calls = hub, hub.size, rank, 0
+        self.expected = first_expected()
 
     def gathered(self, a):
         self.calls += 1

@@ -51,12 +51,18 @@ def same(got, want, rtol=1e-10, atol=1e-12):
     torch.testing.assert_close(got.double(), want.double(), rtol=rtol, atol=atol, equal_nan=True)
 
 
-def apart(sizes, x, f, seed=None):
-    """f(shard, group, class_start) on every process: what it gives, the gradient of the scores, collectives forward and backward."""
+def apart(sizes, x, f, seed=None, before=0):
+    """f(shard, group, class_start) on every process: what it gives, the gradient of the scores, collectives forward and backward.
+
+    before: how many calls of it are made first, and not counted.
+    """
 
     def one(group):
-        a = cut(x, sizes, group.rank).clone().requires_grad_()
-        out = f(a, group, sum(sizes[: group.rank]))
+        a, start = cut(x, sizes, group.rank).clone().requires_grad_(), sum(sizes[: group.rank])
+        for _ in range(before):
+            f(a.detach(), group, start)
+        group.calls = 0
+        out = f(a, group, start)
         forward = group.calls
         parts = [v for v in (out if isinstance(out, tuple) else (out,)) if v.requires_grad]
         weight = lambda v: 1.0 if seed is None else cut(numbers(seed, *v.shape[:-1], N), sizes, group.rank)  # noqa: E731
@@ -191,7 +197,9 @@ def test_the_number_of_collectives_does_not_depend_on_the_shards(sizes):
         ]
         for f, want in zip(calls, COLLECTIVES[mapping.name]):
             if want is not None:
-                assert apart(sizes, x, f)[0][2:] == want, mapping
+                first, again = (apart(sizes, x, f, before=n)[0][2:] for n in (0, 1))
+                assert again == want, mapping
+                assert first == (want[0] + 1, want[1]), mapping  # all say first what they are going to send
 
 
 def test_many_candidates_are_searched_for_with_sums():
@@ -527,6 +535,7 @@ for many in (2, 3, 4):
         continue
     sizes = {2: (20, 17), 3: (0, 30, 7), 4: (9, 9, 9, 10)}[many]
     start = sum(sizes[:rank])
+    D.apply("softmax", T.cut(x, sizes, rank), group=group)  # the first call of a group says what it is going to send
     for mapping in T.MAPS:
         want, gradient = T.on_one(x, lambda a: A.apply(mapping, a), seed=1)
         a = T.cut(x, sizes, rank).clone().requires_grad_()
@@ -538,6 +547,7 @@ for many in (2, 3, 4):
         T.same(a.grad, T.cut(gradient, sizes, rank), rtol=1e-8, atol=1e-9)
         most = 3 if mapping == A.SparseSoftmax(p=0.8) else 2
         assert forward.get_total_counts() <= most and backward.get_total_counts() == 1, mapping
+    for mapping in T.MAPS:
         t = torch.tensor([5, 0, 36, 20, -100, 1])
         verb = "fenchel_young" if mapping.facts.has_potential and mapping.name != "budget" else "nll"
         want, gradient = T.on_one(x, lambda a: getattr(A, verb)(mapping, a, t, axis=-1, reduction="none"))

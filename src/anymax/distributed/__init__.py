@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._array import check_axis, pick_axis, torch_loaded
+from .._array import torch_loaded
 from .._mapping import Mapping
 from .._options import spelled
-from .._targets import class_axis
 from .._typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
-from ._shard import Call
+from ._agree import Talk, agreeing
+from ._group import as_group
+from ._shard import Asked
 from ._ways import solve
 
 __all__ = [
@@ -73,7 +74,7 @@ def apply(
     tensor([0.7500, 0.2500, 0.0000])
     >>> dist.destroy_process_group()
     """
-    asked = ("apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_probabilities, asked, False)
 
 
@@ -102,7 +103,7 @@ def log_apply(
     tensor([    0., -1000.])
     >>> dist.destroy_process_group()
     """
-    asked = ("log_apply", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("log_apply", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_probabilities, asked, True)
 
 
@@ -134,7 +135,7 @@ def threshold(
     Threshold(tau=tensor(1.2500), support=tensor(2))
     >>> dist.destroy_process_group()
     """
-    asked = ("threshold", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("threshold", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_rows.threshold, asked, keepdims)
 
 
@@ -168,7 +169,7 @@ def logsumexp(
     tensor(2.3490)
     >>> dist.destroy_process_group()
     """
-    asked = ("logsumexp", "softmax", x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("logsumexp", "softmax", x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_rows.logsumexp, asked, temperature, keepdims)
 
 
@@ -212,10 +213,8 @@ def fenchel_young(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    axis = _axis(scores, axis, dim)
-    asked = ("fenchel_young", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
-    options = _losses.Options.of("fenchel_young", weight, ignore_index, reduction, label_smoothing, True, False)
-    return _eagerly(_losses.loss, asked, target, options)
+    asked = Asked("fenchel_young", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
 
 
 @spelled(fenchel_young)
@@ -254,9 +253,8 @@ def nll(
     tensor(0.3490)
     >>> dist.destroy_process_group()
     """
-    asked = ("nll", mapping, scores, _axis(scores, axis, dim), mask, group, axis_name, class_start, class_count)
-    options = _losses.Options.of("nll", weight, ignore_index, reduction, label_smoothing, False, True)
-    return _eagerly(_losses.loss, asked, target, options)
+    asked = Asked("nll", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
 
 
 @spelled(fenchel_young)
@@ -302,10 +300,9 @@ def linear_loss(
     tensor(0.0625)
     >>> dist.destroy_process_group()
     """
-    return _layer.linear_loss(
-        x, linear_weight, target, mapping, linear_bias, weight, reduction, ignore_index, label_smoothing, mask, group, axis_name,
-        class_start, class_count, chunk,
-    )  # fmt: skip
+    asked = Asked("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
+    given = (weight, ignore_index, reduction, label_smoothing)
+    return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, *given)
 
 
 @spelled(apply)
@@ -338,7 +335,7 @@ def log_prob_entropy(
     (tensor([-0.6931]), tensor([0.6931]))
     >>> dist.destroy_process_group()
     """
-    asked = ("log_prob_entropy", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("log_prob_entropy", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_rows.log_prob_entropy, asked, y)
 
 
@@ -374,7 +371,7 @@ def sample(
     tensor(0)
     >>> dist.destroy_process_group()
     """
-    asked = ("sample", mapping, x, pick_axis(axis, dim), mask, group, axis_name, class_start, class_count)
+    asked = Asked("sample", mapping, x, axis, dim, mask, group, axis_name, class_start, class_count)
     return _eagerly(_rows.sample, asked, generator, num_samples)
 
 
@@ -384,23 +381,19 @@ def _without_constant(
     class_start: int | None = None, class_count: int | None = None,
 ) -> Any:  # fmt: skip
     """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
-    asked = ("sparse_softmax_loss", mapping, scores, axis, mask, group, axis_name, class_start, class_count)
-    options = _losses.Options.of("sparse_softmax_loss", weight, ignore_index, reduction, label_smoothing, False, False)
-    return _eagerly(_losses.loss, asked, target, options)
+    asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, axis_name, class_start, class_count)
+    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
 
 
-def _probabilities(call: Call, logs: bool) -> Any:
-    return solve(call, lambda out: out.shard.back(out.log_p() if logs else out.p()))
+def _probabilities(asked: Asked, talk: Talk, logs: bool) -> Any:
+    return solve(asked.call(talk), lambda out: out.shard.back(out.log_p() if logs else out.p()))
 
 
-def _eagerly(verb: Callable[..., Any], asked: tuple[Any, ...], *given: Any) -> Any:
-    """Outside of what torch.compile traces, since how much is sent depends on the scores."""
-    return verb(Call.of(*asked), *given)
+def _eagerly(verb: Callable[..., Any], asked: Asked, *given: Any) -> Any:
+    """Outside of what torch.compile traces, since how much is sent depends on the scores; where one process fails, all do."""
+    talk = Talk(asked.who, as_group(asked.who, asked.group, asked.axis_name, asked.x), asked.x)
+    return agreeing(talk, lambda: verb(asked, talk, *given))
 
 
 if torch := torch_loaded():
     _eagerly = torch.compiler.disable(_eagerly, reason="anymax.distributed sends as much as the scores make necessary")
-
-
-def _axis(scores: Any, axis: int | None, dim: int | None) -> int:
-    return check_axis(class_axis(scores, axis, dim), scores.ndim)

@@ -9,9 +9,38 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._array import Array, differentiates, is_jax, is_torch, shown
+
+_CALLS = 8  # of which a run tells what comes next
+_RUNS = 4096  # that are remembered of a group
+
+
+class Form(NamedTuple):
+    """What a collective sends of each process."""
+
+    count: int
+    dtype: Any
+
+
+class Expected:
+    """The form of the first collective of the next call of a group; the same on every process, since all have had the same calls."""
+
+    def __init__(self, first: Form) -> None:
+        self.last: tuple[Form, ...] = (first,)
+        self.after: dict[tuple[Form, ...], Form] = {}  # what came after some calls the last time
+
+    def next(self) -> Form:
+        """What came after the longest run of the last calls that was there before; else the same again."""
+        runs = (self.last[i:] for i in range(len(self.last)))
+        return next((self.after[run] for run in runs if run in self.after), self.last[-1])
+
+    def came(self, form: Form) -> None:
+        if len(self.after) >= _RUNS:
+            self.after.clear()
+        self.after |= {self.last[i:]: form for i in range(len(self.last))}
+        self.last = (*self.last, form)[-_CALLS:]
 
 
 class Group(ABC):
@@ -20,6 +49,7 @@ class Group(ABC):
     size: int
     rank: Any
     strict: bool = False  # True where values are at hand, so that failures and sizes are told to all
+    expected: Any = None  # of a strict group: `Expected`
 
     @abstractmethod
     def stack(self, a: Array) -> Array:
@@ -32,6 +62,14 @@ class Group(ABC):
     def owned(self, value: Any) -> Any:
         """A parameter, for each process to use for itself: of a number nothing is added up."""
         return self.own(value) if differentiates(value) else value
+
+    def gathered(self, a: Array) -> Array:
+        """`stack`, of what has no derivative; of a strict group."""
+        raise NotImplementedError
+
+    def texts(self, text: str, like: Any) -> list[str]:
+        """The text of every process, over two collectives; of a strict group."""
+        raise NotImplementedError
 
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:

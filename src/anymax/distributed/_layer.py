@@ -12,8 +12,10 @@ from .._array import Array, is_integer, is_torch, namespace, upcast
 from .._layer import Layer
 from .._layer_asks import loss_of
 from .._targets import check_reduction, class_weights, reduced
-from ._group import Group, as_group
-from ._shard import place_of
+from ._agree import Talk, agreeing
+from ._group import Group
+from ._losses import Options, loss_of_call, target_is
+from ._shard import Asked, Call, described, form_of, place_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # of a process that are held at a time
@@ -21,23 +23,15 @@ _PARTS = 16  # in a program of JAX, which has each of them written out
 
 
 def linear_loss(
-    x: Any, linear_weight: Any, target: Any, mapping: Any, linear_bias: Any, weight: Any, reduction: Any, ignore_index: Any,
-    label_smoothing: Any, mask: Any, group: Any, axis_name: Any, class_start: Any, class_count: Any, chunk: Any,
+    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, ignore_index: Any,
+    reduction: Any, label_smoothing: Any,
 ) -> Any:  # fmt: skip
-    from . import _without_constant, fenchel_young, nll  # late: they are the verbs of this package
-
     check_reduction(reduction)
-    layer = Layer.of(_WHO, x, linear_weight, mapping, linear_bias, mask, part=True)
+    layer = Layer.of(_WHO, asked.x, linear_weight, asked.mapping, linear_bias, asked.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
-    xp, lead, n, rows = namespace(layer.x), layer.lead, layer.classes, layer.rows
-    shared = as_group(_WHO, group, axis_name, layer.x)
-    sizes = _sizes(shared, n, layer.x, xp)
-    start = sum(sizes[: shared.rank]) if class_start is None and shared.strict else class_start
-    if class_count is not None and class_count != sum(sizes):
-        raise ValueError(f"{_WHO}: class_count={class_count}, but the processes have {sum(sizes)} classes")
-    step = chunk or _rows_at_a_time(rows, max(sizes), shared)
-    layer = dataclasses.replace(layer, x=shared.own(layer.x))
+    xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
+    whole = Options.of(_WHO, weight, ignore_index, reduction, label_smoothing)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not is_integer(target)
     if tuple(target.shape) != ((*lead, n) if soft else lead):
@@ -45,33 +39,38 @@ def linear_loss(
             f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
             f"distributions (floating point), {(*lead, n)}"
         )
-    target = xp.reshape(target, (rows, n) if soft else (rows,))
-    loss = {"sparse_softmax_loss": _without_constant, "fenchel_young": fenchel_young, "nll": nll}[
-        loss_of(layer.mapping)
-    ]
-    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    call = Call.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
+    sizes = [n] * shared.size
     if shared.strict:
-        options |= {"group": shared, "class_start": start, "class_count": sum(sizes)}
-    else:
-        options |= {"axis_name": axis_name}
+        whole.say(talk)
+        target_is(talk, target, xp)
+        talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
+        sizes = call.agree(n)
+    start = sum(sizes[: shared.rank]) if asked.start is None and shared.strict else asked.start
+    if asked.count is not None and asked.count != sum(sizes):
+        raise ValueError(f"{_WHO}: class_count={asked.count}, but the processes have {sum(sizes)} classes")
+    step = chunk or _rows_at_a_time(rows, max(sizes), shared)
+    layer = dataclasses.replace(layer, x=shared.own(layer.x))
+    target = xp.reshape(target, (rows, n) if soft else (rows,))
+    options = Options.of(loss_of(layer.mapping), weight, ignore_index, "none", label_smoothing)
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        part = layer.part(where)
-        return loss(part.mapping, part.scores(), target[where, ...], weight, axis=-1, reduction="none", **options)
+        form = form_of(where.stop - begin, 2 + options.columns, layer.x) if shared.strict else None
+        part = Talk(loss_of(layer.mapping), shared, layer.x, form)
+
+        def loss() -> Array:
+            these = layer.part(where)
+            call = Call.of(part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None)
+            return loss_of_call(call, target[where, ...], options)
+
+        return agreeing(part, loss)
 
     again = _again(some, layer.x) if rows > step else some
     # of no rows too, so that all that learns has a gradient: zeros
     value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
     norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
     return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
-
-
-def _sizes(group: Group, n: int, x: Array, xp: Any) -> list[int]:
-    """How many classes each process has; in JAX all have as many."""
-    if not group.strict:
-        return [n] * group.size
-    return [int(size) for size in group.stack(xp.asarray([n], **place_of(x)))[:, 0]]
 
 
 def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:

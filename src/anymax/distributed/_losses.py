@@ -11,14 +11,15 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, differentiates, dot, is_integer, known_any, stop_gradient, total
+from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
 from .._mapping import Separable
 from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype
 from ..autodiff import bridge
 from ..losses import fenchel_young as whole_loss
 from ..mappings import NormMax, PerturbMax, SparseSoftmax
+from ._agree import Talk
 from ._exponential import size_of
-from ._shard import Call, Shard, place_of
+from ._shard import Asked, Call, Shard, place_of
 from ._ways import Solved, solve
 
 
@@ -33,27 +34,37 @@ class Options:
     constant: bool  # of Fenchel and Young: with Omega(y)
     nll: bool
 
+    @property
+    def columns(self) -> int:
+        """How many numbers a row each process sends of its targets."""
+        return 4 + 3 * bool(self.smoothing)
+
     @classmethod
-    def of(
-        cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any, constant: bool, nll: bool
-    ) -> Options:
+    def of(cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any) -> Options:
         check_reduction(reduction)
         smoothing = _array.number(smoothing)
         _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
         if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        return cls(weight, ignore_index, reduction, smoothing, constant, nll)
+        return cls(weight, ignore_index, reduction, smoothing, who == "fenchel_young", who == "nll")
 
-    def words(self) -> str:
-        return f"{self.ignore_index} {self.reduction} {self.smoothing} {self.weight is not None}"
+    def say(self, talk: Talk) -> None:
+        """What every process must be asked alike."""
+        weight = "not given" if self.weight is None else "given"
+        reduction = repr(self.reduction)
+        talk.say(weight=weight, ignore_index=self.ignore_index, reduction=reduction, label_smoothing=self.smoothing)
 
 
 class Aim:
     """The target as this process knows it: its columns of the first collective, and what comes of those of all."""
 
     def __init__(self, call: Call, target: Any, options: Options) -> None:
-        self.call, self.target, self.options = call, target, options
-        self.columns = 4 + 3 * bool(options.smoothing)
+        self.call, self.options, xp = call, options, namespace(call.x)
+        self.t = t = _array.beside(target, call.x, "target", xp)
+        call.counted = self.indices = is_integer(t)
+        if call.group.strict and not call.talk.agreed:
+            options.say(call.talk)
+            target_is(call.talk, t, xp)
 
     def read(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
         """<w y, anchor - a>, <w y, 1>, <y, 1> and the samples' weights; with smoothing the first two for 1 in place of y, over the classes
@@ -64,8 +75,7 @@ class Aim:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
             self.weight = w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **place_of(a))
         keep, inside = a != -math.inf, w if options.nll else None
-        self.t = t = _array.beside(self.target, shard.rows, "target", xp)
-        self.indices = is_integer(t)
+        t = self.t
         one = xp.ones_like(anchor)
         if self.indices:
             y, own, at = self._index(shard, t, x)
@@ -99,7 +109,7 @@ class Aim:
                 f"distribution (floating point) of shape {tuple(x.shape)}"
             )
         ask_for_axis(x, t, self.call.axis, None)
-        t = _array.counts(t, xp)
+        self.t = t = _array.counts(t, xp)
         self.ignored = (t == self.options.ignore_index)[..., None]
         at = t[..., None] - self.call.first(shard)
         own = (at >= 0) & (at < shard.n) & ~self.ignored
@@ -149,7 +159,7 @@ class Aim:
 
     def _check_range(self, out: Solved) -> None:
         xp, n = out.shard.xp, out.met.count
-        t = _array.counts(self.t, xp)[..., None]
+        t = self.t[..., None]
         self.stray = ~self.ignored & ((t < 0) | (t >= n))
         if known_any(self.stray, xp):
             raise IndexError(
@@ -179,7 +189,7 @@ class Aim:
         shard = out.shard
         xp, s = shard.xp, self.options.smoothing
         if self.indices:
-            t = _array.counts(self.t, xp)[..., None] - self.call.first(shard)
+            t = self.t[..., None] - self.call.first(shard)
             places = _array.positions(shard.rows, t.dtype, xp)
             y = xp.astype((places == t) & ~self.ignored & (places < shard.n), shard.rows.dtype)
         else:
@@ -244,7 +254,23 @@ class Aim:
 # -- the two losses --------------------------------------------------------------------------------------------------------------------
 
 
-def loss(call: Call, target: Any, options: Options) -> Array:
+def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
+    """What every process must give alike of the target: all of its class indices, and of its part of distributions that they are."""
+    if is_integer(t):
+        talk.say(target=f"class indices of shape {tuple(t.shape)}")
+        talk.same = "target", _array.counts(t, xp)
+    else:
+        talk.say(target=f"a part of distributions in {len(t.shape)} dimensions")
+
+
+def loss(
+    asked: Asked, talk: Talk, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any
+) -> Array:
+    call = asked.call(talk, classes_last=False)
+    return loss_of_call(call, target, Options.of(asked.who, weight, ignore_index, reduction, smoothing))
+
+
+def loss_of_call(call: Call, target: Any, options: Options) -> Array:
     if not options.nll and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     aim = Aim(call, target, options)
@@ -259,7 +285,7 @@ def loss(call: Call, target: Any, options: Options) -> Array:
         value = _log_loss(out, aim) if options.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
         return aim.reduce(out, value)
 
-    return solve(call, finish, aim.columns, aim.read, later)
+    return solve(call, finish, options.columns, aim.read, later)
 
 
 def _log_loss(out: Solved, aim: Aim) -> Array:

@@ -6,19 +6,21 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, known_any, stop_gradient, total
+from .._array import Array, is_integer, known_any, namespace, stop_gradient, total
 from .._draws import invert, uniforms
 from ..functional import apply
 from ..mappings import Entmax
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
-from ._shard import Call, Shard, place_of
+from ._agree import Talk
+from ._shard import Asked, Call, Shard, place_of
 from ._ways import Solved, solve
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
 
 
-def threshold(call: Call, keepdims: bool) -> Threshold:
+def threshold(asked: Asked, talk: Talk, keepdims: bool) -> Threshold:
+    call = asked.call(talk)
     mapping: Any = call.mapping
     if not mapping.has_threshold:
         raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
@@ -46,7 +48,8 @@ def _threshold(out: Solved, keepdims: bool) -> Threshold:
     return Threshold(shard.one(tau, keepdims), shard.one(size, keepdims))
 
 
-def logsumexp(call: Call, temperature: Any, keepdims: bool) -> Array:
+def logsumexp(asked: Asked, talk: Talk, temperature: Any, keepdims: bool) -> Array:
+    call = asked.call(talk)
     temperature = _array.number(temperature)
     if not _array.is_array(temperature) and (
         isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0
@@ -68,18 +71,23 @@ def _smooth(out: Solved, keepdims: bool) -> Array:
 # -- log p of given classes ----------------------------------------------------------------------------------------------------------
 
 
-def log_prob_entropy(call: Call, y: Any) -> tuple[Array, Array]:
+def log_prob_entropy(asked: Asked, talk: Talk, y: Any) -> tuple[Array, Array]:
     state: dict[str, Any] = {}
+    call = asked.call(talk)
     shape, lead = _classes(call, y)
     many = math.prod(shape[: len(shape) - len(lead)])
+    xp = namespace(call.x)
+    y = _array.beside(y, call.x, "y", xp)
+    if not is_integer(y):
+        raise TypeError(f"log_prob_entropy: y must be class indices (integers), got {y.dtype}")
+    y = _array.counts(y, xp)
+    talk.say(y=f"of shape {shape}")
+    talk.same, call.counted = ("y", y), True
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
         """For each class its distance from the maximum, where it is of this process, and 1 there; then the part of the entropy."""
         xp = shard.xp
-        given = _array.beside(y, shard.rows, "y", xp)
-        if not is_integer(given):
-            raise TypeError(f"log_prob_entropy: y must be class indices (integers), got {given.dtype}")
-        given = xp.moveaxis(xp.reshape(_array.counts(given, xp), (many, *lead)), 0, -1)  # [..., many]
+        given = xp.moveaxis(xp.reshape(y, (many, *lead)), 0, -1)  # [..., many]
         at = given - call.first(shard)
         own = (at >= 0) & (at < shard.n) & (given >= 0)
         at = xp.where(own, at, xp.zeros_like(at))
@@ -123,8 +131,7 @@ def _apart(columns: list[Array]) -> list[Array]:
 
 def _classes(call: Call, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of the classes, and of the rows, without the axis of the classes."""
-    shape, x = tuple(getattr(y, "shape", ())), call.x
-    lead = tuple(s for i, s in enumerate(x.shape) if i != call.axis % x.ndim)
+    shape, lead = tuple(getattr(y, "shape", ())), call.lead
     if len(shape) < len(lead) or shape[len(shape) - len(lead) :] != lead:
         raise ValueError(
             f"log_prob_entropy: y of shape {shape}: expected one class for each row, of shape {lead}, or with axes of samples before these"
@@ -177,11 +184,13 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
 # -- samples -------------------------------------------------------------------------------------------------------------------------
 
 
-def sample(call: Call, generator: Any, num_samples: int | None) -> Array:
+def sample(asked: Asked, talk: Talk, generator: Any, num_samples: int | None) -> Array:
+    call = asked.call(talk)
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
     size = 1 if num_samples is None else num_samples
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise TypeError(f"num_samples: expected None or a non-negative integer, got {num_samples!r}")
+    talk.say(num_samples=num_samples)
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
         """Uniform numbers, each in two parts that the dtype of the scores can hold; those of the first process count."""

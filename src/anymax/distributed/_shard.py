@@ -3,41 +3,70 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _array
-from .._array import Array, Namespace, asarray, check_axis, floating, is_array, is_torch, namespace, to_last, upcast
+from .._array import (
+    Array,
+    Namespace,
+    asarray,
+    check_axis,
+    differentiates,
+    floating,
+    is_array,
+    is_torch,
+    namespace,
+    pick_axis,
+    to_last,
+    upcast,
+)
 from .._mapping import Mapping, one_a_row
 from .._names import as_mapping
 from .._rows import aligned, hide, kept, restore_axis
-from ._group import Group, as_group
+from .._targets import class_axis
+from ._agree import HERE, Head, Talk
+from ._group import Form, Group
 
-_BASE = 1 << 12  # of numbers that are sent as two digits: exact in fp32 up to 2^36
+
+class Asked(NamedTuple):
+    """What a verb is asked for, as it was given."""
+
+    who: str
+    mapping: Any
+    x: Any
+    axis: Any
+    dim: Any
+    mask: Any
+    group: Any
+    axis_name: Any
+    start: Any
+    count: Any
+
+    def call(self, talk: Talk, classes_last: bool = True) -> Call:
+        axis = pick_axis(self.axis, self.dim) if classes_last else class_axis(self.x, self.axis, self.dim)
+        return Call.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
 
 
 @dataclasses.dataclass
 class Call:
-    """What a verb is asked, before anything is computed."""
+    """What a verb is asked for, read; nothing is computed yet."""
 
-    who: str
+    talk: Talk
     mapping: Mapping
     x: Any
     axis: int
     mask: Any
-    group: Group
     start: int | None
     count: int | None
     temperature: Any = 1.0  # by which the scores are divided: a number above 0, or an array with one value a row
-    words: str = ""  # of the options that must be the same everywhere
+    counted: bool = False  # True where classes are given by their numbers among those of all processes
 
     @classmethod
-    def of(
-        cls, who: str, mapping: Any, x: Any, axis: int, mask: Any, group: Any, axis_name: Any, start: Any, count: Any
-    ) -> Call:
+    def of(cls, talk: Talk, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any) -> Call:
+        who, group = talk.who, talk.group
         mapping = as_mapping(mapping, who)
-        group = as_group(who, group, axis_name, x)
         for name, value in (("class_start", start), ("class_count", count)):
             if value is not None:
                 _array.check_integer(who, name, value, "a number of classes, or None")
@@ -45,22 +74,25 @@ class Call:
                     raise ValueError(f"{who}({name}={value}): expected a number from 0 on")
         if not group.strict and not is_torch(x) and start is not None:
             raise TypeError(f"{who}: in JAX the classes lie in the order of the axis; leave class_start= out")
-        return cls(who, mapping, x, axis, mask, group, start, count)
+        return cls(talk, mapping, x, check_axis(axis, x.ndim), mask, start, count)
+
+    @property
+    def who(self) -> str:
+        return self.talk.who
+
+    @property
+    def group(self) -> Group:
+        return self.talk.group
 
     def first(self, shard: Shard) -> Any:
-        """The number of this process's first class; a collective, once, where the caller does not say it."""
-        if self.start is None:
-            if not self.group.strict:
-                return shard.n * self.group.rank
-            sizes = self.group.stack(shard.xp.asarray([shard.n], **place_of(shard.rows)))
-            self.start = int(shard.xp.sum(sizes[: self.group.rank]))
-        return self.start
+        """The number of this process's first class, of a call that is `counted`."""
+        return shard.n * self.group.rank if self.start is None else self.start
 
     def rows(self) -> Shard:
         who, x = f"anymax.distributed.{self.who}", asarray(self.x)
         xp = namespace(x)
         x = floating(x, xp)
-        axis = check_axis(self.axis, x.ndim)
+        axis = self.axis
         for name in self.mapping.per_class:
             value = getattr(self.mapping, name)
             if is_array(value) and value.ndim and value.shape[-1] != 1:
@@ -97,59 +129,54 @@ class Call:
             sizes = [shard.n] * self.group.size
             starts = [shard.n * i for i in range(self.group.size)]
             return Met(shard, [stacked[..., i : i + 1] for i in range(columns)], sizes, starts, None, None, 0)
-        try:
-            shard = self.rows()
-            made, most = make(shard)
-            assert len(made) == columns
-            payload = shard.xp.concat(made, axis=-1)
-        except Exception:
-            self._fail(columns)
-            raise
-        head = [
-            1,
-            *_digits(shard.n),
-            *_digits(self.start or 0),
-            self.start is not None,
-            *_digits(self.count or 0),
-            *_digits(most),
-        ]
-        head = [*head, *_digits(zlib.crc32(f"{self.who} {self._said()}".encode()))]
-        stacked, heads = self._exchange(payload, head)
+        self._say()
+        if self.counted and self.start is None:
+            self._place(columns)
+        shard = self.rows()
+        made, most = make(shard)
+        assert len(made) == columns
+        payload = shard.xp.concat(made, axis=-1)
+        stacked, heads = self.talk.exchange(payload, self._head(shard.n, most))
+        assert stacked is not None
         return self._told(shard, stacked, heads, columns)
 
-    def _said(self) -> str:
-        fixed = {k: v for k, v in self.mapping.constants().items() if isinstance(v, (int, float, str, type(None)))}
-        return f"{self.mapping.name} {fixed} {self.words}"
+    def _say(self) -> None:
+        """What all processes must be asked alike, of the map and the rows."""
+        x, mapping = self.x, self.mapping
+        fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type(None)))}
+        self.talk.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
+        self.talk.say(**{f"{mapping.name}'s_{k}": described(v) for k, v in mapping.params().items()})
+        self.talk.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
 
-    def _fail(self, columns: int) -> None:
-        """Tells the others that this process can't go on, as far as it knows what they expect."""
-        x = self.x
-        if not is_array(x) or not x.ndim or not isinstance(self.axis, int) or not -x.ndim <= self.axis < x.ndim:
-            return
-        xp = namespace(x)
-        dtype = xp.float64 if x.dtype == xp.float64 else xp.float32
-        lead = [s for i, s in enumerate(x.shape) if i != self.axis % x.ndim]
-        self._exchange(xp.zeros((*lead, columns), dtype=dtype, **place_of(x)), [0] * _HEAD)
+    def _sizes(self, size: int) -> list[int]:
+        """How many classes each process has: a collective, for which all say what they are asked for."""
+        return [head.size for head in self.talk.exchange(None, self._head(size))[1]]
 
-    def _exchange(self, payload: Array, head: list[Any]) -> tuple[Array, list[list[int]]]:
-        xp, shape = namespace(payload), tuple(payload.shape)
-        told = xp.asarray([float(v) for v in head], dtype=payload.dtype, **place_of(payload))
-        both = self.group.stack(xp.concat([xp.reshape(payload, (-1,)), told]))
-        heads = [[int(v) for v in row] for row in both[:, -len(head) :].tolist()]
-        return xp.reshape(both[:, : -len(head)], (self.group.size, *shape)), heads
+    def agree(self, size: int) -> list[int]:
+        """The same, where nothing more is to be agreed on."""
+        self._say()
+        sizes = self._sizes(size)
+        self.talk.open = False
+        return sizes
 
-    def _told(self, shard: Shard, stacked: Array, heads: list[list[int]], columns: int) -> Met:
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The shape of the rows, without the axis of the classes."""
+        return tuple(s for i, s in enumerate(self.x.shape) if i != self.axis % self.x.ndim)
+
+    def _head(self, size: int, most: int = 0) -> Head:
+        return Head(HERE, size, self.start, self.count or 0, most)
+
+    def _place(self, columns: int) -> None:
+        """Where this process's classes begin, which the caller does not say: a collective, and then all know what they are asked for."""
+        sizes = self._sizes(self.x.shape[self.axis])
+        self.start = sum(sizes[: self.group.rank])
+        self.talk.form = form_of(math.prod(self.lead), columns, self.x)
+
+    def _told(self, shard: Shard, stacked: Array, heads: list[Head], columns: int) -> Met:
         who = f"anymax.distributed.{self.who}"
-        failed = [i for i, head in enumerate(heads) if not head[0]]
-        if failed:
-            raise RuntimeError(f"{who}: process {failed[0]} of the group has failed; its own error says why")
-        if len({tuple(head[-2:]) for head in heads}) > 1:
-            raise RuntimeError(f"{who}: the processes of the group ask for different things; here: {self._said()}")
-        sizes = [_number(head[1:3]) for head in heads]
-        given = [bool(head[5]) for head in heads]
-        if any(given) and not all(given):
-            raise ValueError(f"{who}: class_start is given on some processes only; give it on all of them, or on none")
-        starts = [_number(head[3:5]) if all(given) else sum(sizes[:i]) for i, head in enumerate(heads)]
+        sizes = [head.size for head in heads]
+        starts = [sum(sizes[:i]) if head.start is None else head.start for i, head in enumerate(heads)]
         # empty shards come first among those that start together
         order = sorted(range(len(heads)), key=lambda i: (starts[i], sizes[i]))
         at = 0
@@ -159,7 +186,7 @@ class Call:
                     f"{who}: the shards must follow each other; they start at {starts} and have {sizes} classes"
                 )
             at += sizes[i]
-        counts = {_number(head[6:8]) for head in heads} - {0}
+        counts = {head.count for head in heads} - {0}
         if counts - {at}:
             raise ValueError(
                 f"{who}: class_count={min(counts - {at})}, and the shards have {at} classes together: {sizes}"
@@ -168,7 +195,7 @@ class Call:
             raise ValueError(f"{who}: there are no classes on any process; at least one is needed")
         shard.mapping.check(at)
         stacked = stacked if order == sorted(order) else stacked[order]
-        most = max(_number(head[8:10]) for head in heads)
+        most = max(head.most for head in heads)
         return Met(
             shard,
             [stacked[..., i : i + 1] for i in range(columns)],
@@ -180,15 +207,17 @@ class Call:
         )
 
 
-_HEAD = 12
+def described(value: Any) -> str:
+    """A parameter, as the processes compare it."""
+    if not is_array(value):
+        return repr(value)
+    return f"{'a learned' if differentiates(value) else 'an'} array of shape {tuple(value.shape)}"
 
 
-def _digits(value: int) -> list[int]:
-    return list(divmod(value, _BASE))
-
-
-def _number(digits: list[int]) -> int:
-    return digits[0] * _BASE + digits[1]
+def form_of(rows: int, columns: int, x: Array) -> Form:
+    """Of what is sent of so many rows, in the dtype to compute in."""
+    xp = namespace(x)
+    return Form(rows * columns, xp.float64 if x.dtype == xp.float64 else xp.float32)
 
 
 def place_of(x: Array) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .._array import shown
-from ._group import Group
+from ._group import Expected, Form, Group
 
 Tensor = torch.Tensor
 
@@ -20,6 +21,7 @@ class TorchGroup(Group):
         self.group = group
         self.name: str = group.group_name
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.expected = _EXPECTED.setdefault(group, first_expected())
 
     strict = True
 
@@ -46,6 +48,12 @@ class TorchGroup(Group):
             return a.clone()
         return self._run(torch.ops._c10d_functional.all_reduce, a.detach().contiguous(), "sum", self.name)
 
+    def texts(self, text: str, like: Tensor) -> list[str]:
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=like.device)
+        sizes = self.gathered(torch.tensor([data.numel()], device=like.device))[:, 0].tolist()
+        padded = torch.nn.functional.pad(data, (0, max(sizes) + 1 - data.numel()))
+        return [bytes(row[:n].tolist()).decode() for row, n in zip(self.gathered(padded), sizes, strict=True)]
+
     def _run(self, collective: Any, *args: Any) -> Tensor:
         wait = torch.ops._c10d_functional.wait_tensor
         try:
@@ -55,6 +63,14 @@ class TorchGroup(Group):
                 f"anymax.distributed: process {self.rank} of {self.size} waited for the others in vain: one has ended, has failed "
                 f"before it came here, or calls with other shapes ({str(error).splitlines()[0]})"
             ) from error
+
+
+def first_expected() -> Expected:
+    """Of a group that has had no call."""
+    return Expected(Form(0, torch.float32))
+
+
+_EXPECTED: weakref.WeakKeyDictionary[Any, Expected] = weakref.WeakKeyDictionary()  # of each ProcessGroup
 
 
 class _OfGroup(torch.autograd.Function):

@@ -1,0 +1,185 @@
+"""What the processes of a group tell each other before they compute: what each is asked for, and whether it has failed.
+
+It goes along with the first collective of a call, so that a wrong answer, or a collective of two sizes, which ends processes, becomes one
+error on all of them. For that every process must know how large this collective is before it knows what the others are asked for. It has
+the size that is *expected*: that of the call which came after the same ones the last time. All processes have had the same calls, and so
+expect the same. One whose call is of another size sends zeros of the expected size, and says so; where all say so and agree, what they
+have to send follows in a collective more.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .._array import Array, is_torch, namespace
+from ._group import Expected, Form, Group
+
+_BASE = 1 << 12  # of numbers that are sent as two digits: exact in fp32 up to 2^36
+_MARKS = 1 << 24  # up to which fp32 counts
+FAILED, NOTHING, HERE, FOLLOWS = range(4)  # what a process says of what it has to send
+_ERRORS = {e.__name__: e for e in (TypeError, ValueError, IndexError, RuntimeError, NotImplementedError, KeyError)}
+
+
+class Head(NamedTuple):
+    """What each process says of itself."""
+
+    sends: int
+    size: int = 0  # its number of classes
+    start: int | None = None  # of its classes, where the caller says it
+    count: int = 0  # of all classes, where the caller says it
+    most: int = 0  # candidates of its fullest row
+    digest: int = 0  # of the words that must be the same everywhere
+    mark: int = 0  # of the integers that must be the same everywhere
+
+    def coded(self) -> list[float]:
+        """As numbers that fp32 can hold; the mark is added where it is, on the device."""
+        two = (self.size, self.start or 0, self.count, self.most, self.digest)
+        return [float(self.sends), float(self.start is not None), *(float(d) for v in two for d in divmod(v, _BASE))]
+
+    @classmethod
+    def read(cls, row: list[float]) -> Head:
+        sends, given, *digits, mark = (int(v) for v in row)
+        size, start, count, most, digest = (
+            a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
+        )  # as they were coded
+        return cls(sends, size, start if given else None, count, most, digest, mark)
+
+
+WIDTH = len(Head(FAILED).coded()) + 1
+
+
+class Talk:
+    """One call: what its processes have to agree on, and the collective in which they do."""
+
+    def __init__(self, who: str, group: Group, x: Any, form: Form | None = None) -> None:
+        self.who, self.group, self.x = who, group, x
+        self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
+        self.same: tuple[str, Array] | None = None  # integers that must be, and what they are called
+        self.form = form  # of the next collective, where all know it
+        self.open = group.strict and group.size > 1  # until the others have heard of this process
+
+    @property
+    def agreed(self) -> bool:
+        """True where all know of each other what they are asked for."""
+        return self.form is not None
+
+    def say(self, **words: Any) -> None:
+        self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
+
+    def exchange(self, payload: Array | None, head: Head) -> tuple[Array | None, list[Head]]:
+        """[size, *shape of the payload], common, and what each process says of itself."""
+        group, xp = self.group, namespace(self.x)
+        expected: Expected = group.expected
+        own = None if payload is None else Form(payload.numel(), payload.dtype)
+        form = own if own is not None and group.size == 1 else self.form or expected.next()
+        sends = NOTHING if own is None else HERE if own == form else FOLLOWS
+        head = head._replace(sends=sends, digest=zlib.crc32(json.dumps(self.words).encode()))
+        marked = None if self.agreed or self.same is None else mark(self.same[1])
+        stacked, heads = self._told(payload if sends == HERE else None, form, head, marked)
+        self._failures(heads, None)
+        if len({h.start is None for h in heads}) > 1:
+            raise ValueError(
+                f"anymax.distributed.{self.who}: class_start is given on some processes only; give it on all of them, or on none"
+            )
+        if len({(h.digest, h.sends) for h in heads}) > 1:
+            self._differences()
+        if len({h.mark for h in heads}) > 1:
+            self._different_integers()
+        if payload is None:
+            return None, heads
+        self.open = False
+        if own is not None and own != self.form:
+            expected.came(own)
+        if sends == FOLLOWS:
+            stacked = group.stack(xp.reshape(payload, (-1,)))
+        return xp.reshape(stacked, (group.size, *payload.shape)), heads
+
+    def failed(self, error: Exception) -> None:
+        """Tells the others, if they do not know of this process yet, and raises what all of them raise."""
+        if not self.open:
+            return
+        self.open = False
+        _, heads = self._told(None, self.form or self.group.expected.next(), Head(FAILED), None)
+        self._failures(heads, error)
+
+    def _told(self, payload: Array | None, form: Form, head: Head, marked: Any) -> tuple[Array, list[Head]]:
+        xp, here = namespace(self.x), {"device": self.x.device}
+        told = xp.asarray(head.coded(), dtype=form.dtype, **here)
+        last = xp.zeros((1,), dtype=form.dtype, **here) if marked is None else xp.astype(marked, form.dtype)
+        body = xp.zeros((form.count,), dtype=form.dtype, **here) if payload is None else xp.reshape(payload, (-1,))
+        both = self.group.stack(xp.concat([body, told, xp.reshape(last, (1,))]))
+        return both[:, :-WIDTH], [Head.read(row) for row in both[:, -WIDTH:].tolist()]
+
+    # -- errors, the same on every process ---------------------------------------------------------------------------------------
+
+    def _failures(self, heads: list[Head], error: Exception | None) -> None:
+        """Raises what those that failed say; nothing where all of them say the same, which each raises as it is."""
+        if all(h.sends != FAILED for h in heads):
+            return
+        self.open = False
+        texts = self.group.texts("" if error is None else f"{type(error).__name__}\n{self.who}\n{error}", self.x)
+        said = {i: text.split("\n", 2) for i, text in enumerate(texts) if text}
+        if len(said) == len(heads) and len(set(texts)) == 1:
+            return
+        kind, who, _ = next(iter(said.values()))
+        words = alike({i: message for i, (_, _, message) in said.items()})
+        raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {words}") from error
+
+    def _differences(self) -> None:
+        """Raises what the processes are asked for, as far as it is not the same."""
+        self.open = False
+        each = [json.loads(text) for text in self.group.texts(json.dumps(self.words), self.x)]
+        names = [name for name in each[0] if any(words.get(name) != each[0][name] for words in each)]
+        names += sorted({name for words in each for name in words if name not in each[0]})
+        who = f".{self.who}" if "verb" not in names else ""
+        names = names if who else ["verb"]
+        said = [
+            f"{name} is {alike({i: w.get(name, 'not there') for i, w in enumerate(each)}, ' on ')}" for name in names
+        ]
+        raise RuntimeError(
+            f"anymax.distributed{who}: the processes of the group ask for different things: {'; '.join(said)}"
+        )
+
+    def _different_integers(self) -> None:
+        self.open = False
+        assert self.same is not None
+        name, mine = self.same
+        each = self.group.gathered(mine).reshape(self.group.size, -1)
+        at = int((each != each[:1]).any(0).nonzero()[0, 0])
+        words = alike({i: str(int(row[at])) for i, row in enumerate(each)}, " on ")
+        raise ValueError(
+            f"anymax.distributed.{self.who}: {name} must be the same on every process; its entry {at} is {words}"
+        )
+
+
+def agreeing(talk: Talk, verb: Callable[[], Any]) -> Any:
+    """`verb()`; where it fails before the processes have agreed, it fails on all of them, with the same words."""
+    try:
+        return verb()
+    except Exception as error:
+        talk.failed(error)
+        raise
+
+
+def alike(said: dict[int, str], between: str = ": ") -> str:
+    """What the processes say, each thing once: "3 on process 0, 4 on processes 1 and 2"; or first who, then what."""
+    by: dict[str, list[int]] = {}
+    for i, text in said.items():
+        by.setdefault(text, []).append(i)
+    parts = []
+    for text, ranks in by.items():
+        some = [str(i) for i in ranks[:4]] + ([f"{len(ranks) - 4} more"] if len(ranks) > 4 else [])
+        who = f"process {some[0]}" if len(some) == 1 else f"processes {', '.join(some[:-1])} and {some[-1]}"
+        parts.append(f"{text}{between}{who}" if between == " on " else f"{who}{between}{text}")
+    return ", ".join(parts) if between == " on " else "; ".join(parts)
+
+
+def mark(integers: Array) -> Array:
+    """A number from 0 to 2^24 - 1 that is another one, but for chance, where some of the integers are others."""
+    assert is_torch(integers)
+    flat = integers.reshape(-1)
+    factors = flat.new_ones(flat.shape).cumsum(0) * 2654435761 + 1013904223  # which wrap around
+    return ((flat * factors).sum() >> 20) & (_MARKS - 1)
