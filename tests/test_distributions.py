@@ -374,6 +374,36 @@ def test_the_rest_has_all_its_digits(kind):
     np.testing.assert_allclose(got, (1 - 1e-3) * math.log(1 - 1e-3) + rest, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_tail_of_a_rounded_teacher_is_kept(dtype):
+    """Off by no more than the rounding of its numbers can explain, in value and slope, where 1 - sum p is large and where it is not."""
+    torch = pytest.importorskip("torch")
+    tails = torch.logspace(-4, math.log10(0.5), 12, dtype=torch.double)[:, None]
+    p = (1 - tails) * torch.tensor([0.9, 0.06, 0.03, 0.009, 0.001], dtype=torch.double)
+    x = torch.tensor(scores(1, 9, sigma=2.0)).repeat(12, 1).requires_grad_()
+    ids = torch.arange(5).repeat(12, 1)
+    q = torch.softmax(x, -1)
+    rest = q[:, 5:].sum(-1, keepdim=True)
+    want = torch.xlogy(p, p / q[:, :5]).sum(-1) + torch.xlogy(tails, tails / rest)[:, 0]
+    (slope,) = torch.autograd.grad(want.sum(), x)
+    kind = getattr(torch, dtype)
+    got = A.topk_kl(x, ids, p.log().to(kind), tail="one class")
+    (pulled,) = torch.autograd.grad(got.sum(), x)
+    lost = -torch.xlogy(p, p).sum(-1) * torch.finfo(kind).eps / 2 + 1e-6
+    assert ((got - want).abs() <= 2 * lost * (2 + (tails / rest).log().abs()[:, 0])).all()
+    assert ((pulled - slope).abs() <= 2 * lost[:, None]).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_rounded_teacher_that_names_all_has_no_tail(dtype):
+    """The logarithms of 1/3 and 1/150 are rounded to one side all, which the sum shows."""
+    torch = pytest.importorskip("torch")
+    for n in (2, 3, 7, 150):
+        teacher = torch.full((1, n), -math.log(n)).to(getattr(torch, dtype))
+        got = A.topk_kl(torch.zeros(1, n), torch.arange(n)[None], teacher, tail="one class")
+        assert abs(float(got)) < 5 * float(torch.finfo(teacher.dtype).eps) * math.log(n)
+
+
 @every_kind
 def test_a_teacher_with_a_class_that_the_student_has_not(kind):
     c = KINDS[kind]
@@ -743,6 +773,29 @@ def test_a_row_that_keeps_no_class():
     assert (x.grad[0] == 0).all()
     with pytest.raises(ValueError, match="within the support"):
         d.log_prob(torch.tensor([0, -1]))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax"])
+def test_a_number_that_is_no_class_is_never_a_probability(name):
+    """Without validation too: an error as torch's own, NaN where no value can be asked for; -1 is no class, and says so."""
+    torch, x, _ = categorical(name)
+    d = A.nn.Categorical(MAPS[name], x, validate_args=False)
+    for stray in (5, -2):
+        value = torch.zeros(3, 2, dtype=torch.long)
+        value[1, 0] = stray
+        with pytest.raises(IndexError, match=f"value: class indices must be from 0 to 4, or -1 for none, .*{stray}"):
+            d.log_prob(value)
+        unseen = torch.func.vmap(lambda v: d.log_prob(v))(value[None])[0]
+        assert unseen.isnan().nonzero().tolist() == [[1, 0]]
+    assert d.log_prob(torch.tensor(-1)).tolist() == [[0.0] * 2] * 3
+
+
+@pytest.mark.parametrize("lead", [(0,), (2, 0)])
+def test_a_batch_without_rows(lead):
+    torch = pytest.importorskip("torch")
+    d = A.nn.Categorical(Sparsemax(), torch.zeros(*lead, 5), validate_args=True)
+    assert d.sample((3,)).shape == d.log_prob(d.sample((3,))).shape == (3, *lead)
+    assert d.entropy().shape == d.mode.shape == torch.distributions.kl_divergence(d, d).shape == lead
 
 
 def test_categorical_takes_transforms_and_says_what_is_wrong():

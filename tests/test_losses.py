@@ -113,7 +113,7 @@ def ce_case(shape, kind_of_target, seed=0):
     if kind_of_target == "indices":
         t = rng(seed + 1).integers(0, shape[axis], rest)
     else:
-        t = rng(seed + 1).dirichlet(np.ones(shape[axis]), rest)
+        t = rng(seed + 1).uniform(0.0, 1.0, (*rest, shape[axis]))  # of no particular sum
         t = np.moveaxis(t, -1, axis) if len(shape) > 1 else t
     return x, t, rng(2).uniform(0.5, 2, shape[axis])
 

@@ -93,6 +93,21 @@ def test_masks_transforms_and_rows_without_classes():
         Categorical(scores(), scores())
 
 
+def test_a_number_that_is_no_class_has_no_probability():
+    """NaN, as NumPyro's own distributions give; -1 is no class, and says so."""
+    d = Categorical(Sparsemax(), scores((5,)), validate_args=False)
+    for log_prob in (d.log_prob, jax.jit(d.log_prob)):
+        assert np.isnan(log_prob(jnp.array([5, -2, -1, 0]))).tolist() == [True, True, False, False]
+    assert d.log_prob(-1) == 0.0
+
+
+def test_a_batch_without_rows():
+    d = Categorical(Softmax(), np.zeros((2, 0, 5)), validate_args=True)
+    drawn = d.sample(jax.random.key(0), (3,))
+    assert drawn.shape == d.log_prob(drawn).shape == (3, 2, 0)
+    assert d.entropy().shape == dist.kl_divergence(d, d).shape == d.log_prob(drawn[0]).shape == (2, 0)
+
+
 @pytest.mark.whole
 def test_it_goes_through_jax():
     """A pytree: jit, vmap and grad take the distribution itself, with the map's parameters among its leaves."""

@@ -15,11 +15,20 @@ from torch.distributions.utils import lazy_property
 
 from . import samplers
 from ._mapping import Mapping
-from ._terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from ._terms import check_classes, kl_rows, log_p_rows, p_rows, read, terms_of
 from .mappings import Softmax
 
 _SOFTMAX = Softmax()
 _ONE = Size()
+
+
+class _BelowInfinity(constraints.Constraint):
+    """Rows of numbers below +inf. `constraints.independent` says so too, and fails for a batch without rows."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value < math.inf).all(-1)
 
 
 class Categorical(TorchCategorical):
@@ -48,7 +57,7 @@ class Categorical(TorchCategorical):
     tensor([-0.2877,    -inf])
     """
 
-    arg_constraints = {"scores": constraints.independent(constraints.less_than(math.inf), 1)}  # noqa: RUF012 (as torch has it)
+    arg_constraints = {"scores": _BelowInfinity()}  # noqa: RUF012 (as torch has it)
     has_enumerate_support = True
     mapping: Mapping
     scores: Tensor
@@ -119,9 +128,13 @@ class Categorical(TorchCategorical):
         super()._validate_sample(value)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1."""
+        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1.
+
+        A number that is no class is an error also without validation; NaN where no value can be asked for: compiled, or on a GPU.
+        """
         if self._validate_args:
             self._validate_sample(value)
+        check_classes("Categorical.log_prob: value", value, self._num_events, xp)
         shape = torch.broadcast_shapes(value.shape, self._batch_shape)
         extra = len(shape) - len(self._batch_shape)
         index = value.long().expand(shape).flatten(0, extra - 1) if extra else value.long().expand(shape)[None]

@@ -111,7 +111,7 @@ class Batch:
             free = xp.astype(keep, rows.dtype)
             count = total(free, xp)
             uniform = free / xp.where(count > 0, count, xp.ones_like(count))
-            y = (1.0 - smoothing) * y + smoothing * total(y, xp) * uniform
+            y = (1.0 - smoothing) * y + smoothing * to_spread(mapping, total(y, xp)) * uniform
         assert n == y.shape[-1]
         return cls(
             xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, smoothing,
@@ -175,6 +175,13 @@ class Batch:
         value = value if weighted or self.class_weight is None else value * self.sample_weight
         norm = self.sample_weight if self.indices else self.counted
         return reduced(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.reduction, self.dtype, xp)
+
+
+def to_spread(mapping: Mapping, sums: Array) -> Any:
+    """What label smoothing spreads a share of: 1, also where a soft target sums to something else, as in torch; for a map whose p sums to
+    more, what the target sums to."""
+    mass = getattr(mapping, "mass", 1.0)
+    return sums if is_array(mass) or mass != 1.0 else 1.0
 
 
 def reduced(value: Array, norm: Array, reduction: str, dtype: Any, xp: Any) -> Array:

@@ -74,8 +74,8 @@ def terms_of(
 ) -> Terms:  # fmt: skip
     """log p of classes [..., m], and the entropy of each row or log p of all other classes where asked for, in fp32 or fp64.
 
-    The one way through which all of these functions get them. An index of -1 is no class and has log p 0; one that is too large, where no
-    value may be asked for, has NaN.
+    The one way through which all of these functions get them. An index of -1 is no class and has log p 0; any other number that is no class
+    has NaN, where the caller has not refused it.
     """
     n = rows.shape[-1]
     stray = (index < -1) | (index >= n)
@@ -89,9 +89,17 @@ def terms_of(
     else:
         out = _of_map(mapping, rows, at, entropy, xp)
     log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)
-    if not known(stray):
+    if not known(stray) or bool(xp.any(stray)):
         log_p = _array.poison(log_p, stray, xp)
     return out._replace(log_p=log_p)
+
+
+def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
+    """An error where an index is known to be no class, nor -1."""
+    if known_any((index < -1) | (index >= n), xp):
+        raise IndexError(
+            f"{what}: class indices must be from 0 to {n - 1}, or -1 for none, got values from {int(xp.min(index))} to {int(xp.max(index))}"
+        )
 
 
 def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:

@@ -32,6 +32,24 @@ def __dir__() -> list[str]:
     return __all__
 
 
+class _BelowInfinity(constraints.Constraint):
+    """Rows of numbers below +inf. `constraints.independent` says so too, and fails for a batch without rows."""
+
+    event_dim = 1
+
+    def __call__(self, x: Any) -> Any:
+        return (x < math.inf).all(-1)
+
+    def feasible_like(self, prototype: Any) -> Any:
+        return jnp.zeros_like(prototype)
+
+    def eq(self, other: object, static: bool = False) -> bool:
+        return isinstance(other, _BelowInfinity)
+
+    def tree_flatten(self) -> Any:
+        return (), ((), {})
+
+
 class Categorical(Distribution):
     """The distribution that a map makes of scores, as NumPyro has them: `anymax.nn.Categorical` for JAX.
 
@@ -45,7 +63,7 @@ class Categorical(Distribution):
     `scores` are those that the map takes, after mask and transform; `probs` and `logits` are p and log p. `mean` and `variance` are NaN.
     """
 
-    arg_constraints = {"scores": constraints.independent(constraints.less_than(math.inf), 1)}  # noqa: RUF012 (as NumPyro has it)
+    arg_constraints = {"scores": _BelowInfinity()}  # noqa: RUF012 (as NumPyro has it)
     has_enumerate_support = True
     pytree_data_fields = ("scores", "_params")
     pytree_aux_fields = ("_static",)
@@ -96,13 +114,16 @@ class Categorical(Distribution):
         return drawn.reshape(sample_shape + self.batch_shape)
 
     def log_prob(self, value: Any) -> jax.Array:
-        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1."""
+        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1.
+
+        Without validation a number that is no class has NaN, as NumPyro's own distributions give.
+        """
         if self._validate_args:
             dead = jnp.all(self.scores == -jnp.inf, axis=-1)
             self._validate_sample(jnp.where((jnp.asarray(value) == -1) & dead, 0, value))
         shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
         extra = len(shape) - len(self.batch_shape)
-        index = jnp.broadcast_to(jnp.asarray(value), shape).reshape((-1, *shape[extra:]))
+        index = jnp.broadcast_to(jnp.asarray(value), shape).reshape((math.prod(shape[:extra]), *shape[extra:]))
         rows = jnp.broadcast_to(self.scores, (*shape[extra:], self.scores.shape[-1]))
         return jnp.moveaxis(terms_of(self.mapping, rows, jnp.moveaxis(index, 0, -1), jnp).log_p, -1, 0).reshape(shape)
 

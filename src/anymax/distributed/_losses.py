@@ -13,7 +13,7 @@ from typing import Any
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
 from .._mapping import Separable
-from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype
+from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype, to_spread
 from ..autodiff import bridge
 from ..losses import fenchel_young as whole_loss
 from ..mappings import NormMax, PerturbMax, SparseSoftmax
@@ -153,7 +153,8 @@ class Aim:
         if s:
             gap, mass = summed(4)
             self.free = stop_gradient(xp.sum(extra[6], axis=0))
-            share = s * self.whole / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+            spread = s * to_spread(out.shard.mapping, self.whole)
+            share = spread / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
             self.gap = (1.0 - s) * self.gap + share * gap
             self.mass = (1.0 - s) * self.mass + share * mass
 
@@ -199,7 +200,8 @@ class Aim:
         free = xp.astype(shard.rows != -math.inf, y.dtype)
         learns = not self.indices and differentiates(self.y)
         whole = shard.group.own(self.whole) if learns else stop_gradient(self.whole)
-        return (1.0 - s) * y + s * whole * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
+        spread = s * to_spread(shard.mapping, whole)
+        return (1.0 - s) * y + spread * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
 
     def constants(self, out: Solved) -> list[Array]:
         """This process's part of Omega(y), as columns of the second collective."""
