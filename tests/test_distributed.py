@@ -492,6 +492,18 @@ def test_sampled_classes_hold_those_of_the_batch():
         A.nn.MarginHead(6, 11, sample_rate=0.0)
 
 
+@pytest.mark.parametrize("ignored", [0, 2])
+def test_sampled_classes_are_not_taken_for_the_ignored_one(ignored):
+    """Those of the batch are numbered 0, 1, 2 in such a step."""
+    rows, t = numbers(11, 4, 6), torch.tensor([3, ignored, 10, 7])
+    given = {"ignore_index": ignored, "reduction": "none"}
+    want = heads(None, **given)(rows, t)
+    assert (want > 0).tolist() == [True, False, True, True]
+    same(heads(None, sample_rate=0.999, **given)(rows, t), want)
+    for found in together(2, lambda g: heads(g, sample_rate=0.999, **given)(rows, t)):
+        same(found, want.repeat(2))
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_a_margin_head_says_which_targets_are_none_of_its_classes(rate):
     """On every process, since all of them have all targets."""

@@ -126,24 +126,24 @@ class MarginHead(OfMapping):
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
         self._check_range(target)  # of all rows, so that every process says so
+        ignored, options = target == self.options["ignore_index"], {**self.options, "ignore_index": -1}
+        # the classes are numbered anew: no class has the number of those that are ignored
+        target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
         weight, starts = self.weight, self.starts
         if sampled:
             chosen, target, starts = self._sampled(target)
             weight = weight[chosen]
         start = starts[0 if self.group is None else self.group.rank]
         mine = target - start
-        mine = torch.where((mine >= 0) & (mine < weight.shape[0]) & (target != self.options["ignore_index"]), mine, -1)
+        mine = torch.where((mine >= 0) & (mine < weight.shape[0]) & ~ignored, mine, -1)
         wide = transforms.cosine(weight)(embeddings)
         wide = wide if wide.dtype == torch.float64 else wide.float()  # no rounding between the margin and the loss
         if self.group is None:
-            shifted = torch.where(target == self.options["ignore_index"], target, mine)
-            return losses.margin_loss(
-                mapping, wide, shifted, margin=self.margin, scale=self.scale, axis=-1, **self.options
-            )
+            return losses.margin_loss(mapping, wide, target, margin=self.margin, scale=self.scale, axis=-1, **options)
         scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
         loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
         split: dict[str, Any] = {"class_start": start, "class_count": starts[-1], "group": self.group}
-        return loss(mapping, scores, target, axis=-1, **split, **self.options)
+        return loss(mapping, scores, target, axis=-1, **split, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
         """The targets as 64-bit integers, one for each embedding."""
@@ -170,7 +170,7 @@ class MarginHead(OfMapping):
 
         The classes of the batch come first; every process knows which of the others' these are, since all have all targets.
         """
-        known = target != self.options["ignore_index"]
+        known = target >= 0
         wanted = torch.unique(target[known])
         edges = torch.searchsorted(wanted, torch.tensor(self.starts, device=target.device)).tolist()
         starts, shift = [0], torch.zeros_like(wanted)
