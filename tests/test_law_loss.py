@@ -41,12 +41,12 @@ def test_loss_of_a_moving_nucleus():
     """SparseSoftmax(p): logsumexp of the kept minus x_t, where the nucleus stays: >= 0, with the gradient p - y."""
     case = BY_ID["sparse_softmax-p0.9"]
     for x in ROWS:
-        y = np.eye(len(x))[1]
-        assert am.fenchel_young(case.mapping, x, y) >= 0
+        t, y = np.array(1), np.eye(len(x))[1]
+        assert am.fenchel_young(case.mapping, x, t) >= 0
         p = case.apply(x)
         kept = p > 0
-        laws.close(am.fenchel_young(case.mapping, x, y), np.log(np.exp(x[kept]).sum()) - x[1], 1e-14)
-        slope = laws.oracles.differences(lambda v, y=y: am.fenchel_young(case.mapping, v, y), x, h=1e-5)
+        laws.close(am.fenchel_young(case.mapping, x, t), np.log(np.exp(x[kept]).sum()) - x[1], 1e-14)
+        slope = laws.oracles.differences(lambda v, t=t: am.fenchel_young(case.mapping, v, t), x, h=1e-5)
         laws.close(slope, p - y, 1e-8)
 
 

@@ -54,6 +54,7 @@ WITHOUT = {
 }
 MAPS = whole(POTENTIAL | WITHOUT)
 POTENTIAL, WITHOUT = ({n: m for n, m in MAPS.items() if m.facts.has_potential is has} for has in (True, False))
+SOFT = {n: m for n, m in POTENTIAL.items() if m.no_constant(smoothed=False) is None}  # with a loss of distributions
 SHARP = {"taylor": 1e-12}
 
 every_potential = pytest.mark.parametrize("name", POTENTIAL)
@@ -243,9 +244,10 @@ def test_gradient_of_the_loss_by_differences(loss):
     np.testing.assert_allclose(a.grad.numpy(), want, rtol=1e-6, atol=1e-7)
 
 
-@every_potential
-@pytest.mark.parametrize("soft", [False, True])
-def test_gradient_is_p_minus_y(name, soft):
+@pytest.mark.parametrize(
+    ("soft", "name"), [(soft, name) for soft in (False, True) for name in (SOFT if soft else POTENTIAL)]
+)
+def test_gradient_is_p_minus_y(soft, name):
     mapping = POTENTIAL[name]
     x = torch.tensor(rng(8).normal(size=(4, 5)) * 2, requires_grad=True)
     t = np.array([0, 4, 2, 1])
@@ -323,10 +325,10 @@ def test_a_masked_class_changes_nothing(loss, smoothing):
         assert not b.grad.isnan().any()
 
 
-@every_loss
+@pytest.mark.parametrize(
+    "loss", [loss for loss in LOSSES if loss not in ("sparse_softmax_loss", "fenchel_young-sparse_softmax_p")]
+)
 def test_a_masked_class_changes_nothing_for_soft_targets(loss):
-    if loss.startswith("sparse_softmax_loss"):
-        pytest.skip("covered by fenchel_young")
     x = rng(11).normal(size=(2, 5))
     y = np.array([[0.5, 0, 0, 0.5, 0], [0, 0, 0, 1.0, 0]])
     masked = x.copy()
@@ -406,7 +408,7 @@ def test_never_negative_by_rounding(name, dtype):
     x = torch.cat([torch.randn(20, 12, generator=g) * s for s in (1e-3, 1.0, 30.0)]).to(dt)
     t = x.argmax(-1)
     assert (A.fenchel_young(mapping, x, t, reduction="none") >= 0).all()
-    if name not in ("sparse_softmax_k",):
+    if name in SOFT and name != "sparse_softmax_k":
         p = A.apply(mapping, x.float())
         assert (A.fenchel_young(mapping, x, p / p.sum(-1, keepdim=True), reduction="none") >= 0).all()
 
@@ -433,7 +435,7 @@ def test_fifty_thousand_classes(name, dtype):
         np.testing.assert_allclose(want.numpy(), plain, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in POTENTIAL if name != "perturb_max"])  # its Omega has no closed form
+@pytest.mark.parametrize("name", [name for name in SOFT if name != "perturb_max"])  # its Omega has no closed form
 def test_zero_at_its_own_answer(name):
     """L = 0 where y = p(x)."""
     x = rng(14).normal(size=(6, 5)) * 2
@@ -801,6 +803,8 @@ WRONG = {
     "smoothing nan": (lambda: A.fenchel_young(Sparsemax(), X, T, label_smoothing=math.nan), ValueError, "from 0 to 1"),
     "smoothing bool": (lambda: A.fenchel_young(Sparsemax(), X, T, label_smoothing=True), ValueError, "from 0 to 1"),
     "smoothing top-k": (lambda: A.fenchel_young(SparseSoftmax(k=2), X, T, label_smoothing=0.1), ValueError, "sparse_softmax_loss"),
+    "smoothing top-p": (lambda: A.fenchel_young(SparseSoftmax(p=0.3), X, T, label_smoothing=0.2), ValueError, "for label_smoothing; give"),
+    "soft top-p": (lambda: A.fenchel_young(SparseSoftmax(p=1.0), X, X * 0 + 0.25), ValueError, "a distribution as target; give class"),
     "weight": (lambda: A.fenchel_young(Sparsemax(), X, T, np.ones(3)), ValueError, "each of the 4 classes"),
     "weight shape": (lambda: A.fenchel_young(Sparsemax(), X, T, np.ones((3, 4))), ValueError, "each of the 4 classes"),
     "axis": (lambda: A.fenchel_young(Sparsemax(), X, T, axis=2), ValueError, "axis 2 is out of range"),

@@ -15,7 +15,7 @@ from sklearn.datasets import make_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression, Perceptron
+from sklearn.linear_model import LinearRegression, LogisticRegression, Perceptron
 from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
@@ -294,6 +294,7 @@ class Doubtful(GaussianNB):
         ({"calibration": 0}, "calibration=0: expected a share"),
         ({"calibration": 30}, "calibration=30 with n_samples=30: no row is left to train"),
         ({"estimator": SVC(decision_function_shape="ovo")}, "decision_function_shape='ovr' gives them"),
+        ({"estimator": LinearRegression()}, r"estimator=LinearRegression\(\) is no classifier"),
         ({"estimator": Silent()}, "has neither decision_function nor predict_proba"),
         ({"estimator": Doubtful()}, "the scores of Doubtful hold NaN"),
     ],

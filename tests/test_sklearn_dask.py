@@ -159,6 +159,7 @@ def test_blocks_are_read_and_not_kept():
     ("spoil", "words"),
     [
         (lambda x, y: (x.rechunk((50, 6))[:, :, None], y), "with 3 axes: expected 2"),
+        (lambda x, y: (x[:, 0], y), r"with 1 axis: expected 2, \[rows, features\]; x\.reshape\(-1, 1\)"),
         (lambda x, y: (x[:0], y), "Dask array of 0 rows"),
         (lambda x, y: (x, y[:-1]), "inconsistent numbers of samples"),
         (lambda x, y: (da.where(x > 2, np.nan, x), y), "X contains NaN"),
@@ -171,6 +172,8 @@ def test_errors_say_what_to_do(spoil, words):
     model = MappingClassifier().fit(x, y)
     with pytest.raises(ValueError, match="X has 5 features, but MappingClassifier is expecting 6"):
         model.predict(blocks(x[:, :5]))
+    with pytest.raises(ValueError, match="with 1 axis"):
+        model.predict(blocks(x)[0])
 
 
 def test_what_blocks_answer():

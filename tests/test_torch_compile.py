@@ -65,7 +65,7 @@ def of(name):
 def loss_of(name, smoothing=0.1):
     mapping = MAPS[name]
     if mapping.facts.has_potential and name != "budget":
-        smoothing = 0.0 if "sparse_softmax_k" in name else smoothing
+        smoothing = 0.0 if "sparse_softmax" in name else smoothing
         return lambda x: A.fenchel_young(mapping, x, T, label_smoothing=smoothing)
     return lambda x: A.smoothed_nll(mapping, x, T, epsilon=1e-3)
 

@@ -64,12 +64,10 @@ class Mapping(ABC):
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
     has_threshold: ClassVar[bool] = False  # True for a class that has `threshold(x, xp)`, the one number of each row
     needs_scores: bool = True  # False where `vjp` needs p and not x
-    example: ClassVar[
-        dict[str, Any]
-    ] = {}  # the parameters that show the map where none are given; needed for a field without a default
-    per_class: ClassVar[
-        tuple[str, ...]
-    ] = ()  # the parameters that may vary along the classes; others have one value a row
+    # the parameters that show the map where none are given; needed for a field without a default
+    example: ClassVar[dict[str, Any]] = {}
+    # those that may vary along the classes; others have one value a row
+    per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Kernel and formula hold for the class that names them: one that inherits them and overrides a method is served by its own."""
@@ -77,7 +75,8 @@ class Mapping(ABC):
         cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        spared = {*"name formula kernel facts instead example has_threshold check no_potential".split(), *fields}
+        free = "name formula kernel facts instead example has_threshold check no_potential no_constant"
+        spared = {*free.split(), *fields}
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
@@ -165,6 +164,10 @@ class Mapping(ABC):
             f"{self.name} has no Fenchel-Young loss, because its Jacobian is not symmetric; "
             f"use anymax.{self.instead} with this mapping instead"
         )
+
+    def no_constant(self, smoothed: bool) -> str | None:
+        """Why there is no Omega(y) of a distribution, which label smoothing made one where `smoothed`; None where there is."""
+        return None
 
     def check(self, n: int) -> None:
         """An error if the map can't serve rows of n classes."""

@@ -406,11 +406,9 @@ def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with
     if out is not None:
         return out
     batch = Batch.of(mapping, scores, target, weight, options)
-    if with_constant and batch.smoothing and isinstance(mapping, SparseSoftmax) and mapping.k is not None:
-        raise ValueError(
-            f"label_smoothing gives every class some mass, which no {mapping!r} can reach: its Fenchel-Young loss would be "
-            "infinite; use sparse_softmax_loss, which leaves that constant out"
-        )
+    refused = mapping.no_constant(bool(batch.smoothing)) if with_constant and batch.soft else None
+    if refused is not None:
+        raise ValueError(refused)
     xp, y = batch.xp, batch.y
     batch.check_mass()
     value = bridge(batch.rows).loss(batch.mapping, batch.rows, y)

@@ -209,10 +209,9 @@ class Aim:
         mapping, xp = out.shard.mapping, out.shard.xp
         if not soft or not self.options.constant or self.options.nll or isinstance(mapping, PerturbMax):
             return []
-        if isinstance(mapping, SparseSoftmax) and mapping.k is not None and self.options.smoothing:
-            raise ValueError(
-                f"label_smoothing gives every class some mass, which no {mapping!r} can reach: its Fenchel-Young loss would be infinite"
-            )
+        refused = mapping.no_constant(bool(self.options.smoothing))
+        if refused is not None:
+            raise ValueError(refused)
         y = self.smoothed(out)
         if isinstance(mapping, Separable):
             return [mapping.constant(y, xp)]

@@ -122,6 +122,20 @@ class SparseSoftmax(Mapping):
         most = like(self.k, value, xp) if is_array(self.k) else self.k
         return xp.where(size <= most, value, math.inf * xp.ones_like(value))
 
+    def no_constant(self, smoothed: bool) -> str | None:
+        if self.k is not None:
+            return (
+                f"label_smoothing gives every class some mass, which no {self!r} can reach: its Fenchel-Young loss would be infinite; "
+                "use sparse_softmax_loss, which leaves that constant out"
+                if smoothed
+                else None
+            )
+        return (
+            f"{self!r} keeps other classes for other scores, so that its Fenchel-Young loss has no constant for "
+            f"{'label_smoothing' if smoothed else 'a distribution as target'}; give class indices alone, or use sparse_softmax_loss, which "
+            "leaves that constant out"
+        )
+
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         s, kept, _, _ = self._kept(x, xp)
         _, z = self._sums(s, kept, xp)

@@ -35,18 +35,25 @@ def here(y: Any) -> Any:
 
 def names_of(x: Any) -> Any:
     """What scikit-learn reads the number of features and their names from, for `validate_data(..., skip_check_array=True)`."""
-    return x._meta if type(x).__module__.startswith(("dask.dataframe", "dask_expr")) else np.empty((0, x.shape[1]))
+    if type(x).__module__.startswith(("dask.dataframe", "dask_expr")):
+        return x._meta
+    return np.empty((0, _two_axes(x).shape[1]))
+
+
+def _two_axes(x: Any) -> Any:
+    if x.ndim != 2:
+        raise ValueError(
+            f"X is a Dask array with {x.ndim} {'axis' if x.ndim == 1 else 'axes'}: expected 2, [rows, features]; x.reshape(-1, 1) makes "
+            "one feature"
+        )
+    return x
 
 
 def _array(x: Any) -> Any:
     """A Dask array of two axes, all columns in one block."""
     if type(x).__module__.startswith(("dask.dataframe", "dask_expr")):
         x = x.to_dask_array()
-    if x.ndim != 2:
-        raise ValueError(
-            f"X is a Dask array with {x.ndim} axes: expected 2, [rows, features]; x.reshape(-1, 1) makes one feature"
-        )
-    return x.rechunk({1: -1}) if len(x.chunks[1]) > 1 else x
+    return x.rechunk({1: -1}) if len(_two_axes(x).chunks[1]) > 1 else x
 
 
 def _checked(block: Any, dtype: Any) -> Any:

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import ClassifierMixin, clone
+from sklearn.base import ClassifierMixin, clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import _safe_indexing, check_random_state, column_or_1d, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
@@ -120,6 +120,10 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         """
         self.mapping_, c = self._map()
         coverage = _coverage(self.coverage)
+        if not is_classifier(self._inner()):
+            raise TypeError(
+                f"estimator={self.estimator!r} is no classifier; give one of scikit-learn's kind, with decision_function or predict_proba"
+            )
         target: Any = column_or_1d(y, warn=True)
         check_classification_targets(target)
         assert_all_finite(target, input_name="y")
