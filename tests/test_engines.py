@@ -171,6 +171,14 @@ def test_contexts_nest_and_restore():
     assert kernels.forced() is None
 
 
+def test_a_context_that_is_never_entered_says_so():
+    with pytest.warns(RuntimeWarning, match=r"anymax\.use\('reference'\) alone does nothing: write `with") as told:
+        A.use("reference")
+    assert [w.filename for w in told] == [__file__]
+    asked = A.use("reference")(kernels.asked)  # a decorated function enters it at each call
+    assert [asked(), kernels.asked(), asked()] == ["reference", None, "reference"]
+
+
 def test_threads_do_not_see_each_others_choice():
     inside, done, seen = threading.Event(), threading.Event(), []
 

@@ -197,6 +197,9 @@ FAULTS = {
           "if False:", "losses law_arrays torch"),
   ),
   "dispatch": (
+    Fault("an engine asked for without a context", "src/anymax/kernels/__init__.py",
+          "self.idle = True",
+          "self.idle = False", "engines"),
     Fault("an engine asked for by name that refuses", "src/anymax/kernels/__init__.py",
           "if reason is not None:\n            raise RuntimeError",
           "if False:\n            raise RuntimeError", "engines native triton"),

@@ -13,7 +13,8 @@ import contextvars
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -63,12 +64,40 @@ def free_to_ask() -> Callable[[], str | None]:
     return asked if _environment else _forced.get
 
 
-@contextlib.contextmanager
-def use(name: str) -> Iterator[None]:
+class _Use(contextlib.ContextDecorator):
+    """What `use` returns. One that is dropped and was never entered has done nothing, and says so."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.tokens = name, []
+        self.idle = True
+
+    def __enter__(self) -> None:
+        self.idle = False
+        self.tokens.append(_forced.set(self.name))
+
+    def __exit__(self, *raised: object) -> None:
+        _forced.reset(self.tokens.pop())
+
+    def _recreate_cm(self) -> _Use:  # a decorated function runs in threads too, whose tokens are their own
+        self.idle = False
+        return _Use(self.name)
+
+    def __repr__(self) -> str:
+        return f"<anymax.use({self.name!r}), which takes effect inside of a `with` statement>"
+
+    def __del__(self) -> None:
+        if self.idle:
+            said = f"anymax.use({self.name!r}) alone does nothing: write `with anymax.use({self.name!r}):` and the calls inside of it"
+            warnings.warn(
+                f"{said}, or set ANYMAX_ENGINE={self.name} for the whole process", RuntimeWarning, stacklevel=2
+            )
+
+
+def use(name: str) -> contextlib.AbstractContextManager[None]:
     """A context in which one engine serves every call; a call that it refuses is an error.
 
-    Use it to compare engines, or to find out whether one of them is at fault. It holds for the thread that enters it; the environment
-    variable `ANYMAX_ENGINE` holds for the whole process.
+    Use it to compare engines, or to find out whether one of them is at fault. It holds inside of a `with` statement, for the thread that
+    enters it; the environment variable `ANYMAX_ENGINE` holds for the whole process. A call without `with` warns that it does nothing.
 
     name: "native" (the compiled CPU engine), "triton" (the GPU's kernels), "framework" (torch's own softmax), "xla" (JAX) or
         "reference" (array-API code, which serves every call).
@@ -80,11 +109,7 @@ def use(name: str) -> Iterator[None]:
     array([0.5, 0.5])
     """
     _by_name(name, "anymax.use")
-    token = _forced.set(name)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return _Use(name)
 
 
 def compiled(op: str, mapping: Mapping, x: Array) -> ModuleType | None:
