@@ -79,6 +79,12 @@ def test_an_entropy_of_nan_is_nan_and_of_others_not():
         (lambda: A.entropy(P, "renyi", 0), ValueError, "alpha must be a positive number"),
         (lambda: A.entropy(P, "renyi", True), ValueError, "alpha must be a positive number"),
         (lambda: A.entropy(P, axis=2), ValueError, "axis 2 is out of range"),
+        (
+            lambda: A.entropy([0.5, -1.0]),
+            ValueError,
+            "from 0 to 1, got numbers from -1 to 0.5; for scores, apply a map first",
+        ),
+        (lambda: A.entropy([2.0, 0.5], "renyi2"), ValueError, "got numbers from 0.5 to 2"),
         (lambda: A.logit_gap(0.0, 10), ValueError, "positive"),
         (lambda: A.logit_gap(1.0, 1), ValueError, "at least 2"),
         (lambda: A.logit_gap(1.0, 2.0), ValueError, "integer"),

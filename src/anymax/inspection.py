@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 
 from . import _array
-from ._array import Array, asarray, floating, is_array, namespace, pick_axis, quiet, shown, total, upcast
+from ._array import Array, asarray, floating, is_array, known_any, namespace, pick_axis, quiet, shown, total, upcast
 from ._mapping import Facts, Mapping
 from ._names import as_mapping
 from ._options import answering, spelled
@@ -87,7 +87,8 @@ def entropy(
 
     Use it to see how sure a model is; for scores, apply a map first.
 
-    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers.
+    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers. They are not divided by their sum, as SciPy does: some maps
+        have another one than 1. A number below 0 or above 1 is an error, but on a GPU and in compiled code, where it is not looked at.
     kind: "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", that of alpha = 2; or "tsallis",
         `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon's at alpha = 1, half of Gini's at 2.
     alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
@@ -122,6 +123,11 @@ def entropy(
     axis = _array.check_axis(pick_axis(axis, dim), given.ndim)
     q = upcast(_array.to_last(given, axis, xp), xp)
     with quiet(q):
+        if known_any((q < -1e-3) | (q > 1.01), xp):
+            raise ValueError(
+                f"entropy: expected probabilities, from 0 to 1, got numbers from {float(xp.min(q)):g} to {float(xp.max(q)):g}; for scores, "
+                "apply a map first: anymax.entropy(anymax.softmax(x))"
+            )
         if not is_array(order) and order == 1:
             h = -total(_array.xlogx(q, xp), xp)
         elif kind == "tsallis":
