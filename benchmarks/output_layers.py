@@ -142,8 +142,8 @@ def parts(case: Case) -> dict[str, float]:
     """Milliseconds: of the product of all scores in blocks, of what else the forward pass does, of the gradient; the bound, one product."""
     import torch
 
-    from anymax._layer import Layer
-    from anymax.autodiff.candidates_torch import Blocks, Scores
+    from anymax.linear.layer import Layer
+    from anymax.linear.torch_candidates import Blocks, Scores
 
     x, weight, y = operands(case.shape[1], case.distribution, case.dtype)
     of = Layer.of("benchmark", x.detach(), weight.detach(), MAPS[case.map], None, None)

@@ -125,7 +125,7 @@ suppress_warnings = ["config.cache"]
 
 
 def setup(app):
-    verb = ModuleAnalyzer.for_module("anymax.attention.verb")
+    verb = ModuleAnalyzer.for_module("anymax._attention.verb")
     verb.analyze()
     verb.overloads.clear()  # the page shows one signature with every option
     generated = HERE / "generated"

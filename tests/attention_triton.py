@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as am
 from anymax import Budget, Entmax, Softmax, Sparsemax
-from anymax.attention import flash
+from anymax._attention import torch_flash
 from anymax.kernels.triton import attention, plans
 
 pytestmark = WARNINGS
@@ -205,8 +205,8 @@ def test_blocks_are_left_out(name, by_centres, monkeypatch):
     """The lists hold the blocks that have a probability, all of them and nearly no other; the gradients are those of all."""
     rows, keys = (1000, 9000) if REAL else (34, 300)
     tensors, seen, centred = far_apart(rows, keys), [], []
-    inner, launch = flash.kernels.forward, attention._launch
-    monkeypatch.setattr(flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
+    inner, launch = torch_flash.kernels.forward, attention._launch
+    monkeypatch.setattr(torch_flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
     monkeypatch.setattr(attention, "SKIPPED", 0 if by_centres else keys + 1)
     monkeypatch.setattr(attention, "_launch", lambda kernel, *a, **o: centred.append(kernel) or launch(kernel, *a, **o))
     mapping = Entmax(alphas(1.4, 1.6)) if name == "alphas" else MAPS[name]
@@ -260,8 +260,8 @@ def test_lists_that_run_over_stand_for_all_blocks(name, listed, monkeypatch):
     monkeypatch.setattr(attention, "LISTED", listed)
     rows, keys = (1000, 9000) if REAL else (34, 180)
     tensors, seen = far_apart(rows, keys), []
-    inner = flash.kernels.forward
-    monkeypatch.setattr(flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
+    inner = torch_flash.kernels.forward
+    monkeypatch.setattr(torch_flash.kernels, "forward", lambda *a: seen.append(inner(*a)) or seen[-1])
     hold(tensors, MAPS[name], {"is_causal": True, "offset": keys - rows, "bias": numbers(1, keys, seed=5)}, tol=2e-5)
     assert seen[0][1].lists.shape[-1] == listed + 32
     assert seen[0][1].flags.shape[2] == 1

@@ -125,7 +125,7 @@ def test_an_option_is_its_definition(option, name, kind):
 
 
 def test_alibi_slopes_are_those_of_the_paper():
-    from anymax.attention.scores import alibi_slopes
+    from anymax._attention.scores import alibi_slopes
 
     assert alibi_slopes(8) == [2.0**-h for h in range(1, 9)]
     np.testing.assert_allclose(alibi_slopes(3), [2**-4, 2**-8, 2**-2])
@@ -201,7 +201,7 @@ def test_a_picture_of_the_weights():
 
 torch = pytest.importorskip("torch")
 
-from anymax.attention import blockwise
+from anymax._attention import torch_blockwise
 
 EVERY = {
     **MAPS, "entmax1.25": (Entmax(1.25), None), "entmax3": (Entmax(3.0), None), "budget": (Budget(2.0), None),
@@ -218,7 +218,7 @@ def tensors(*arrays, dtype=torch.float64):
 @pytest.fixture(params=[(8, 1, 1), (70, 2, 3), (10**6, 32, 256)], ids=["tiny blocks", "small blocks", "one block"])
 def blocks(request, monkeypatch):
     for name, value in zip(("_BLOCK", "_ROWS", "_KEYS"), request.param):
-        monkeypatch.setattr(blockwise, name, value)
+        monkeypatch.setattr(torch_blockwise, name, value)
 
 
 def leaves_of(options):
@@ -288,10 +288,10 @@ def test_blocks_of_a_learned_alpha(shape, blocks):
 @pytest.mark.parametrize("name", ["sparsemax", "entmax1.5", "entmax3", "budget", "normmax", "topk"])
 def test_sparse_blocks(name, monkeypatch):
     """Rows long enough for the non-zeros to be kept: the output and all gradients are sums over them."""
-    monkeypatch.setattr(blockwise, "_BLOCK", 3 * 300 * 128)
+    monkeypatch.setattr(torch_blockwise, "_BLOCK", 3 * 300 * 128)
     seen = []
-    inner = blockwise._sparse_backward
-    monkeypatch.setattr(blockwise, "_sparse_backward", lambda *a: (seen.append(1), inner(*a)))
+    inner = torch_blockwise._sparse_backward
+    monkeypatch.setattr(torch_blockwise, "_sparse_backward", lambda *a: (seen.append(1), inner(*a)))
     g = np.random.default_rng(1)
     arrays = [g.normal(size=s) * 2 for s in ((2, 4, 150, 8), (2, 2, 300, 8), (2, 2, 300, 5))]
     for options in ({}, {"is_causal": True, "offset": 150}, {"window": (280, 280)}):
@@ -401,12 +401,12 @@ def test_large_calls_go_in_blocks_and_small_ones_do_not(monkeypatch):
     from anymax import kernels  # noqa: F401
 
     seen = []
-    inner = blockwise.attend
-    monkeypatch.setattr(blockwise, "attend", lambda *a: (seen.append(1), inner(*a))[1])
+    inner = torch_blockwise.attend
+    monkeypatch.setattr(torch_blockwise, "attend", lambda *a: (seen.append(1), inner(*a))[1])
     q, k, v = tensors(Q, K, V)
     A.attention(q, k, v, Sparsemax())
     assert not seen
-    monkeypatch.setattr(__import__("sys").modules["anymax.attention.implementations"], "_MATRIX", 100)
+    monkeypatch.setattr(__import__("sys").modules["anymax._attention.implementations"], "_MATRIX", 100)
     A.attention(q, k, v, Sparsemax())
     assert seen
     seen.clear()
@@ -515,7 +515,7 @@ def test_errors(case):
 
 def test_a_refusal_is_a_sentence():
     """Every implementation but the last has something that it does not serve, and says so."""
-    IMPLEMENTATIONS = importlib.import_module("anymax.attention.implementations").IMPLEMENTATIONS
+    IMPLEMENTATIONS = importlib.import_module("anymax._attention.implementations").IMPLEMENTATIONS
 
     assert IMPLEMENTATIONS[-1].name == "reference"
     for one in IMPLEMENTATIONS[:-1]:
@@ -555,7 +555,7 @@ def test_explain_attention_names_who_serves():
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()])
 def test_explain_attention_is_true(mapping, options, monkeypatch):
     """The implementation that it names is the one that runs."""
-    module = importlib.import_module("anymax.attention.implementations")
+    module = importlib.import_module("anymax._attention.implementations")
     ran = []
 
     def spy(one):

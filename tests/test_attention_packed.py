@@ -20,7 +20,7 @@ from anymax import (
     temperature,
     topk,
 )
-from anymax.attention import packed
+from anymax._attention import packed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),

@@ -188,11 +188,11 @@ def answer(seed):
 @pytest.mark.parametrize("implementation", [None, "blockwise", "reference"])
 @pytest.mark.parametrize("seed", range(50))
 def test_torch(seed, implementation, monkeypatch):
-    from anymax.attention import blockwise
+    from anymax._attention import torch_blockwise
 
     r = random.Random(seed)
     for constant, value in zip(("_BLOCK", "_ROWS", "_KEYS"), r.choice([(8, 1, 1), (70, 2, 3), (1 << 20, 32, 256)])):
-        monkeypatch.setattr(blockwise, constant, value)
+        monkeypatch.setattr(torch_blockwise, constant, value)
     name, arrays, options, want, weights, g, grads = answer(seed)
     dtype = r.choice(["float64", "float64", "float32", "bfloat16", "float16"])
     low = getattr(torch, dtype)

@@ -14,7 +14,7 @@ from scipy.special import softmax as scipy_softmax
 
 import anymax as am
 from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, compose
-from anymax.decoding import gumbel_topk, speculative_accept, topk_log_prob
+from anymax.sampling.decoding import gumbel_topk, speculative_accept, topk_log_prob
 
 INF = math.inf
 

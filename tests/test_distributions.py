@@ -13,7 +13,7 @@ from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
-from anymax.autodiff.softmax_terms import blocks
+from anymax.likelihood.softmax_plain import blocks
 
 INF = math.inf
 MAPS = {
@@ -200,18 +200,18 @@ def test_a_common_offset_changes_nothing(kind):
 @pytest.mark.parametrize("kind", [k for k in ("numpy", "torch") if k in KINDS])
 def test_rows_in_pieces_are_the_same_rows(kind, monkeypatch):
     """Blocks of any size, over leading axes that no view makes one."""
-    from anymax.autodiff import softmax_terms
+    from anymax.likelihood import softmax_plain
 
     rng = np.random.default_rng(0)
     whole = KINDS[kind](rng.normal(size=(3, 5, 11)))
     x, y = whole[:, 1:], KINDS[kind](rng.integers(0, 11, (3, 4)))
     want = A.log_prob_entropy(Softmax(), x, y)
     for size in (1, 12, 40, 100):
-        monkeypatch.setattr(softmax_terms, "_BLOCK", size)
+        monkeypatch.setattr(softmax_plain, "_BLOCK", size)
         if kind == "torch":
-            from anymax.autodiff import softmax_terms_torch
+            from anymax.likelihood import softmax_torch
 
-            monkeypatch.setitem(softmax_terms_torch._LIMITS, "cpu", size)
+            monkeypatch.setitem(softmax_torch._LIMITS, "cpu", size)
         for a, b in zip(A.log_prob_entropy(Softmax(), x, y), want):
             np.testing.assert_allclose(back(a), back(b), rtol=1e-14)
         if kind == "torch":
@@ -230,7 +230,7 @@ def test_engines_and_plain_operations_agree(dtype, temperature, engine):
     torch = pytest.importorskip("torch")
     import array_api_compat.torch as xp
 
-    from anymax.autodiff import softmax_terms, softmax_terms_torch
+    from anymax.likelihood import softmax_plain, softmax_torch
 
     x = torch.tensor(scores(8, 33, sigma=3.0)).to(getattr(torch, dtype))
     x[1], x[2, :30], x[3, 5], x[4, 6] = -INF, -INF, math.nan, INF
@@ -239,7 +239,7 @@ def test_engines_and_plain_operations_agree(dtype, temperature, engine):
     tolerances = {"float64": (1e-13, 1e-13), "float32": (1e-5, 2e-6), "bfloat16": (1e-2, 1e-2)}[dtype]
     for index, entropy, rest in ((y[:, None], True, False), (ids, False, True), (ids, False, False), (ids, True, True)):
         leaves, found = [x.clone().requires_grad_() for _ in range(2)], []
-        for leaf, terms in zip(leaves, (softmax_terms_torch.terms, lambda *a: softmax_terms.plain(*a, xp))):
+        for leaf, terms in zip(leaves, (softmax_torch.terms, lambda *a: softmax_plain.plain(*a, xp))):
             found.append([part for part in terms(leaf, index, scale, entropy, rest) if part is not None])
             value = sum((i + 1) * torch.where(part > -INF, part, 0.0).sum() for i, part in enumerate(found[-1]))
             value.backward()

@@ -14,7 +14,7 @@ import pytest
 from cases import CASES
 
 import anymax
-from anymax import _typing
+from anymax._core import typing
 from anymax.mappings import CATALOGUE
 
 ROOT = Path(__file__).parents[1]
@@ -457,7 +457,7 @@ def test_the_types_of_signatures_are_explained():
             parameters = inspect.signature(thing).parameters.values()
             written |= {word for p in parameters for word in re.findall(r"\w+", str(p.annotation))}
     assert explained - {"Array", "AnyArray"} <= written
-    assert vars(_typing).keys() & written <= explained | {"Any", "Literal", "Sequence"}
+    assert vars(typing).keys() & written <= explained | {"Any", "Literal", "Sequence"}
 
 
 # -- the built site ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anymax
-from anymax import _options
+from anymax._core import options
 
 NO_DOCSTRINGS = ("__main__", "_engine")  # a program, and the compiled library
 MODULES = [
@@ -178,7 +178,7 @@ def test_spelled_says_what_the_other_function_says(as_indented):
 
     before = guest
     host.__doc__, guest.__doc__ = as_indented(host.__doc__), as_indented(guest.__doc__)
-    assert _options.spelled(host)(guest) is before
+    assert options.spelled(host)(guest) is before
     assert str(inspect.signature(guest)) == "(x, k, axis=0, *, own=3, mask=None, out=None)"
     assert inspect.getdoc(guest) == (
         "Guest.\n\nProse.\n\nx: the scores,\n    an array.\naxis: ours.\nmask, out: two at once.\n\nReturns p.\n\n>>> 2\n2"
@@ -192,7 +192,7 @@ def test_spelled_without_docstrings():
 
     def guest(**options): ...
 
-    assert str(inspect.signature(_options.spelled(host)(guest))) == "(*, mask=None)"
+    assert str(inspect.signature(options.spelled(host)(guest))) == "(*, mask=None)"
     assert guest.__doc__ is None
 
 

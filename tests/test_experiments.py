@@ -303,10 +303,10 @@ def test_saved_results_come_from_the_default_command(elsewhere, capsys):
 def test_a_changed_tree_saves_nothing(elsewhere, monkeypatch, tmp_path, capsys):
     saved, _ = elsewhere
     monkeypatch.setattr(
-        _common.subprocess, "check_output", lambda *_, **__: " M src/anymax/losses.py\n?? experiments/new.py\n"
+        _common.subprocess, "check_output", lambda *_, **__: " M src/anymax/losses/verbs.py\n?? experiments/new.py\n"
     )
     assert _common.main(made_up(), lambda settings, found: told(found), []) == 2
-    assert "these files differ: src/anymax/losses.py, experiments/new.py" in capsys.readouterr().err
+    assert "these files differ: src/anymax/losses/verbs.py, experiments/new.py" in capsys.readouterr().err
     assert not saved.exists()
     assert _common.main(made_up(), lambda settings, found: told(found), ["--out", str(tmp_path / "other")]) == 0
 

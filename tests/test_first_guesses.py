@@ -13,7 +13,9 @@ import pytest
 from kinds import KINDS, back, jax_in_the_whole_battery
 
 import anymax as am
-from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, _names, _targets
+from anymax import Entmax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax
+from anymax._core import names
+from anymax.losses import targets
 from anymax.mappings import CATALOGUE
 
 X = np.array([[2.0, 1.0, 0.1], [0.5, 0.4, -1.0]])
@@ -127,7 +129,7 @@ def test_a_map_in_sequential_is_an_activation():
     ],
 )
 def test_a_name_means_a_map(name, mapping):
-    assert _names.as_mapping(name) == mapping
+    assert names.as_mapping(name) == mapping
     same(am.apply(name, X), mapping(X))
 
 
@@ -135,7 +137,7 @@ def test_every_map_without_a_function_has_its_name():
     for kind in CATALOGUE:
         if kind is not Ratio:
             words = ",".join(f"{key}={value}" for key, value in kind.example.items())
-            assert _names.as_mapping(f"{kind.name}:{words}" if words else kind.name) == kind(**kind.example)
+            assert names.as_mapping(f"{kind.name}:{words}" if words else kind.name) == kind(**kind.example)
 
 
 @jax_in_the_whole_battery
@@ -385,7 +387,7 @@ def test_an_axis_in_the_place_of_a_parameter_is_asked_about(call, words):
 
 @pytest.fixture
 def not_yet_warned(monkeypatch):
-    monkeypatch.setattr(_targets, "_warned", False)
+    monkeypatch.setattr(targets, "_warned", False)
 
 
 LOSSES = {
@@ -441,7 +443,7 @@ def test_no_warning_while_a_compiler_looks(not_yet_warned):
             x, y = torch.zeros(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)
             torch.compile(am.cross_entropy, backend="eager")(x, y)
             torch.func.grad(lambda v: am.sparsemax_loss(v, y))(x)
-    assert not _targets._warned
+    assert not targets._warned
 
 
 def test_classes_at_the_end_are_asked_about():

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import anymax
 from anymax import Entmax, Softmax, Sparsemax, Taylor, nn, segments
-from anymax._names import as_mapping
+from anymax._core.names import as_mapping
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning"),

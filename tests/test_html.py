@@ -14,8 +14,9 @@ import pytest
 from cases import CASES
 
 import anymax
-from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, Taylor, _html, plot
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, Taylor, plot
 from anymax.mappings import CATALOGUE
+from anymax.plot import notebook
 
 ALPHAS = np.array([1.2, 1.5, 1.9, 1.3]).reshape(4, 1, 1)
 MAPS = {
@@ -68,7 +69,7 @@ def test_the_page_is_small_and_whole(name):
 def test_a_map_of_the_library_has_a_formula_and_a_curve(kind):
     mapping = Ratio.square() if kind is Ratio else kind(**kind.example)
     assert kind.formula
-    assert _html.typeset(kind.formula) in mapping._repr_html_()
+    assert notebook.typeset(kind.formula) in mapping._repr_html_()
     (points,) = curves(parsed(mapping))
     assert len(np.unique(points[:, 1])) > 2, "the curve says nothing"
 
@@ -83,7 +84,7 @@ def test_the_curve_is_that_of_the_map():
         (points,) = curves(parsed(mapping))
         t = np.linspace(-4.0, 4.0, len(points))
         p = anymax.apply(mapping, np.stack(np.broadcast_arrays(t, *others), axis=-1))[:, 0]
-        bottom, top = _html._BOTTOM, _html._TOP
+        bottom, top = notebook._BOTTOM, notebook._TOP
         np.testing.assert_allclose((bottom - points[:, 1]) / (bottom - top), p, atol=1e-3)
     assert "scores (t, 0, 0)" in Budget(2)._repr_html_()
 
@@ -97,7 +98,7 @@ def test_exact_zeros_are_thick():
 
 def test_numbers_of_an_array_have_a_curve_each():
     assert len(curves(parsed(Entmax(ALPHAS)))) == 4
-    assert len(curves(parsed(MAPS["a thousand alphas"]))) == _html._LINES
+    assert len(curves(parsed(MAPS["a thousand alphas"]))) == notebook._LINES
     assert "1.2 to 1.9, of shape (4, 1, 1)" in Entmax(ALPHAS)._repr_html_()
 
 
@@ -113,8 +114,10 @@ def test_learned_numbers_say_so():
 def test_functions_of_another_framework_have_a_curve():
     torch = pytest.importorskip("torch")
     (points,) = curves(parsed(Ratio(torch.sigmoid)))
-    expected = plot.curve(Ratio.sigmoid(), _html._GRID, (0.0,))
-    np.testing.assert_allclose((_html._BOTTOM - points[:, 1]) / (_html._BOTTOM - _html._TOP), expected, atol=1e-3)
+    expected = plot.curve(Ratio.sigmoid(), notebook._GRID, (0.0,))
+    np.testing.assert_allclose(
+        (notebook._BOTTOM - points[:, 1]) / (notebook._BOTTOM - notebook._TOP), expected, atol=1e-3
+    )
 
 
 def test_a_tracer_has_no_numbers_and_no_curve():
@@ -166,7 +169,7 @@ def test_a_subclass_with_formulas_of_its_own_does_not_print_the_old_one():
     ],
 )
 def test_formulas_are_typeset(formula, shown):
-    assert _html.typeset(formula) == shown
+    assert notebook.typeset(formula) == shown
 
 
 def test_it_is_quick():

@@ -14,7 +14,7 @@ import anymax as A
 from anymax import LinearState, Taylor, linear_attention
 from anymax.kernels import native
 
-linear = importlib.import_module("anymax.attention.linear")
+linear = importlib.import_module("anymax._attention.linear")
 
 
 def arrays(q=(2, 4, 9, 5), k=None, v=None, seed=0):

@@ -374,12 +374,11 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
         free[0][::2] *= 1e-4
         free[2].zero_()
     mapping = MAPS[name] if name != "topk" else SparseSoftmax(k=500)
-    from anymax import _layer_quickly
-    from anymax._layer import Layer
-    from anymax.autodiff import layer_torch
+    from anymax.linear import torch_backward, torch_kept
+    from anymax.linear.layer import Layer
 
     layer = Layer.of("test", *free[:2], mapping, None, None)
-    held = layer_torch.kept(layer, y, _layer_quickly._bound(mapping, A._array.namespace(y)), False, None)
+    held = torch_backward.kept(layer, y, torch_kept._bound(mapping, A._array.namespace(y)), False, None)
     assert held.full.any()
     assert name == "topk" or not held.full.all()
     got = A.linear_loss(*free[:2], y, mapping, linear_bias=free[2])
@@ -494,7 +493,7 @@ def test_transforms(kind):
 @pytest.mark.parametrize("margin", [A.margins.AM(0.3), A.margins.ArcFace(0.5)], ids=str)
 @pytest.mark.parametrize("name", [*QUICK, "taylor"])
 def test_margins(name, margin):
-    from anymax.output_layers import margin_linear_loss
+    from anymax.linear.verbs import margin_linear_loss
 
     torch, free, y = torch_operands()
     y[3] = -100
@@ -508,7 +507,7 @@ def test_margins(name, margin):
 
 def test_a_large_margin_head_holds_no_cosines(monkeypatch):
     torch = pytest.importorskip("torch")
-    from anymax import _margin_head
+    from anymax.nn import margin_head
 
     for name in ("softmax", "entmax15", "normmax"):
         torch.manual_seed(0)
@@ -517,7 +516,7 @@ def test_a_large_margin_head_holds_no_cosines(monkeypatch):
         want = head(x, y)
         gradient = torch.autograd.grad(want, head.weight)[0]
         with monkeypatch.context() as patch:
-            patch.setattr(_margin_head, "_MANY", 100)
+            patch.setattr(margin_head, "_MANY", 100)
             patch.setattr(A.nn.MarginHead, "cosines", None)
             got = head(x, y)
         close(got.detach(), want.detach(), 1e-5)
@@ -558,10 +557,10 @@ def test_the_module():
 def test_torch_compile(name, monkeypatch):
     """An operation of ours, forward and backward, which does not hold the scores."""
     torch, free, y = torch_operands("float32")
-    from anymax import _layer_operations
+    from anymax.linear import torch_compiled
 
-    calls, made = [], _layer_operations._made
-    monkeypatch.setattr(_layer_operations, "_made", lambda *given: calls.append(1) or made(*given))
+    calls, made = [], torch_compiled._made
+    monkeypatch.setattr(torch_compiled, "_made", lambda *given: calls.append(1) or made(*given))
     y[2] = -100
     torch.compiler.reset()
 

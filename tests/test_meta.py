@@ -585,7 +585,7 @@ def test_attention_is_the_function():
             importlib.import_module(f"anymax.attention.{part}")
     assert am.attention.__name__ == "attention"
     assert am.linear_attention.__name__ == "linear_attention"
-    from anymax.attention import attention
+    from anymax._attention import attention
 
     assert attention is am.attention
 

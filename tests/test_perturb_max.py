@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, special, stats
 
 import anymax as A
-from anymax._noises import NOISES, Noise
+from anymax._random.noises import NOISES, Noise
 from anymax.mappings.perturb_max import PerturbMax
 
 LAWS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import anymax as am
-from anymax._draws import first_above
+from anymax._random.draws import first_above
 from anymax.margins import ArcFace
 
 X = np.array([[0.4, -0.2, 0.9, 0.1], [0.3, 0.5, -0.6, 0.2], [-0.1, 0.8, 0.2, 0.0]])

@@ -9,21 +9,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 import anymax
-from anymax import (
-    Budget,
-    Entmax,
-    NormMax,
-    PerturbMax,
-    Ratio,
-    Softmax,
-    Sparsemax,
-    SparseSoftmax,
-    Taylor,
-    _drawing,
-    apply,
-    plot,
-)
+from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Softmax, Sparsemax, SparseSoftmax, Taylor, apply, plot
 from anymax.mappings import CATALOGUE
+from anymax.plot import style
 
 RNG = np.random.default_rng(0)
 P = apply(Sparsemax(), RNG.normal(size=(200, 6)))
@@ -205,7 +193,7 @@ def test_colours_are_told_apart_by_everyone(seen):
     assert nearest(plot.COLOURS) > 15
     if seen is SEEN["deutan"]:
         assert nearest(matplotlib.colormaps["tab10"].colors) < 10  # the check can fail
-    for scale in (plot.SEQUENTIAL, _drawing.shades()):
+    for scale in (plot.SEQUENTIAL, style.shades()):
         shades = matplotlib.colormaps[scale] if isinstance(scale, str) else scale
         lightness = lab(shades(np.linspace(0, 1, 33))[:, :3], seen)[:, 0]
         assert np.all(np.diff(lightness) > 0) or np.all(np.diff(lightness) < 0)

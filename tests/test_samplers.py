@@ -11,11 +11,11 @@ from scipy import stats
 from scipy.special import softmax as scipy_softmax
 
 import anymax as am
-from anymax import _draws, _random
 from anymax._array import namespace
-from anymax._draws import first_above, invert, uniforms
+from anymax._random import draws, generators
+from anymax._random.draws import first_above, invert, uniforms
 from anymax.mappings import Budget, Entmax, Softmax, Sparsemax, SparseSoftmax
-from anymax.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from anymax.sampling.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 from anymax.transforms import compose, cosine, logit_bias, minp, noise, prior, temperature, topk, topp
 
 INF = math.inf
@@ -55,7 +55,7 @@ def test_gumbel_max_is_softmax(kind):
 @every_kind
 def test_the_extremes_of_fp32_noise_have_no_ties(kind):
     """24 random bits give some among the thousand largest of a million, and ties favour the first classes."""
-    u = back(_random.uniform((2**20,), KINDS[kind](np.zeros(1, np.float32)), generator(kind)))
+    u = back(generators.uniform((2**20,), KINDS[kind](np.zeros(1, np.float32)), generator(kind)))
     assert u.dtype == np.float32
     assert u.min() > 0
     assert u.max() < 1
@@ -153,13 +153,13 @@ def test_a_class_of_probability_zero_is_never_drawn(kind):
 def test_sums_that_are_not_monotone(monkeypatch):
     """What a parallel sum may do, made gross: the sum grows where there is no mass."""
     p = np.array([[0.0, 0.5, 0.0, 0.0, 0.5, 0.0]])
-    exact = _draws.running_sum
+    exact = draws.running_sum
 
     def rough(x, xp, dtype=None):
         out = exact(x, xp, dtype)
         return out + np.array([0.1, 0.0, 0.1, -0.05, 0.0, 0.1]) if np.issubdtype(out.dtype, np.floating) else out
 
-    monkeypatch.setattr(_draws, "running_sum", rough)
+    monkeypatch.setattr(draws, "running_sum", rough)
     index = invert(p, np.random.default_rng(0).random((1, 5000)), np)
     assert set(np.unique(index)) == {1, 4}
 
@@ -429,7 +429,7 @@ def test_the_number_of_a_row_is_the_generators_own(kind, count):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_number_does_not_mind_how_many_follow(kind, dtype):
     like = KINDS[kind](np.zeros(1, dtype))
-    many, few = (back(_random.uniform((n, 3), like, generator(kind))) for n in (50, 7))
+    many, few = (back(generators.uniform((n, 3), like, generator(kind))) for n in (50, 7))
     assert np.array_equal(many[:7], few)
     assert len(np.unique(many)) == 150
 
@@ -502,7 +502,7 @@ def test_a_generator_of_another_device():
     """Asked of scores without data, since a machine may have one device only."""
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"generator: it is on cpu and the scores are on meta; use torch\.Generator"):
-        _random.uniform((3, 1), torch.zeros(3, device="meta"), torch.Generator())
+        generators.uniform((3, 1), torch.zeros(3, device="meta"), torch.Generator())
 
 
 # -- transforms, log p, supports ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import oracles
 import pytest
 
 import anymax as am
-from anymax._solve import root
+from anymax._core.solve import root
 
 CLOSED = {
     "softmax": am.Softmax(),

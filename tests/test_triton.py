@@ -206,8 +206,8 @@ def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
 @needs_triton
 @pytest.mark.filterwarnings("ignore")
 def test_output_layers_compile_ahead_of_time(monkeypatch, compiler):
-    from anymax._layer import Layer
     from anymax.kernels.triton import layer
+    from anymax.linear.layer import Layer
 
     calls = recorded(monkeypatch, layer, KERNELS["layer"])
     make = lambda *shape: torch.zeros(shape, dtype=torch.float16)  # noqa: E731

@@ -389,9 +389,9 @@ def layer_cases() -> Iterator[Case]:
     import torch
 
     import anymax as am
-    from anymax._layer import Layer
     from anymax.kernels import triton as engine
     from anymax.kernels.triton import layer
+    from anymax.linear.layer import Layer
 
     for dtype in (torch.bfloat16, torch.float32):
         make = functools.partial(torch.empty, dtype=dtype, device="meta")

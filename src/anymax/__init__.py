@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import mappings, margins, transforms
+from . import mappings, transforms
+from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
-from ._mapping import Facts, Mapping, RatioMap, Separable
+from ._core.mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
-from .attention import LinearState, attention, explain_attention, linear_attention
 from .contract import check_mapping
-from .decoding import gumbel_topk, speculative_accept, topk_log_prob
-from .distributions import kl, log_prob, log_prob_entropy, topk_kl
 from .functional import (
     apply,
     budget,
@@ -33,7 +31,10 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
-from .losses import (
+from .likelihood.verbs import kl, log_prob, log_prob_entropy, topk_kl
+from .losses import margins
+from .losses.multilabel import multilabel_softmax_loss
+from .losses.verbs import (
     accuracy_loss,
     cross_entropy,
     entmax15_loss,
@@ -50,8 +51,8 @@ from .losses import (
     taylor_softmax_loss,
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
-from .multilabel import multilabel_softmax_loss
-from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .sampling.decoding import gumbel_topk, speculative_accept, topk_log_prob
+from .sampling.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 from .segments import (
     Segments,
     segment_apply,
@@ -93,8 +94,8 @@ if TYPE_CHECKING:
     from . import numpyro as numpyro
     from . import plot as plot
     from . import sklearn as sklearn
-    from .attention.packed import attention_varlen
-    from .output_layers import linear_log_prob, linear_loss, linear_threshold
+    from ._attention.packed import attention_varlen
+    from .linear.verbs import linear_log_prob, linear_loss, linear_threshold
 
 _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
 _LATE_NAMES = {  # functions whose modules take a while to load, and where they are

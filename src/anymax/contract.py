@@ -13,11 +13,11 @@ import numpy as np
 
 from . import kernels
 from ._array import Array, is_array, quiet
-from ._mapping import Facts, Mapping, RatioMap, Separable
-from ._names import as_mapping
+from ._core.mapping import Facts, Mapping, RatioMap, Separable
+from ._core.names import as_mapping
 from .functional import apply
 from .inspection import jacobian
-from .losses import fenchel_young, nll
+from .losses.verbs import fenchel_young, nll
 from .mappings import Ratio
 
 _SPREADS = (0.02, 1.0, 30.0)

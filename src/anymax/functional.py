@@ -10,13 +10,13 @@ import numpy as np
 
 from . import _array
 from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
-from ._mapping import Mapping
-from ._names import as_mapping
-from ._noises import Noise
-from ._options import allowed, answering, names, spelled
-from ._rows import hide, join, like_scores, prepare, restore_axis, split
-from ._shards import over_devices, sharded
-from ._typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
+from ._core.mapping import Mapping
+from ._core.names import as_mapping
+from ._core.options import allowed, answering, names, spelled
+from ._core.rows import hide, join, like_scores, prepare, restore_axis, split
+from ._core.shards import over_devices, sharded
+from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
+from ._random.noises import Noise
 from .autodiff import bridge
 from .kernels import reference
 from .mappings import (

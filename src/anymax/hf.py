@@ -29,13 +29,14 @@ except ModuleNotFoundError as error:
         "anymax.hf needs torch; install it with: pip install 'anymax[hf,torch]'", name=error.name
     ) from None
 
-from . import samplers, transforms
-from ._categorical import global_generator
-from ._mapping import Mapping
-from ._of_mapping import OfMapping
-from ._terms import log_p_rows, read
-from .attention import attention
+from . import transforms
+from ._attention import attention
+from ._core.mapping import Mapping
+from .likelihood.terms import log_p_rows, read
 from .mappings import CATALOGUE, Entmax, Softmax
+from .nn.base import OfMapping
+from .nn.categorical import global_generator
+from .sampling import samplers
 
 try:
     import transformers

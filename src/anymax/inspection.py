@@ -9,12 +9,12 @@ import numpy as np
 
 from . import _array
 from ._array import Array, asarray, floating, is_array, known_any, namespace, pick_axis, quiet, shown, total, upcast
-from ._mapping import Facts, Mapping
-from ._names import as_mapping
-from ._options import answering, spelled
-from ._rows import prepare
-from ._shards import refuse as refuse_sharded
-from ._typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
+from ._core.mapping import Facts, Mapping
+from ._core.names import as_mapping
+from ._core.options import answering, spelled
+from ._core.rows import prepare
+from ._core.shards import refuse as refuse_sharded
+from ._core.typing import AnyArray, ArrayT, Entropy, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
 

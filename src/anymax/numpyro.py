@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import samplers
-from ._mapping import Mapping
-from ._terms import kl_rows, log_p_rows, p_rows, read, terms_of
+from ._core.mapping import Mapping
 from .kernels.xla import Static
+from .likelihood.terms import kl_rows, log_p_rows, p_rows, read, terms_of
 from .mappings import Softmax
+from .sampling import samplers
 
 try:
     import jax

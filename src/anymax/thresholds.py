@@ -8,12 +8,12 @@ from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
 from ._array import Array, is_array, is_torch, namespace, pick_axis, quiet, stop_gradient, upcast
-from ._mapping import Mapping, one_a_row
-from ._names import as_mapping
-from ._options import answering, spelled
-from ._rows import aligned, join, like_scores, prepare, restore_axis
-from ._shards import over_devices, sharded
-from ._typing import ArrayT, Axes, Mask, Numbers, Parameter
+from ._core.mapping import Mapping, one_a_row
+from ._core.names import as_mapping
+from ._core.options import answering, spelled
+from ._core.rows import aligned, join, like_scores, prepare, restore_axis
+from ._core.shards import over_devices, sharded
+from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
 from .mappings import Softmax

@@ -12,7 +12,7 @@ import sympy
 
 import anymax as A
 from anymax import Sigsoftmax, Softmax, SparseSoftmax, Taylor
-from anymax.attention.linear import taylor_features
+from anymax._attention.linear import taylor_features
 
 from . import checks, gradient, lse, numbers, rows, simplex
 from .softmax import shannon

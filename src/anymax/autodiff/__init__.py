@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import kernels
 from .._array import Array, is_jax, is_torch
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..kernels import native
 from ..kernels.link import link_of
 

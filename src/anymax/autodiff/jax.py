@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
 from .._array import Array, upcast
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..kernels import reference, xla
 from ..kernels.link import Link, link_of
 from ..kernels.xla import Static, alike, outside_of_jit, to_front

@@ -18,7 +18,7 @@ import torch
 
 from .. import kernels
 from .._array import from_last, modes, to_last
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..kernels import native, reference
 from ..kernels._rows import disjoint
 from ..kernels.link import WITHOUT_LOSS, Link, link_of

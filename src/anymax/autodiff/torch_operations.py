@@ -10,7 +10,7 @@ import torch
 
 from .. import kernels
 from .._array import floating, upcast
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..mappings import CATALOGUE
 from . import library
 

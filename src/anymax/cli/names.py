@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from collections.abc import Mapping as Dict
 from typing import Any
 
-from .. import _names
-from .._mapping import Mapping
-from .._names import UnknownMap as UnknownMap
-from .._names import fields, number, read
+from .._core import names
+from .._core.mapping import Mapping
+from .._core.names import UnknownMap as UnknownMap
+from .._core.names import fields, number, read
 
 __all__ = ["UnknownMap", "choose", "fields", "make", "number", "options", "parameters"]
 
@@ -18,7 +18,7 @@ __all__ = ["UnknownMap", "choose", "fields", "make", "number", "options", "param
 def options() -> dict[str, list[str]]:
     """Every parameter, and the maps that have it."""
     out: dict[str, list[str]] = {}
-    for name in _names.classes():
+    for name in names.classes():
         for key in fields(name):
             out.setdefault(key, []).append(name)
     return out
@@ -26,12 +26,12 @@ def options() -> dict[str, list[str]]:
 
 def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
     """The map of this name, for n classes, with those of the given parameters that it has; its usual parameters otherwise."""
-    name = _names.find(name)
-    if name in _names.ratios() or name == "ratio":
-        return _names.make("square" if name == "ratio" else name, {})
+    name = names.find(name)
+    if name in names.ratios() or name == "ratio":
+        return names.make("square" if name == "ratio" else name, {})
     chosen = {key: value for key, value in given.items() if key in fields(name)}
-    example = _names.classes()[name].example
-    return _names.make(name, chosen or {key: min(v, n) if type(v) is int else v for key, v in example.items()})
+    example = names.classes()[name].example
+    return names.make(name, chosen or {key: min(v, n) if type(v) is int else v for key, v in example.items()})
 
 
 def _parsed(spec: str, given: Dict[str, Any], n: int) -> Mapping:
@@ -48,7 +48,7 @@ def _parsed(spec: str, given: Dict[str, Any], n: int) -> Mapping:
 
 def choose(specs: Iterable[str], given: Dict[str, Any], n: int = 2) -> list[Mapping]:
     """The maps that the specs name, or one of each family; an option that none of them has is an error."""
-    maps = [_parsed(spec, given, n) for spec in list(specs) or _names.classes()]
+    maps = [_parsed(spec, given, n) for spec in list(specs) or names.classes()]
     for key in given:
         if not any(key == field.name for mapping in maps for field in dataclasses.fields(mapping)):  # type: ignore[arg-type]
             raise ValueError(f"--{key}: {', '.join(dict.fromkeys(m.name for m in maps))} has no such parameter")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import plot
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..inspection import jacobian
 from . import progress
 

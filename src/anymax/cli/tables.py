@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._mapping import Mapping
-from ..plot import COLOURS, label
+from .._core.mapping import Mapping
+from ..plot.maps import COLOURS, label
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HUES = COLOURS[:6]  # without black and grey

@@ -16,9 +16,9 @@ import numpy as np
 from rich.console import Console
 
 from .. import plot
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..functional import apply
-from ..losses import fenchel_young, nll
+from ..losses.verbs import fenchel_young, nll
 from ..mappings import Budget
 from . import names, progress, tables
 

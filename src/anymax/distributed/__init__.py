@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import torch_loaded
-from .._mapping import Mapping
-from .._options import spelled
-from .._typing import ArrayT, Mask, Reduction
+from .._core.mapping import Mapping
+from .._core.options import spelled
+from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
 from ._agree import Talk, agreeing

@@ -17,9 +17,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
-from .._mapping import Mapping
-from .._names import as_mapping
-from .._targets import class_axis, class_weights, result_dtype
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from ..losses.targets import class_axis, class_weights, result_dtype
 from . import _without_constant, apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold
 
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..mappings import Entmax, PerturbMax, Sigsoftmax, Softmax
 from ..mappings.sigsoftmax import _log_weight
 from ._shard import Met, Shard, divided, place_of

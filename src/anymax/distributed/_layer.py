@@ -9,9 +9,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, is_integer, is_torch, namespace, upcast
-from .._layer import Layer
-from .._layer_asks import loss_of
-from .._targets import check_reduction, class_weights, reduced
+from ..linear.ask import loss_of
+from ..linear.layer import Layer
+from ..losses.targets import check_reduction, class_weights, reduced
 from ._agree import Talk, agreeing
 from ._group import Group
 from ._losses import Options, loss_of_call, target_is

@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
-from .._mapping import Separable
-from .._targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype, to_spread
+from .._core.mapping import Separable
 from ..autodiff import bridge
-from ..losses import fenchel_young as whole_loss
+from ..losses.targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype, to_spread
+from ..losses.verbs import fenchel_young as whole_loss
 from ..mappings import NormMax, PerturbMax, SparseSoftmax
 from ._agree import Talk
 from ._exponential import size_of

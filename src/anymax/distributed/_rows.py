@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, is_integer, known_any, namespace, stop_gradient, total
-from .._draws import invert, uniforms
+from .._random.draws import invert, uniforms
 from ..functional import apply
 from ..mappings import Entmax
 from ..thresholds import Threshold

@@ -22,10 +22,10 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._mapping import Mapping, one_a_row
-from .._names import as_mapping
-from .._rows import aligned, hide, kept, restore_axis
-from .._targets import class_axis
+from .._core.mapping import Mapping, one_a_row
+from .._core.names import as_mapping
+from .._core.rows import aligned, hide, kept, restore_axis
+from ..losses.targets import class_axis
 from ._agree import HERE, Head, Talk
 from ._group import Form, Group
 

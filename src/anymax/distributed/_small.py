@@ -13,8 +13,8 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, total
-from .._mapping import Mapping, Separable
-from .._truncate import topk_keep
+from .._core.mapping import Mapping, Separable
+from .._random.truncation import topk_keep
 from ..functional import apply
 from ..mappings import Budget, Entmax, NormMax, Sparsemax, SparseSoftmax
 from ..thresholds import tau_of

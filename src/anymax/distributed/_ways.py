@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, known_any, like, stop_gradient, total
-from .._mapping import Mapping, RatioMap, Separable
-from .._truncate import topp_keep
+from .._core.mapping import Mapping, RatioMap, Separable
+from .._random.truncation import topp_keep
 from ..functional import apply, log_apply
 from ..mappings import Entmax, Softmax, SparseSoftmax
 from ._exponential import Part, Whole, exponents

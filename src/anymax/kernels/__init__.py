@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from .._array import Array, asarray
-from .._mapping import Mapping
-from .._names import as_mapping
-from .._typing import AnyArray, DType, Numbers
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.typing import AnyArray, DType, Numbers
 from . import framework, native, reference, triton, xla
 
 ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array import Array, is_array, is_torch
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from . import asked, native
 from .link import NEED_SCORES, link_of
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .._array import Array, eager, is_jax, is_torch
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 
 name = "framework"
 

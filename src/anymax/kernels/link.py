@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .._array import Array, is_array
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 
 # as csrc/anymax.h and csrc/maps.hpp have them, which is tested; they are here for engines that serve where nothing was compiled
 OPS = {

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._array import Array, ask_torch, is_jax, is_torch, modes, namespace, top, upcast
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from . import library
 from ._memory import LARGE, SMALLEST, kept
 from .library import get_num_threads as get_num_threads

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, from_last, is_torch, namespace
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from . import asked, native
 from .link import NEED_SCORES, OPS, Link, link_of
 

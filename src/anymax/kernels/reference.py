@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._array import Array, floating, namespace, quiet, upcast
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 
 name = "reference"
 

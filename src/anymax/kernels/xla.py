@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from . import library, native, reference
 from .link import OPS, WITHOUT_LOSS, Link, link_of
 

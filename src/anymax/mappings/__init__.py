@@ -1,6 +1,6 @@
 """The catalogue of maps: one family a file. What is in `__all__` is public in `anymax` too, and in the order of every table."""
 
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from .budget import Budget
 from .entmax import Entmax
 from .normmax import NormMax

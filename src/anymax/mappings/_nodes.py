@@ -24,7 +24,7 @@ from .._array import (
     log,
     total,
 )
-from .._noises import Law, Noise, constant
+from .._random.noises import Law, Noise, constant
 
 CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
 _PANEL = 8  # Gauss nodes a panel

@@ -18,8 +18,8 @@ from .._array import (
     top,
     total,
 )
-from .._mapping import Facts, Separable
-from .._typing import Parameter
+from .._core.mapping import Facts, Separable
+from .._core.typing import Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,9 +22,9 @@ from .._array import (
     safe,
     total,
 )
-from .._mapping import Facts, Separable, positive, row_top
-from .._solve import Totals, anchored_power, pivot, root, sorted_power_threshold, totals
-from .._typing import Parameter
+from .._core.mapping import Facts, Separable, positive, row_top
+from .._core.solve import Totals, anchored_power, pivot, root, sorted_power_threshold, totals
+from .._core.typing import Parameter
 from .softmax import Softmax
 
 _SORTED = {1.0 / 3.0: 3, 0.5: 2, 1.0: 1}  # alpha - 1 -> r = 1 / (alpha - 1), where a closed form exists

@@ -20,9 +20,9 @@ from .._array import (
     stop_gradient,
     total,
 )
-from .._mapping import Facts, Mapping, positive, row_top
-from .._solve import root
-from .._typing import Parameter
+from .._core.mapping import Facts, Mapping, positive, row_top
+from .._core.solve import root
+from .._core.typing import Parameter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

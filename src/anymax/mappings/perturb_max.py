@@ -31,9 +31,9 @@ from .._array import (
     total,
     upcast,
 )
-from .._mapping import Facts, Mapping, row_top
-from .._noises import Law, Noise, constant, draw, find
-from .._typing import Parameter
+from .._core.mapping import Facts, Mapping, row_top
+from .._core.typing import Parameter
+from .._random.noises import Law, Noise, constant, draw, find
 from ._nodes import CHUNK, Chunk, Nodes, first, softplus
 
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32

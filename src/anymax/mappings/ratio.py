@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from .._array import Array, Namespace, known_any, namespace, stop_gradient, top
-from .._mapping import Facts, Mapping, RatioMap, row_top
+from .._core.mapping import Facts, Mapping, RatioMap, row_top
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

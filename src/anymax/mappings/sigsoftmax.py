@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total
-from .._mapping import Facts, RatioMap, row_top
+from .._core.mapping import Facts, RatioMap, row_top
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

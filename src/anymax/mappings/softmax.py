@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, counts, dot, finish, finite_scores, stop_gradient, total, xlogx
-from .._mapping import Facts, Separable, row_top
+from .._core.mapping import Facts, Separable, row_top
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,9 +25,9 @@ from .._array import (
     total,
     xlogx,
 )
-from .._mapping import Facts, Mapping, row_top
-from .._truncate import topk_keep, topp_keep
-from .._typing import AnyArray, Parameter
+from .._core.mapping import Facts, Mapping, row_top
+from .._core.typing import AnyArray, Parameter
+from .._random.truncation import topk_keep, topp_keep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from .._array import Array, Namespace, is_jax
-from .._mapping import Facts, Separable
-from .._solve import sorted_power_threshold
+from .._core.mapping import Facts, Separable
+from .._core.solve import sorted_power_threshold
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

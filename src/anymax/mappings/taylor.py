@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, check_integer, stop_gradient, top
-from .._mapping import Facts, RatioMap
+from .._core.mapping import Facts, RatioMap
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """The verbs on segments: rows of unequal length, one after another or in any order, as graphs, sets and packed sequences have them."""
 
-from .._segments.layout import Segments, segments
+from .layout import Segments, segments
 from .loss import segment_loss
 from .verbs import (
     apply_tensor,

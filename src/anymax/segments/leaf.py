@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from .._array import Array, is_jax, is_torch
-from .._segments.call import Call
 from ..kernels import ragged
+from .call import Call
 
 
 def leaf_of(call: Call) -> Any:
     """`apply`, `log`, `threshold`, `index_loss` for arrays like x, which answer None where no engine serves; None: padded rows do."""
     if is_jax(call.x):
-        from ..autodiff import segments_jax  # late: JAX is loaded already
+        from . import jax  # late: JAX is loaded already
 
-        return segments_jax
+        return jax
     if is_torch(call.x):
-        from ..autodiff import segments_torch  # late: torch is loaded already
+        from . import torch  # late: torch is loaded already
 
-        return segments_torch
+        return torch
     return _plain if call.segments.known else None
 
 

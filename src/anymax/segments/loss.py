@@ -8,15 +8,15 @@ import numpy as np
 
 from .. import _array
 from .._array import Array, counts, is_array, is_integer, known_any, upcast
-from .._mapping import Mapping
-from .._options import answering, spelled
-from .._segments.call import Call
-from .._segments.padded import Bucket, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
-from .._targets import cast, check_reduction, reduced, result_dtype
-from .._typing import ArrayT, Numbers, Reduction
-from ..losses import fenchel_young
+from .._core.mapping import Mapping
+from .._core.options import answering, spelled
+from .._core.typing import ArrayT, Numbers, Reduction
+from ..losses.targets import cast, check_reduction, reduced, result_dtype
+from ..losses.verbs import fenchel_young
 from . import tensors
+from .call import Call
 from .leaf import leaf_of
+from .padded import Bucket, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
 from .verbs import _HINTS, SegmentOptions, opened, segment_apply
 
 

@@ -8,21 +8,20 @@ from typing import Any, TypedDict, Unpack
 
 from .. import _array
 from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, shown, stop_gradient, upcast
-from .._draws import invert
-from .._mapping import Mapping
-from .._options import answering, spelled
-from .._random import uniform
-from .._segments import reductions
-from .._segments.call import Call
-from .._segments.layout import Segments
-from .._segments.padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
-from .._typing import ArrayT, Entropy, Numbers, Parameter
+from .._core.mapping import Mapping
+from .._core.options import answering, spelled
+from .._core.typing import ArrayT, Entropy, Numbers, Parameter
+from .._random.draws import invert
+from .._random.generators import uniform
 from ..functional import apply, log_rows
 from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
-from . import tensors
+from . import reductions, tensors
+from .call import Call
+from .layout import Segments
 from .leaf import leaf_of
+from .padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
 
 
 class SegmentOptions(TypedDict, total=False):

@@ -15,7 +15,7 @@ from sklearn.utils import _safe_indexing, check_random_state, column_or_1d, get_
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, assert_all_finite, check_is_fitted, validate_data
 
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from .classes import MappingClassifier
 from .levels import entering, power_of
 from .losses import pair

@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
 from .._array import quiet
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..functional import apply, log_apply
 from . import losses
 from .blocks import here, only

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import sparse
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..functional import apply
 from ..mappings import Entmax, Sparsemax
 

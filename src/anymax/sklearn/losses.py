@@ -9,9 +9,9 @@ from scipy import sparse
 
 from .. import kernels
 from .._array import quiet
-from .._mapping import Mapping
+from .._core.mapping import Mapping
 from ..functional import apply, log_apply, softmax
-from ..losses import fenchel_young, nll
+from ..losses.verbs import fenchel_young, nll
 from ..mappings import Entmax, Softmax, Sparsemax
 from ..thresholds import logsumexp
 

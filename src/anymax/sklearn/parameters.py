@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from .. import _names
-from .._mapping import Mapping
+from .._core import names
+from .._core.mapping import Mapping
 
 if TYPE_CHECKING:
     from typing import Self
@@ -32,9 +32,9 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
                 )
             return mapping
         try:
-            name, own = _names.read(mapping)
-            found = _names.make(name, own)
-        except _names.UnknownMap as error:
+            name, own = names.read(mapping)
+            found = names.make(name, own)
+        except names.UnknownMap as error:
             more = f", or {' and '.join(others)}" if others else ""
             raise ValueError(f"mapping={mapping!r}: {error}{more}; or give a map") from None
         except (TypeError, ValueError) as error:
@@ -42,7 +42,7 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
         if alpha is not None and "alpha" in own:
             raise ValueError(f"alpha={alpha!r}: {mapping!r} says its alpha already; choose mapping={name!r}")
     else:
-        found = _names.as_mapping(mapping, "mapping")
+        found = names.as_mapping(mapping, "mapping")
     if alpha is not None:
         if not any(field.name == "alpha" for field in dataclasses.fields(found)):  # type: ignore[arg-type]
             raise ValueError(f"alpha={alpha!r}: {found.name} has no alpha; leave it None, or choose mapping='entmax'")
@@ -81,7 +81,7 @@ def with_parameters(mapping: Any, changes: dict[str, Any]) -> Mapping:
             raise ValueError(
                 f"mapping__{name}: {mapping!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}"
             )
-    return _names.as_mapping(mapping, "mapping").replace(**changes)
+    return names.as_mapping(mapping, "mapping").replace(**changes)
 
 
 class MapParameters(BaseEstimator):

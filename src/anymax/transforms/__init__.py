@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._mapping import Mapping
-from .._transform import Composed, Transform
+from .._core.mapping import Mapping
+from .base import Composed, Transform
 from .scaling import cosine, mask, mix, noise, normalize, prior, scalable, temperature
 from .tokens import logit_bias, repetition_penalty
 from .truncation import epsilon_cutoff, eta, minp, topk, topnsigma, topp, typical, xtc

@@ -25,10 +25,10 @@ from .._array import (
     total,
     upcast,
 )
-from .._noises import Noise, draw, find
-from .._random import listed
-from .._transform import Transform, cast, check_range, masked, on_kept
-from .._typing import ArrayT, Numbers, Parameter
+from .._core.typing import ArrayT, Numbers, Parameter
+from .._random.generators import listed
+from .._random.noises import Noise, draw, find
+from .base import Transform, cast, check_range, masked, on_kept
 
 
 def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:

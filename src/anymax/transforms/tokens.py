@@ -24,8 +24,8 @@ from .._array import (
     pick_axis,
     positions,
 )
-from .._transform import Transform, check_range, native, on_kept
-from .._typing import Parameter
+from .._core.typing import Parameter
+from .base import Transform, check_range, native, on_kept
 
 
 def repetition_penalty(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from .._array import Array, Namespace, finite_scores, is_array, pick_axis, stop_gradient, top, total
-from .._random import listed, uniform
-from .._transform import Transform, check_range, masked
-from .._truncate import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
-from .._typing import Parameter
+from .._core.typing import Parameter
+from .._random.generators import listed, uniform
+from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
+from .base import Transform, check_range, masked
 
 _MASS = "above 0 and at most 1"
 _MOST = 2**31 - 1  # classes: an index has 32 bits in engines and in JAX

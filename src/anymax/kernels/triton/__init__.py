@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from ..._array import Array, is_jax, is_torch
-from ..._mapping import Mapping
+from ..._core.mapping import Mapping
 from .. import native
 from ..link import SPARSE, Link
 from ..link import link_of as known_link
@@ -147,7 +147,7 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
     """The levels where a class alone, and n equal ones, have G = _TAIL; the same for 1 - _TAIL; each with -log G."""
     import numpy as np
 
-    from ..._noises import find
+    from ..._random.noises import find
 
     law = find(noise)
     deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._array import Array
-from ..._mapping import Mapping
+from ..._core.mapping import Mapping
 from .. import asked
 from ..link import NEED_SCORES, Link
 from . import _prepared, link_of, name

@@ -1,0 +1,312 @@
+"""Who serves a call of `attention`.
+
+`IMPLEMENTATIONS` is walked from the left: the first that does not refuse and that pays serves the call. The reference keeps the
+whole matrix and never refuses. Each refusal is a sentence, and asking for an implementation that refuses is an error with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import kernels
+from .._array import Array, Namespace, eager, is_array, is_torch, namespace, upcast
+from .._random.generators import torch_source, uniform
+from ..functional import apply
+from .call import Call
+from .linear import linear_attention
+from .linear import refuse as refuse_linear
+from .scores import MASKED, Scores, refuse_tiles
+
+_MATRIX = 1 << 24  # scores, 64 MB: more go in blocks in any case
+_FEW = 1 << 19  # scores; fewer never do
+_KEYS, _TRACKED_KEYS = (
+    512,
+    1024,
+)  # keys from which blocks are faster than the matrix, without and with a gradient: as measured
+
+
+class Implementation(NamedTuple):
+    """`run(call)` gives the output and, where the call needs it, the matrix; `slow` says why it may not pay."""
+
+    name: str
+    refuse: Callable[[Call], str | None]
+    pays: Callable[[Call], bool]
+    run: Callable[[Call], tuple[Array, Any]]
+    slow: str = "it would not be faster here"
+
+
+def _reference(call: Call) -> tuple[Array, Any]:
+    xp = namespace(call.q)
+    q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow, and round
+    p = _products(q, k, call.groups)
+    if call.scores.shape[-1]:
+        p = apply(call.scores.mapping, call.scores.of(p, xp))
+        p = p[..., :-1] if "sink" in call.scores.arrays else p
+    return values(_dropped(p, call, xp), v, call.groups), p
+
+
+def _products(q: Array, k: Array, groups: int) -> Array:
+    """q k^T; the heads that share keys lie one below the other, so that the keys need not be repeated."""
+    xp = namespace(q)
+    if groups == 1:
+        return q @ xp.matrix_transpose(k)
+    heads, rows = q.shape[-3:-1]
+    s = xp.reshape(q, (*q.shape[:-3], heads // groups, groups * rows, q.shape[-1])) @ xp.matrix_transpose(k)
+    return xp.reshape(s, (*s.shape[:-3], heads, rows, s.shape[-1]))
+
+
+def values(p: Array, v: Array, groups: int) -> Array:
+    xp = namespace(p)
+    if groups == 1:
+        return p @ v
+    heads, rows = p.shape[-3:-1]
+    out = xp.reshape(p, (*p.shape[:-3], heads // groups, groups * rows, p.shape[-1])) @ v
+    return xp.reshape(out, (*out.shape[:-3], heads, rows, out.shape[-1]))
+
+
+def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
+    if not call.dropout_p:
+        return p
+    if is_torch(p) and call.generator is None and sys.modules["torch"].compiler.is_compiling():
+        # a compiler takes no generator, not even the global one
+        return sys.modules["torch"].nn.functional.dropout(p, call.dropout_p)
+    kept = uniform(tuple(p.shape), p, _source(call)) >= call.dropout_p
+    return xp.where(kept, p / (1.0 - call.dropout_p), xp.zeros_like(p))
+
+
+def _source(call: Call) -> Any:
+    """The generator; torch's global one where a torch caller gave none, as its own functions have it."""
+    if call.generator is not None or not is_torch(call.q):
+        return call.generator
+    torch = sys.modules["torch"]
+    device = call.q.device
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator
+
+
+def _refuse_sdpa(call: Call) -> str | None:
+    s = call.scores
+    if s.mapping.kernel != "softmax":
+        return f"torch has attention with softmax, not with {s.mapping.name}"
+    if not is_torch(call.q):
+        return "it serves torch tensors"
+    for what, there in (
+        ("soft-capped scores", s.softcap is not None), ("a transform", s.transform is not None), ("a sink", "sink" in s.arrays),
+        ("the weights", call.need_weights), ("a generator", call.dropout_p and call.generator is not None),
+        ("offsets for each batch", "offset" in s.arrays), ("an array as scale", "scale" in s.arrays),
+        ("ALiBi without the whole matrix", "slopes" in s.arrays), ("lengths of queries", "q_lengths" in s.arrays),
+    ):  # fmt: skip
+        if there:
+            return f"torch's attention has not {what}"
+    if call.q.ndim < 3 or not math.prod(call.q.shape):
+        return "torch's attention needs heads, and arrays that are not empty"
+    if _transformed(call.q):
+        return "torch's fused attention has no forward-mode derivative"
+    if _window_of(s) and s.shape[-1] * s.shape[-2] > 4 * _MATRIX:
+        return "torch's attention would need the window as a matrix"
+    return None
+
+
+def _window_of(s: Scores) -> bool:
+    """True where positions mask more than torch's own causal mask does, which multiplies its -inf by the scale and needs one above 0."""
+    further = s.causal and (s.offset != 0 or len(s.arrays) > 0 or not s.scale > 0)
+    return s.left is not None or s.right is not None or further
+
+
+def _sdpa(call: Call) -> tuple[Array, Any]:
+    torch = sys.modules["torch"]
+    s, q = call.scores, call.q
+    xp = namespace(q)
+    causal = s.causal and not _window_of(s)
+    rest = dataclasses.replace(s, causal=s.causal and not causal)
+    added = [a for a in (s.arrays.get("bias"), s.arrays.get("additive")) if a is not None]
+    keep = rest.kept(q, xp)
+    mask = keep
+    if added:
+        mask = added[0] if len(added) == 1 else added[0] + added[1]
+        if keep is not None:
+            mask = torch.where(keep, mask, MASKED)
+        if q.device.type != "cpu":  # elsewhere torch's kernels need it in the dtype of q
+            mask = mask.to(q.dtype)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, call.k, call.v, attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=s.scale,
+        enable_gqa=call.groups > 1,
+    )  # fmt: skip
+    return out, None
+
+
+def _refuse_triton(call: Call) -> str | None:
+    s, q = call.scores, call.q
+    if not is_torch(q):
+        return "it serves torch tensors on a GPU"
+    if q.device.type != "cuda" and not (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"it serves tensors on a GPU (CUDA, ROCm), these are on {q.device}"
+    if str(q.dtype)[6:] not in ("float32", "bfloat16", "float16"):
+        return f"it serves float32, bfloat16 and float16, not {q.dtype}"
+    if call.need_weights:
+        return "the weights are the matrix that it never has"
+    compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
+    if _transformed(q) or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
+        return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
+    if s.mapping.kernel not in ("softmax", "sparsemax", "entmax", "budget"):
+        return f"it has no kernel for {s.mapping.name}, but for softmax, sparsemax, entmax and budget"
+    if any(is_array(a) and a.ndim and a.shape[-1] != 1 for a in s.mapping.params().values()):
+        return "it takes one parameter of the map for all keys of a query"
+    if s.transform is not None:
+        return "it has no transforms of the scores"
+    if "scale" in s.arrays:
+        return "it takes a number as scale; multiply q by an array"
+    if not 0 < q.shape[-1] <= 256 or not 0 < call.v.shape[-1] <= 256:
+        return f"it has heads of 1 to 256 features, not {q.shape[-1]} and {call.v.shape[-1]}"
+    if compiling:
+        return "a generator can't be traced" if call.dropout_p and call.generator is not None else None
+    launch = kernels.triton.load()
+    return launch if isinstance(launch, str) else None
+
+
+def _triton(call: Call) -> tuple[Array, Any]:
+    from . import torch_flash  # late: only where torch and Triton are loaded already
+
+    if not call.dropout_p:
+        return torch_flash.attend(call, None), None
+    torch = sys.modules["torch"]
+    if torch.compiler.is_dynamo_compiling():
+        seed = torch.randint(2**62, (1,), device=call.q.device)
+    else:
+        source = torch_source(call.q, _source(call))
+        seed = torch.randint(2**62, (1,), generator=source, device=source.device).to(call.q.device)
+    return torch_flash.attend(call, seed), None
+
+
+def _refuse_blocks(call: Call) -> str | None:
+    if not is_torch(call.q):
+        return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
+    if call.need_weights:
+        return "the weights are the matrix that it never has"
+    if _transformed(call.q) or not eager(call.q):
+        return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
+    return refuse_tiles(call.scores)
+
+
+def _blocks(call: Call) -> tuple[Array, Any]:
+    from . import torch_blockwise  # late: only where torch is loaded already
+
+    return torch_blockwise.attend(call, torch_source(call.q, _source(call)) if call.dropout_p else None), None
+
+
+def _refuse_linear(call: Call) -> str | None:
+    s = call.scores
+    extra = sorted(set(s.arrays) - {"lengths"})
+    if extra or s.softcap is not None or s.transform is not None or s.left is not None or s.right is not None:
+        return "linear attention has scores q k^T alone, with a scale, a causal mask and lengths"
+    if call.dropout_p or call.need_weights:
+        return "linear attention has no matrix of probabilities to drop from or to return"
+    if s.causal and s.offset:
+        return "linear attention begins at the first key; carry on with the state of anymax.linear_attention"
+    return refuse_linear(s.mapping)
+
+
+def _linear(call: Call) -> tuple[Array, Any]:
+    s, lengths = call.scores, call.scores.arrays.get("lengths")
+    if lengths is not None:
+        lengths = namespace(lengths).reshape(lengths, lengths.shape[:-3])
+    gqa = call.groups > 1
+    out = linear_attention(
+        call.q, call.k, call.v, s.mapping, is_causal=s.causal, scale=s.scale, enable_gqa=gqa, lengths=lengths
+    )
+    return out, None
+
+
+def _empty(call: Call) -> bool:
+    """True where there is no query or no key: the output has no numbers, or zeros."""
+    return any(n == 0 for n in call.scores.shape)
+
+
+def _always(call: Call) -> bool:
+    return True
+
+
+def _never(call: Call) -> bool:
+    return False
+
+
+def _tracked(call: Call) -> bool:
+    return sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
+
+
+def _fills_gpu(call: Call) -> bool:
+    """A few queries against a long cache, as in decoding, keep few of its processors busy with gradients, where keys are not cut in parts:
+    their matrix is small, and read by all."""
+    *batch, rows, keys = call.scores.shape
+    few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
+    return call.q.device.type == "cuda" and not (few and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
+
+
+def _large(call: Call) -> bool:
+    count = math.prod(call.scores.shape)
+    return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if _tracked(call) else _KEYS))
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    Implementation("sdpa", _refuse_sdpa, _always, _sdpa),
+    Implementation(
+        "triton",
+        _refuse_triton,
+        _fills_gpu,
+        _triton,
+        "it pays on a GPU alone, with gradients for more than a few queries",
+    ),
+    Implementation("blockwise", _refuse_blocks, _large, _blocks, "so few scores are faster as one matrix"),
+    Implementation("linear", _refuse_linear, _never, _linear, "it rounds otherwise, and serves where it is asked for"),
+    Implementation("reference", lambda call: None, _always, _reference),
+)
+
+
+def named(name: str | None) -> Implementation | None:
+    if name is None:
+        return None
+    for one in IMPLEMENTATIONS:
+        if one.name == name:
+            return one
+    raise ValueError(
+        f"attention: there is no implementation {name!r}; there are {', '.join(i.name for i in IMPLEMENTATIONS)}"
+    )
+
+
+def choose(call: Call, asked: Implementation | None) -> Implementation:
+    """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it.
+
+    Where there are no scores it is the reference too, so that nobody else need think of it.
+    """
+    if asked is not None:
+        reason = asked.refuse(call)
+        if reason is not None:
+            raise ValueError(f"attention: implementation {asked.name!r} can't serve this call: {reason}")
+    if _empty(call) or (asked is None and eager(call.q) and kernels.asked() == "reference"):
+        return IMPLEMENTATIONS[-1]
+    if asked is not None:
+        return asked
+    return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
+
+
+def _transformed(q: Array) -> bool:
+    """True under torch.func's transforms and in forward mode."""
+    torch = sys.modules["torch"]
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def explained(call: Call, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:
+    """The one that `choose` takes, and what each before it says against itself."""
+    chosen = choose(call, asked)
+    refusals = []
+    for other in IMPLEMENTATIONS[: IMPLEMENTATIONS.index(chosen)]:
+        reason = other.refuse(call) or ("there are no scores" if _empty(call) else None)
+        reason = reason or (f"{chosen.name!r} was asked for" if other.pays(call) else other.slow)
+        refusals.append((other.name, reason))
+    return chosen, tuple(refusals)

@@ -1,0 +1,475 @@
+"""Attention with Taylor softmax of order 2 in linear time: `1 + s + s^2/2` of a product s = <q, k> is itself a product of features.
+
+`1 + <q,k> + <q,k>^2/2 = <phi(q), phi(k)>`, so that the sum over keys can be taken first: a matrix of 1 + d + d(d+1)/2 rows (each pair of
+features once) and one column a value, whatever the length (Katharopoulos et al. 2020; order 2: Arora et al. 2024, "Based").
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import kernels
+from .._array import (
+    Array,
+    Namespace,
+    beside,
+    eager,
+    in_memory,
+    is_array,
+    is_integer,
+    is_jax,
+    is_torch,
+    like,
+    modes,
+    namespace,
+    number,
+    upcast,
+)
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.options import answering
+from .._core.typing import AnyArray, ArrayT
+from ..kernels import linear, native
+from ..mappings import Taylor
+from .operands import check, flag
+from .scores import by_batch
+
+_CHUNK, _LEAST = 256, 32  # queries or keys at a time
+_FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
+
+
+def taylor_features(x: Array) -> Array:
+    """phi(x) [..., 1 + d + d(d+1)/2] with `<phi(q), phi(k)> = 1 + <q,k> + <q,k>^2 / 2`, for x [..., d].
+
+    >>> taylor_features(np.array([2.0, 3.0])).round(4)
+    array([1.    , 2.    , 3.    , 2.8284, 6.364 , 6.    ])
+    """
+    xp = namespace(x)
+    if x.ndim == 1:
+        return _features(x[:, None], xp)[:, 0]
+    return xp.matrix_transpose(_features(xp.matrix_transpose(x), xp))
+
+
+def _features(x: Array, xp: Namespace, scratch: list[Array] | None = None) -> Array:
+    """phi of the columns of x, [..., d, n] -> [..., F, n]: 1, x, the halved squares, and each pair of rows once.
+
+    Pairs go by their distance around the circle of rows: those of all distances are one product of two views, and nothing is
+    gathered. scratch: memory of the chunk before, to be written over, torch only; newly allocated memory costs more than the arithmetic.
+    """
+    lead, (d, n) = tuple(x.shape[:-2]), x.shape[-2:]
+    x = x.contiguous() if is_torch(x) else x
+    pairs = [(x * math.sqrt(0.5), x)]
+    if d > 2:
+        pairs.append((_rotated(x, (d - 1) // 2, xp), x[..., None, :, :]))
+    if d % 2 == 0:  # the pairs half the circle apart, once
+        pairs.append((x[..., : d // 2, :], x[..., d // 2 :, :]))
+    if scratch is None:
+        products = [xp.reshape(a * b, (*lead, math.prod(a.shape[len(lead) : -1]), n)) for a, b in pairs]
+        ones = xp.ones_like(xp.sum(x, axis=-2, keepdims=True))  # d may be 0
+        return xp.concat([ones, x, *products], axis=-2)
+    shape = (*lead, 1 + d + d * (d + 1) // 2, n)
+    if not scratch or scratch[0].shape != shape:
+        scratch[:] = [native.room_beside(x, shape)]
+    out = scratch[0]
+    out[..., :1, :] = 1.0
+    out[..., 1 : 1 + d, :] = x
+    at = 1 + d
+    for a, b in pairs:
+        rows = a.shape[len(lead) : -1]
+        part = out[..., at : at + math.prod(rows), :]
+        sys.modules["torch"].mul(a, b, out=part.unflatten(-2, rows) if len(rows) > 1 else part)
+        at += math.prod(rows)
+    return out
+
+
+def _rotated(x: Array, most: int, xp: Namespace) -> Array:
+    """[..., most, d, n]: the d rows of x rotated by one, by two ... by `most`; as views, where the kind of array allows it."""
+    d, n = x.shape[-2:]
+    if not is_torch(x) and not isinstance(x, np.ndarray):
+        index = (np.arange(1, most + 1)[:, None] + np.arange(d)) % d
+        return xp.reshape(xp.take(x, xp.asarray(index.ravel()), axis=-2), (*x.shape[:-2], most, d, n))
+    twice = xp.concat([x[..., 1:, :], x[..., :most, :]], axis=-2)
+    windows = twice.unfold(-2, d, 1) if is_torch(x) else np.lib.stride_tricks.sliding_window_view(twice, d, axis=-2)
+    return xp.matrix_transpose(windows)
+
+
+def _unobserved(x: Array) -> bool:
+    """True where no mode, no tracer and no forward derivative of torch is active."""
+    return not is_torch(x) or (eager(x) and not modes() and not _forward_mode())
+
+
+def _tracked(*arrays: Array) -> bool:
+    return is_torch(arrays[0]) and sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
+
+
+def _scratch(*arrays: Array) -> list[Array] | None:
+    """A holder of scratch memory; None where a mode, a tracer or a derivative must see plain operations."""
+    return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not _tracked(*arrays) else None
+
+
+def _forward_mode() -> bool:
+    return sys.modules["torch"].autograd.forward_ad._current_level >= 0
+
+
+class LinearState(NamedTuple):
+    """All that Taylor attention of order 2 remembers of its keys and values, in constant memory: for decoding token by token.
+
+    Use it where a cache of keys would grow without end. A state is a tuple of arrays (for JAX a pytree) and is never changed: each
+    method gives a new one. Begin with `LinearState.of`, then `out, state = state.step(q, k, v)` for each new token.
+
+    memory: [..., H, Dv + 1, 1 + D + D (D + 1) / 2], the sum over the keys of (v, 1) times the features of k.
+    scale: the factor of the scores.
+
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 5, 4))
+    >>> state, rows = LinearState.of(k[:2], v[:2]), []
+    >>> for t in range(2, 5):
+    ...     out, state = state.step(q[t : t + 1], k[t : t + 1], v[t : t + 1])
+    ...     rows.append(out)
+    >>> bool(np.allclose(np.concatenate(rows), linear_attention(q, k, v, is_causal=True)[2:]))
+    True
+    """
+
+    memory: Array
+    scale: Any
+
+    @classmethod
+    def of(
+        cls, k: AnyArray, v: AnyArray, scale: float | AnyArray | None = None, lengths: AnyArray | None = None
+    ) -> LinearState:
+        """The state after these keys and values.
+
+        k: the keys, [..., H, S, D]; S may be 0, for a state that has seen nothing.
+        v: the values, [..., H, S, Dv], of the same kind and dtype.
+        scale: the factor of the scores, a number or an array; 1 / sqrt(D) by default.
+        lengths: how many keys of each batch are real, as integers; the others are padding.
+        """
+        xp = namespace(k)
+        k, values = _keys(k, v, lengths, xp)
+        memory = _nothing(k, values, xp)
+        scale = _scale(k) if scale is None else like(number(scale), k, xp)
+        return cls(_remember(memory, k, values, xp), scale)
+
+    def extend(self, k: AnyArray, v: AnyArray) -> LinearState:
+        """The state after the keys k [..., H, S, D] and the values v [..., H, S, Dv] too; no query is answered."""
+        xp = namespace(k)
+        k, values = _keys(k, v, None, xp)
+        return LinearState(_remember(self.memory, k, values, xp), self.scale)
+
+    def attend(self, q: ArrayT) -> ArrayT:
+        """The output [..., H, L, Dv] for queries q [..., H, L, D], each of which sees every key of the state.
+
+        The queries may have several times as many heads as the keys had; they share them in groups.
+        """
+        xp = namespace(q)
+        rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
+        scratch = _scratch(self.memory, rows)
+        body = lambda memory, q: (memory, _recall(memory, q, xp, scratch))  # noqa: E731
+        _, out = _fold(body, self.memory, (rows,), _chunk(self.memory), xp)
+        return _finished(out, q, shape, xp)
+
+    def step(self, q: ArrayT, k: ArrayT, v: ArrayT) -> tuple[ArrayT, LinearState]:
+        """The output for new tokens, and the state after them: a pair.
+
+        q, k, v: the queries, keys and values of the new tokens, [..., H, L, D] (and Dv); usually L = 1. Each query sees the keys of the
+            state and, of the new ones, those up to its own.
+        """
+        xp = namespace(q)
+        _agree(q, k)
+        keys, values = _keys(k, v, None, xp)
+        out, memory = _causal(self.memory, upcast(q, xp) * self.scale, keys, values, xp)
+        return out if out.dtype == q.dtype else xp.astype(out, q.dtype), LinearState(memory, self.scale)
+
+
+@answering(query="q", key="k", value="v")
+def linear_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    mapping: Mapping | str | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    enable_gqa: bool = False,
+    lengths: AnyArray | None = None,
+) -> ArrayT:
+    """`attention(q, k, v, Taylor(2))` at a cost that grows with the length, and not with its square.
+
+    For long sequences: a key costs about 2 Dv D^2 operations, which pays from some 2,000 keys on at D = 64 and from some 200 at D =
+    16. The result is that of `attention` but for rounding: scores s far below |q| |k| are differences of large features, and their
+    relative error is about |q|^2 |k|^2 scale^2 / s^2 times that of the dtype. `LinearState` is the same for decoding.
+
+    q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k: the keys, [..., H, S, D], of the same kind and dtype.
+    v: the values, [..., H, S, Dv].
+    mapping: `Taylor(2)`, the one map that has features of finite size; also the default.
+    is_causal: query i attends to the keys up to i only.
+    scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
+    lengths: how many keys of each batch are real, as integers; the others are padding, and masked.
+
+    Returns the output, [..., H, L, Dv], of the kind and dtype of q; zeros for a query without a key.
+
+    >>> from anymax import attention
+    >>> q, k, v = np.random.default_rng(0).normal(size=(3, 100, 4))
+    >>> out = linear_attention(q, k, v, is_causal=True)
+    >>> out.shape, bool(np.allclose(out, attention(q, k, v, Taylor(2), is_causal=True, implementation="reference")))
+    ((100, 4), True)
+    """
+    mapping = Taylor(2) if mapping is None else as_mapping(mapping, "linear_attention")
+    reason = refuse(mapping)
+    if reason is not None:
+        raise ValueError(f"linear_attention: {reason}")
+    enable_gqa, is_causal = (
+        flag("linear_attention", n, f) for n, f in (("enable_gqa", enable_gqa), ("is_causal", is_causal))
+    )
+    q, k, v = (in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v")))
+    groups, shape = check("linear_attention", q, k, v, enable_gqa)
+    xp = namespace(q)
+    if lengths is not None:
+        real = by_batch("linear_attention", lengths, q, shape, "lengths", xp)
+        lengths = xp.reshape(real, real.shape[:-3])
+    if scale is not None and not is_array(scale) and not isinstance(number(scale), (int, float)):
+        raise TypeError(f"linear_attention: scale must be a number or an array, got {scale!r}")
+    near: Any = q
+    scale = _scale(q) if scale is None else like(number(scale), upcast(near[..., :0], xp), xp)
+    out = _compiled(q, k, v, scale, is_causal, groups, shape, lengths, xp)
+    if out is not None:
+        return out
+    return _plain(q, k, v, scale, is_causal, lengths, xp)
+
+
+def _plain(q: Array, k: Array, v: Array, scale: Any, causal: bool, lengths: Array | None, xp: Namespace) -> Array:
+    """The output in plain operations."""
+    if not causal:
+        return LinearState.of(k, v, scale, lengths).attend(q)
+    keys, values = _keys(k, v, lengths, xp)
+    out, _ = _causal(_nothing(keys, values, xp), upcast(q, xp) * scale, keys, values, xp)
+    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+
+
+def _scale(q: Array) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+
+
+def _compiled(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: Any,
+    causal: bool,
+    groups: int,
+    shape: tuple[int, ...],
+    lengths: Array | None,
+    xp: Namespace,
+) -> Array | None:
+    """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
+    if kernels.asked() not in (None, native.name):
+        return None
+    if not _unobserved(q) or any(native.refuse_array(a) is not None for a in (q, k, v)):
+        return None
+    dtype, q, k, v = q.dtype, *(upcast(a, xp) for a in (q, k, v))
+    if is_array(scale):
+        scaled = q * scale
+        if scaled.shape != q.shape:
+            return None
+        q, scale = scaled, 1.0
+    heads = shape[:-2]
+    own = heads if groups == 1 else (*heads[:-1], heads[-1] // groups)
+    each = None
+    if lengths is not None:
+        counts = np.asarray(lengths)  # of each batch, its heads left out
+        each = np.broadcast_to(counts[..., None] if own else counts, own)
+    how = linear.How(groups, float(scale), causal, each)
+    q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
+    if _tracked(q, k, v):
+        from . import torch_linear as bridge  # late: only where torch is loaded already
+
+        plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
+        out = bridge.attend(q, k, v, how, plain)
+    else:
+        out, _ = linear.attend(q, k, v, how)
+    return out if out.dtype == dtype else xp.astype(out, dtype)
+
+
+def refuse(mapping: Mapping) -> str | None:
+    """Why a map has no linear attention; None where it has."""
+    if mapping.kernel != "taylor":
+        return f"only Taylor softmax of order 2 has features of finite size, not {mapping.name}"
+    if mapping.order != 2:  # type: ignore[attr-defined]
+        return f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"  # type: ignore[attr-defined]
+    return None
+
+
+# -- chunks ----------------------------------------------------------------------------------------------------------------------
+
+
+def _agree(q: Array, k: Array) -> None:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"linear_attention: q has {q.shape[-1]} features and k has {k.shape[-1]}; they must agree")
+
+
+def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array]:
+    """Keys and (v, 1), whose last column sums to the denominator; both 0 for keys that are not there."""
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"linear_attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
+    k, v = upcast(k, xp), upcast(v, xp)
+    values = xp.concat([v, xp.ones_like(v[..., :1])], axis=-1)
+    if lengths is None:
+        return k, values
+    lengths = beside(lengths, k, "lengths", xp)
+    if not is_integer(lengths):
+        raise TypeError(f"linear_attention: lengths must be integers, got {lengths.dtype}")
+    place = {"device": k.device} if is_torch(k) else {}
+    there = xp.arange(k.shape[-2], **place)[:, None] < xp.reshape(lengths, (*lengths.shape, *(1,) * min(3, k.ndim)))
+    return xp.where(there, k, xp.zeros_like(k)), xp.where(there, values, xp.zeros_like(values))
+
+
+def _nothing(k: Array, values: Array, xp: Namespace) -> Array:
+    """The memory before the first key."""
+    d = k.shape[-1]
+    place = {"device": k.device} if is_torch(k) else {}
+    return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **place)
+
+
+def _chunk(memory: Array) -> int:
+    heads = math.prod(memory.shape[:-2])
+    return max(_LEAST, min(_CHUNK, _FEATURES // max(1, heads * memory.shape[-1])))
+
+
+def _grouped(q: Array, memory: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
+    """Queries whose heads share a memory, one below the other: [..., heads of the memory, groups * L, D]; and their own shape."""
+    shape = tuple(q.shape)
+    if q.ndim < 3 or memory.ndim < 3 or q.shape[-3] == memory.shape[-3] or memory.shape[-3] == 1:
+        return q, shape
+    heads, own = q.shape[-3], memory.shape[-3]
+    if heads % own:
+        raise ValueError(f"linear_attention: {heads} heads of queries can't share {own} heads of keys")
+    return xp.reshape(q, (*q.shape[:-3], own, heads // own * q.shape[-2], q.shape[-1])), shape
+
+
+def _finished(out: Array, q: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
+    out = _divided(out, xp)
+    if out.shape[-2] != shape[-2]:
+        out = xp.reshape(out, (*shape[:-1], out.shape[-1]))
+    return out if out.dtype == q.dtype else xp.astype(out, q.dtype)
+
+
+def _divided(sums: Array, xp: Namespace) -> Array:
+    """Numerator over denominator, zeros where there was no key."""
+    below = sums[..., -1:]
+    return sums[..., :-1] / xp.where(below > 0, below, xp.ones_like(below))
+
+
+def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
+    scratch = _scratch(memory, k, values)
+    body = lambda memory, k, values: (_added(memory, k, values, xp, scratch), None)  # noqa: E731
+    return _fold(body, memory, (k, values), _chunk(memory), xp)[0]
+
+
+def _added(memory: Array, k: Array, values: Array, xp: Namespace, scratch: list[Array] | None) -> Array:
+    """The memory with these keys."""
+    features = _features(xp.matrix_transpose(k), xp, scratch)
+    return memory + xp.matrix_transpose(values) @ xp.matrix_transpose(features)
+
+
+def _recall(memory: Array, q: Array, xp: Namespace, scratch: list[Array] | None = None) -> Array:
+    return xp.matrix_transpose(memory @ _features(xp.matrix_transpose(q), xp, scratch))
+
+
+def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
+    """(output, memory): within a chunk the matrix, before it the memory."""
+    scratch = _scratch(memory, q, k, values)
+    rows, count = q.shape[-2], k.shape[-2]
+    both = min(rows, count)
+    groups = 1
+    if q.ndim > 2 and memory.ndim > 2 and memory.shape[-3] not in (1, q.shape[-3]):
+        groups = q.shape[-3] // memory.shape[-3]
+        _grouped(q[..., :0, :], memory, xp)  # an error where they don't fit
+        q = xp.reshape(q, (*q.shape[:-3], q.shape[-3] // groups, groups, rows, q.shape[-1]))
+
+    def body(memory: Array, q: Array, k: Array, values: Array) -> tuple[Array, Array]:
+        n = k.shape[-2]
+        flat = q if groups == 1 else xp.reshape(q, (*q.shape[:-3], groups * n, q.shape[-1]))
+        s = flat @ xp.matrix_transpose(k)
+        place = {"device": k.device} if is_torch(k) else {}
+        at = xp.arange(n, **place)
+        seen = at[None, :] <= at[:, None]
+        if groups > 1:
+            seen = xp.reshape(xp.broadcast_to(seen, (groups, n, n)), (groups * n, n))
+        near = xp.where(seen, 1.0 + s * (1.0 + 0.5 * s), xp.zeros_like(s)) @ values
+        sums = near + _recall(memory, flat, xp, scratch)
+        memory = _added(memory, k, values, xp, scratch)
+        return memory, sums if groups == 1 else xp.reshape(sums, (*q.shape[:-1], sums.shape[-1]))
+
+    inside = (q[..., :both, :], k[..., :both, :], values[..., :both, :])
+    memory, sums = _fold(body, memory, inside, _chunk(memory), xp)
+    parts = [] if sums is None else [sums]
+    if rows > both:  # queries after the last key see them all
+        late = q[..., both:, :]
+        flat = late if groups == 1 else xp.reshape(late, (*late.shape[:-3], groups * (rows - both), late.shape[-1]))
+        out = _recall(memory, flat, xp)
+        parts.append(out if groups == 1 else xp.reshape(out, (*late.shape[:-1], out.shape[-1])))
+    if not parts:
+        parts.append(xp.zeros_like(_recall(memory, q[..., :0, :], xp)))
+    out = _divided(parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2), xp)
+    if groups > 1:
+        out = xp.reshape(out, (*out.shape[:-4], out.shape[-4] * groups, rows, out.shape[-1]))
+    return out, memory
+
+
+def _fold(
+    body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
+) -> tuple[Array, Any]:
+    """`memory, out = body(memory, *chunks)` along the second last axis; the outs one after another, None where there are none.
+
+    A chunk's features are computed again for the gradient: kept, they would be of F numbers a position.
+    """
+    n = arrays[0].shape[-2]
+    if is_jax(arrays[0]):
+        return _scan(body, memory, arrays, chunk, xp)
+    outs = []
+    for start in range(0, n, chunk):
+        memory, out = _again(body, memory, *(a[..., start : min(n, start + chunk), :] for a in arrays))
+        outs.append(out)
+    if not outs or outs[0] is None:
+        return memory, None if outs else xp.zeros_like(_recall(memory, arrays[0], xp))
+    return memory, outs[0] if len(outs) == 1 else xp.concat(outs, axis=-2)
+
+
+def _again(body: Callable[..., Any], *arrays: Array) -> Any:
+    """body(...), which autograd runs again instead of keeping what is inside."""
+    if is_torch(arrays[0]):
+        torch = sys.modules["torch"]
+        tracked = torch.is_grad_enabled() and any(a.requires_grad for a in arrays)
+        if tracked and eager(arrays[0]) and not _forward_mode():
+            return torch.utils.checkpoint.checkpoint(body, *arrays, use_reentrant=False, preserve_rng_state=False)
+    return body(*arrays)
+
+
+def _scan(
+    body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
+) -> tuple[Array, Any]:
+    """The same in JAX: one traced chunk; zeros fill the last one, and add nothing to a memory since their (v, 1) is 0."""
+    jax = sys.modules["jax"]
+    n = arrays[0].shape[-2]
+    if n <= chunk:
+        return body(memory, *arrays)
+    count = -(-n // chunk)
+
+    def split(a: Array) -> Array:
+        pad = [(0, 0)] * (a.ndim - 2) + [(0, count * chunk - n), (0, 0)]
+        a = xp.reshape(xp.pad(a, pad), (*a.shape[:-2], count, chunk, a.shape[-1]))
+        return xp.moveaxis(a, -3, 0)
+
+    again = jax.checkpoint(lambda memory, parts: body(memory, *parts))
+    memory, outs = jax.lax.scan(again, memory, tuple(split(a) for a in arrays))
+    if outs is None:
+        return memory, None
+    outs = xp.moveaxis(outs, 0, -3)
+    return memory, xp.reshape(outs, (*outs.shape[:-3], count * chunk, outs.shape[-1]))[..., :n, :]

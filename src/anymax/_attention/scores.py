@@ -1,0 +1,367 @@
+"""From the products q k^T to the scores that a map sees: scale, cap, biases, masks, transforms, sink; whole or tile by tile.
+
+Every array lies on the axes of the scores, [..., heads, queries, keys], with size 1 where it does not vary, so that a tile of the
+scores needs a tile of each and nothing more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .._array import (
+    Array,
+    Namespace,
+    beside,
+    dtype_name,
+    is_array,
+    is_floating,
+    is_integer,
+    is_torch,
+    known,
+    like,
+    namespace,
+    number,
+    upcast,
+)
+from .._core.mapping import Mapping
+from ..transforms import Composed, Transform
+from ..transforms.base import put_through
+
+MASKED = -math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What stands between q k^T and the map, without the numbers of q and k."""
+
+    shape: tuple[int, ...]  # of the scores, without the sink: [..., heads, queries, keys]
+    mapping: Mapping
+    transform: Callable[[Array], Array] | None
+    scale: float
+    softcap: float | None
+    causal: bool
+    left: int | None  # how far a query sees to either side; None: without end
+    right: int | None
+    offset: int  # where the first query stands among the keys (an array of offsets is in `arrays`)
+    arrays: dict[str, Array]  # scale, bias, additive, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
+    first_key: int = 0  # of a tile; its offset counts from its own first query
+
+    def of(self, products: Array, xp: Namespace) -> Array:
+        """The scores, with -inf where a key is masked, and with the sink as a last key."""
+        s = products * self.scale
+        if "scale" in self.arrays:
+            s = s * self.arrays["scale"]
+        if self.softcap is not None:
+            s = self.softcap * xp.tanh(s / self.softcap)
+        for name in ("bias", "additive"):
+            if name in self.arrays:
+                s = s + self.arrays[name]
+        if "slopes" in self.arrays:
+            i, j = self.positions(s, xp)
+            s = s - self.arrays["slopes"] * xp.astype(xp.abs(i - j), s.dtype)
+        keep = self.kept(s, xp)
+        if keep is not None:
+            s = xp.where(keep, s, MASKED * xp.ones_like(s))
+        if self.transform is not None:
+            s = put_through("attention", self.transform, s, own=True)
+        if "sink" in self.arrays:
+            sink = xp.broadcast_to(self.arrays["sink"], (*s.shape[:-1], 1))
+            s = xp.concat([s, sink if sink.dtype == s.dtype else xp.astype(sink, s.dtype)], axis=-1)
+        return s
+
+    def positions(self, near: Array, xp: Namespace) -> tuple[Array, Array]:
+        """Where queries [.., L, 1] and keys [S] stand, counted in keys."""
+        place = {"device": near.device} if is_torch(near) else {}
+        rows, columns = self.shape[-2:]
+        offset = self.arrays.get("offset", self.offset)
+        return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
+
+    def kept(self, near: Array, xp: Namespace) -> Array | None:
+        """True where a query may attend, broadcastable to the scores; None: everywhere."""
+        conditions: list[Array] = []
+        if self.structured:
+            i, j = self.positions(near, xp)
+            if self.causal:
+                conditions.append(j <= i)
+            if self.left is not None:
+                conditions.append(j >= i - self.left)
+            if self.right is not None:
+                conditions.append(j <= i + self.right)
+            if "lengths" in self.arrays:
+                conditions.append(j < self.arrays["lengths"])
+            if "q_lengths" in self.arrays:
+                conditions.append(i - self.arrays.get("offset", self.offset) < self.arrays["q_lengths"])
+        if "keep" in self.arrays:
+            conditions.append(self.arrays["keep"])
+        out = None
+        for condition in conditions:
+            out = condition if out is None else out & condition
+        return out
+
+    def attended(self, near: Array, xp: Namespace) -> Array | None:
+        """`kept`, less the keys that a bias or a mask of numbers hides with -inf."""
+        out = self.kept(near, xp)
+        for name in ("bias", "additive"):
+            if name in self.arrays:
+                there = self.arrays[name] != MASKED
+                out = there if out is None else out & there
+        return out
+
+    @property
+    def structured(self) -> bool:
+        """True where positions alone mask some keys."""
+        sides = self.causal or self.left is not None or self.right is not None
+        return sides or "lengths" in self.arrays or "q_lengths" in self.arrays
+
+    def seen(self, start: int, stop: int) -> tuple[int, int]:
+        """The keys that some query of start..stop may see, as far as that is the same for every batch."""
+        if "offset" in self.arrays:
+            return 0, self.shape[-1]
+        low = 0 if self.left is None else start + self.offset - self.left
+        high = self.shape[-1] if self.reach is None else stop + self.offset + self.reach
+        low = min(max(low, 0), self.shape[-1])
+        return low, max(low, min(high, self.shape[-1]))
+
+    @property
+    def reach(self) -> int | None:
+        """How far a query sees to the right; None: to the end."""
+        if not self.causal:
+            return self.right
+        return 0 if self.right is None else min(0, self.right)
+
+
+# -- what the user says ------------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    q: Array,
+    shape: tuple[int, ...],
+    mapping: Mapping,
+    *,
+    mask: Any,
+    is_causal: bool,
+    scale: Any,
+    bias: Any,
+    window: Any,
+    alibi: Any,
+    softcap: Any,
+    lengths: Any,
+    q_lengths: Any,
+    offset: Any,
+    sink: Any,
+    transform: Any,
+    xp: Namespace,
+) -> Scores:
+    """The options of `attention`, checked, with their arrays on the axes of the scores."""
+    arrays: dict[str, Array] = {}
+    factor = 1.0
+    scale = number(scale)
+    if scale is None:
+        factor = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    elif is_array(scale):
+        arrays["scale"] = _real(scale, q, shape, "scale", xp)
+    elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        factor = float(scale)
+    else:
+        raise TypeError(f"attention: scale must be a number or an array, got {scale!r}")
+    if bias is not None:
+        arrays["bias"] = _real(bias, q, shape, "bias", xp)
+    if mask is not None:
+        given = beside(mask, q, "mask", xp)
+        if "bool" in dtype_name(given):
+            same_device(given, q, "mask")
+            arrays["keep"] = lie(given, shape, "mask")
+        elif is_floating(given):
+            arrays["additive"] = _real(given, q, shape, "mask", xp)
+        else:
+            raise TypeError(
+                f"attention: mask must be boolean (True = keep) or real (added to the scores), got {dtype_name(given)}"
+            )
+    if alibi is not None and alibi is not False:
+        place = {"device": q.device} if is_torch(q) else {}
+        slopes = xp.asarray(alibi_slopes(_heads(shape)), **place) if alibi is True else alibi
+        arrays["slopes"] = _by_head(slopes, q, shape, "alibi", xp)
+    if sink is not None:
+        arrays["sink"] = _by_head(sink, q, shape, "sink", xp)
+    for name, value in (("lengths", lengths), ("q_lengths", q_lengths)):
+        if value is not None:
+            arrays[name] = by_batch("attention", value, q, shape, name, xp)
+            _in_range(name, arrays[name], shape, xp)
+    if is_array(number(offset)):
+        arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
+        offset = 0
+    elif isinstance(number(offset), bool) or not isinstance(number(offset), int):
+        raise TypeError(f"attention: offset must be an integer or an array of integers, got {offset!r}")
+    if softcap is not None:
+        softcap = number(softcap)
+        if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+            raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
+    left, right = _window(window)
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+        hint = "; a map is given as mapping=" if isinstance(transform, Mapping) else ""
+        raise TypeError(
+            f"attention: transform must be a function scores -> scores such as anymax.temperature(2.0), got {transform!r}{hint}"
+        )
+    for name, value in mapping.params().items():
+        value = beside(value, q, name, xp)
+        if value.ndim:  # torch takes a single number from any device
+            same_device(value, q, name)
+        mapping.check_width(name, lie(value, shape, f"{mapping.name}: {name}"))
+    return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
+
+
+def _window(window: Any) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    sides = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
+    ok = len(sides) == 2 and all(
+        s is None or (isinstance(number(s), int) and not isinstance(number(s), bool) and s >= 0) for s in sides
+    )
+    if not ok:
+        raise ValueError(
+            f"attention: window must be a number of keys or a pair (left, right) of such numbers, None for no limit, got {window!r}"
+        )
+    left, right = (None if s is None else int(s) for s in sides)
+    return left, right
+
+
+def lie(value: Array, shape: tuple[int, ...], name: str) -> Array:
+    """`value` with as many axes as the scores, or an error if it does not broadcast to them."""
+    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
+    if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape)):
+        raise ValueError(
+            f"attention: {name} of shape {tuple(value.shape)} does not broadcast to the scores of shape {shape}"
+        )
+    return value if value.ndim == len(shape) else namespace(value).reshape(value, given)
+
+
+def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
+    value = beside(value, q, name, xp)
+    if is_integer(value):
+        value = xp.astype(value, q.dtype)
+    if not is_floating(value):
+        raise TypeError(f"attention: {name} must be real, got {dtype_name(value)}")
+    same_device(value, q, name)
+    return like(lie(value, shape, name), upcast(q[..., :0], xp), xp)
+
+
+def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
+    """One number a head, as [heads, 1, 1]."""
+    value = beside(value, q, name, xp)
+    if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != _heads(shape)):
+        raise ValueError(
+            f"attention: {name} must have one number for each head, shape ({_heads(shape)},), got {tuple(value.shape)}"
+        )
+    return _real(
+        xp.reshape(value, (*value.shape, 1, 1)) if len(shape) > 2 else xp.reshape(value, (1, 1)), q, shape, name, xp
+    )
+
+
+def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
+    """One integer for each batch, as [..., 1, 1, 1]."""
+    value = beside(value, q, name, xp)
+    if not is_integer(value):
+        raise TypeError(f"{who}: {name} must be integers, got {dtype_name(value)}")
+    same_device(value, q, name)
+    batch = shape[:-3]
+    given = tuple(value.shape)
+    if len(given) > len(batch) or any(a != 1 and a != b for a, b in zip(given, batch[len(batch) - len(given) :])):
+        raise ValueError(
+            f"{who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
+        )
+    tail = min(3, len(shape)) if given else len(shape)
+    return lie(xp.reshape(value, (*given, *(1,) * tail)), shape, name)
+
+
+def _in_range(name: str, value: Array, shape: tuple[int, ...], xp: Namespace) -> None:
+    if not known(value) or not math.prod(value.shape):
+        return
+    most, whose = (shape[-1], "keys") if name == "lengths" else (shape[-2], "queries")
+    low, high = int(xp.min(value)), int(xp.max(value))
+    if low < 0 or high > most:
+        raise ValueError(
+            f"attention: {name} must be from 0 to {most}, the number of {whose}, got values from {low} to {high}"
+        )
+
+
+def same_device(value: Array, q: Array, name: str) -> None:
+    if is_torch(value) and value.device != q.device:
+        raise ValueError(f"attention: {name} is on {value.device} and q on {q.device}; move one of them")
+
+
+def _heads(shape: tuple[int, ...]) -> int:
+    return shape[-3] if len(shape) > 2 else 1
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slopes of Press, Smith and Lewis 2022: 2^(-8 h / heads), with every second of the next power of two in between."""
+
+    def powers(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+
+    below = 2 ** int(math.log2(max(heads, 1)))
+    return powers(below) + powers(2 * below)[0::2][: heads - below]
+
+
+# -- tiles -------------------------------------------------------------------------------------------------------------------
+
+
+def transforms_of(transform: Any) -> tuple[Transform, ...] | None:
+    """The transforms of `anymax.transforms` that are applied one after the other; None for another function."""
+    parts: tuple[Any, ...] = () if transform is None else (transform,)
+    parts = transform.transforms if isinstance(transform, Composed) else parts
+    return parts if all(isinstance(t, Transform) for t in parts) else None
+
+
+def refuse_tiles(scores: Scores) -> str | None:
+    """Why the scores can't be had tile by tile; None where they can."""
+    parts = transforms_of(scores.transform)
+    if parts is None:
+        return "a transform that is not of anymax.transforms may need the whole matrix"
+    for t in parts:
+        if t.axis != -1:
+            return f"{t!r} acts along another axis than the keys"
+        if not t.by_rows:
+            return f"{t!r} needs the whole matrix"
+    return None
+
+
+def outer(scores: Scores, q: Array, xp: Namespace) -> dict[str, Array]:
+    """All arrays that vary over the scores, those of the mapping and of the transforms included, on the axes of the scores."""
+    out = dict(scores.arrays)
+    for name, value in scores.mapping.params().items():
+        out[f"mapping.{name}"] = lie(beside(value, q, name, xp), scores.shape, name)
+    for n, t in enumerate(transforms_of(scores.transform) or ()):
+        for name, value in t.params:
+            if is_array(value):
+                out[f"transform.{n}.{name}"] = lie(beside(value, q, name, xp), scores.shape, f"{t.name}: {name}")
+    return out
+
+
+def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: int, key: int) -> Scores:
+    """The scores of a tile of this shape whose first query and key are `row` and `key`; `arrays` are the tile's of `outer`."""
+    parts = []
+    for n, t in enumerate(transforms_of(scores.transform) or ()):
+        given = {k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}
+        parts.append(dataclasses.replace(t, params=tuple(given.items())))
+    own = {k: v for k, v in arrays.items() if "." not in k}
+    if "offset" in own:
+        own["offset"] = own["offset"] + row
+    if "q_lengths" in own:
+        own["q_lengths"] = own["q_lengths"] - row
+    return Scores(
+        shape,
+        scores.mapping.replace(**{k[8:]: v for k, v in arrays.items() if k.startswith("mapping.")}),
+        Composed(tuple(parts)) if parts else None,
+        scores.scale,
+        scores.softcap,
+        scores.causal,
+        scores.left,
+        scores.right,
+        scores.offset + row,
+        own,
+        key,
+    )

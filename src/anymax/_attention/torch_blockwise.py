@@ -1,0 +1,399 @@
+"""Attention of torch tensors in blocks of queries: the matrix of scores is never whole, neither forward nor backward.
+
+A block of scores is made by one matrix product, becomes probabilities in place, and is forgotten. Where the map left few keys, the
+output and all gradients are sums over those alone. The backward of any other block makes it again, with autograd on. Queries of
+several heads that share keys lie in one block, [g, R, rows, S'], and keys that no query of the block may see are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from .._array import modes, upcast
+from .._core.mapping import Mapping
+from ..autodiff import torch as bridge
+from ..autodiff.saving import hooked, save, saved
+from ..kernels import native
+from .scores import Scores, outer, tile
+
+Tensor = torch.Tensor
+
+_BLOCK = 1 << 20  # scores in a block: 4 MB
+_ROWS = 32  # of a block, at least: a matrix product of fewer costs as much
+_KEYS = 256  # of a block, at least
+_FEW = 8  # a block is sparse where no query keeps more than one key in so many
+_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # arrays that are added or mask, in place
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One call, its heads in one axis: q [G, R, L, D], k and v [G, S, D]."""
+
+    scores: Scores
+    lead: tuple[int, ...]  # batches and heads of keys, whose product is G
+    groups: int
+    names: tuple[str, ...]  # of the arrays
+    dropout_p: float
+    seed: int
+
+    def blocks(self) -> list[_Block]:
+        rows, keys = self.scores.shape[-2:]
+        heads = 1
+        for n in self.lead:
+            heads *= n
+        whole = self.groups * rows * keys
+        together = max(1, min(heads, _BLOCK // max(whole, 1)))
+        height = rows if whole <= _BLOCK else max(_ROWS, _BLOCK // (self.groups * keys))
+        out = []
+        for g, row in itertools.product(range(0, heads, together), range(0, rows, height)):
+            stop = min(rows, row + height)
+            low, high = self.scores.seen(row, stop)
+            least = min(keys, max(_KEYS, _at_least(self.scores.mapping)))
+            if high - low < least:
+                low = max(0, min(low, keys - least))
+                high = low + least
+            out.append(_Block(len(out), slice(g, min(heads, g + together)), slice(row, stop), slice(low, high)))
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    number: int
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+def _at_least(mapping: Mapping) -> int:
+    """A map of k classes is not to be given fewer of them than there are."""
+    k = getattr(mapping, "k", None)
+    return int(k) + 1 if isinstance(k, (int, float)) else 1
+
+
+def attend(call: Any, source: Any) -> Tensor:
+    """The output of a call of `attention` that `_refuse_blocks` let through."""
+    scores: Scores = call.scores
+    q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))
+    shape = scores.shape if len(scores.shape) > 2 else (1, *scores.shape)
+    batch, heads = shape[:-3], shape[-3]
+    shared = heads // call.groups
+    lead = (*batch, shared)
+    q = q.expand(*batch, heads, *q.shape[-2:]).reshape(-1, call.groups, *q.shape[-2:])
+    k = k.expand(*lead, *k.shape[-2:]).reshape(-1, *k.shape[-2:])
+    v = v.expand(*lead, *v.shape[-2:]).reshape(-1, *v.shape[-2:])
+    arrays = {n: _split_heads(a, len(shape), call.groups) for n, a in outer(scores, call.q, xp).items()}
+    seed = int(torch.randint(2**62, (), generator=source, device=source.device)) if call.dropout_p else 0
+    job = _Job(dataclasses.replace(scores, shape=shape), lead, call.groups, tuple(arrays), call.dropout_p, seed)
+    tensors = (q, k, v, *arrays.values())
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        out = _Attend.apply(job, *tensors)
+    else:
+        out, _ = _forward(job, q, k, v, tensors[3:], False)
+    return out.reshape(*scores.shape[:-1], v.shape[-1])  # type: ignore[union-attr]
+
+
+def _split_heads(a: Tensor, rank: int, groups: int) -> Tensor:
+    """[..., H, L, S] as [..., heads of keys, groups, L, S]."""
+    a = a.reshape((1,) * (rank - a.ndim) + tuple(a.shape))
+    if a.shape[-3] == 1:
+        return a.unsqueeze(-3)
+    return a.reshape(*a.shape[:-3], a.shape[-3] // groups, groups, *a.shape[-2:])
+
+
+# -- a block's part of an array ---------------------------------------------------------------------------------------------------
+
+
+def _places(a: Tensor, lead: tuple[int, ...], heads: slice) -> tuple[Any, ...]:
+    """Where the heads of a block lie in the leading axes of an array."""
+    if heads.stop - heads.start == 1:
+        at, rest = [], heads.start
+        for n in reversed(lead):
+            at.append(rest % n)
+            rest //= n
+        return tuple(slice(i, i + 1) if size > 1 else slice(0, 1) for i, size in zip(reversed(at), a.shape))
+    index = torch.arange(heads.start, heads.stop, device=a.device)
+    at = []
+    for n in reversed(lead):
+        at.append(index % n)
+        index = index // n
+    return tuple(i if size > 1 else torch.zeros_like(i) for i, size in zip(reversed(at), a.shape))
+
+
+def _inner(a: Tensor, block: _Block) -> Tensor:
+    rows = block.rows if a.shape[-2] > 1 else slice(None)
+    keys = block.keys if a.shape[-1] > 1 else slice(None)
+    return a[..., rows, keys]
+
+
+def _pick(a: Tensor, job: _Job, block: _Block) -> Tensor:
+    """[g, R or 1, rows or 1, S' or 1]: a view where the block is of one head."""
+    part = _inner(a, block)[_places(a, job.lead, block.heads)]
+    return part.reshape(-1, *part.shape[-3:]) if part.ndim > 4 else part
+
+
+def _put(gradient: Tensor, part: Tensor, job: _Job, block: _Block) -> None:
+    """Add a block's part of a gradient where `_pick` took it from."""
+    at = _places(gradient, job.lead, block.heads)
+    view = _inner(gradient, block)
+    if block.heads.stop - block.heads.start == 1:
+        view = view[at]
+        view += part.reshape(view.shape)
+    else:
+        view.index_put_(at, part, accumulate=True)
+
+
+def _tile(job: _Job, block: _Block, parts: dict[str, Tensor], like: Tensor) -> Scores:
+    parts = {k: a.to(like.dtype) if a.is_floating_point() else a for k, a in parts.items()}
+    shape = (block.heads.stop - block.heads.start, job.groups, block.rows.stop - block.rows.start)
+    return tile(job.scores, parts, (*shape, block.keys.stop - block.keys.start), block.rows.start, block.keys.start)
+
+
+# -- forward ----------------------------------------------------------------------------------------------------------------------
+
+
+def _forward(
+    job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: tuple[Tensor, ...], keep: bool
+) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
+    """The output, and where `keep` is asked for the non-zeros of each sparse block."""
+    s = job.scores
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    plain = set(job.names) <= _PLAIN | {n for n in job.names if n.startswith("mapping.")}
+    plain = plain and s.softcap is None and s.transform is None
+    scaled = q * s.scale if plain else q
+    v = v.contiguous()
+    few: list[tuple[Tensor, Tensor] | None] = []
+    buffer = q.new_empty(0)
+    for block in job.blocks():
+        parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
+        t = _tile(job, block, parts, q)
+        size = t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]
+        if buffer.numel() < size:
+            buffer = q.new_empty(size)
+        x = buffer[:size].view(t.shape[0], -1, t.shape[3])
+        rows = scaled[block.heads, :, block.rows].reshape(t.shape[0], -1, q.shape[-1])
+        torch.bmm(rows, k[block.heads, block.keys].mT, out=x)
+        x = x.view(t.shape)
+        x = _plainly(x, t) if plain else t.of(x, xp)
+        p, support = _probabilities(t.mapping, x)
+        pair = None if support is None or job.dropout_p or "sink" in job.names else _non_zeros(support, t.shape[3])
+        if pair is None:
+            p = _dropped(p[..., : t.shape[3]], job, block)
+            o = torch.bmm(p.reshape(t.shape[0], -1, t.shape[3]), v[block.heads, block.keys])
+        else:
+            o = _weighted(pair, v, block)
+        out[block.heads, :, block.rows] = o.view(*t.shape[:3], v.shape[-1])
+        few.append(pair if keep else None)
+    return out, few
+
+
+def _plainly(x: Tensor, t: Scores) -> Tensor:
+    """`Scores.of` in place, for scores that are scaled already and have nothing but biases and masks."""
+    for name in ("bias", "additive"):
+        if name in t.arrays:
+            x += t.arrays[name]
+    arrays = t.arrays.keys() & {"keep", "lengths", "q_lengths", "offset"}
+    if t.left is None and not arrays and t.reach is not None:  # the first query sees all before: only the end is masked
+        start = max(0, min(t.shape[-1], t.offset + t.reach + 1 - t.first_key))
+        t = dataclasses.replace(t, first_key=t.first_key + start, shape=(*t.shape[:-1], t.shape[-1] - start))
+        seen = t.kept(x, xp)
+        if seen is not None and t.shape[-1]:
+            x[..., start:].masked_fill_(~seen, -torch.inf)
+        return x
+    seen = t.kept(x, xp)
+    return x if seen is None else x.masked_fill_(~seen, -torch.inf)
+
+
+def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | None]:
+    """p(x), in the place of x where an engine can; and the non-zeros where the engine has them."""
+    if modes():
+        return bridge.apply(mapping, x), None
+    engine = kernels.choose("forward", mapping, x)
+    if engine is native:
+        return native.forward_saving(mapping, x, None, x)
+    if engine in kernels.COMPILED:
+        return engine.forward(mapping, x, None, x), None
+    return engine.forward(mapping, x), None
+
+
+def _non_zeros(support: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:
+    """(index, probability) of the non-zeros, [rows, most], filled up with zeros; None where they are not few."""
+    most, least = int(support.count.max()), int(support.count.min())
+    if least < 0 or most * _FEW > keys:
+        return None
+    most = max(most, 1)
+    absent = torch.arange(most, dtype=torch.int32) >= support.count[:, None]
+    return support.index[:, :most].masked_fill(absent, 0), support.value[:, :most].masked_fill(absent, 0.0)
+
+
+def _weighted(pair: tuple[Tensor, Tensor], v: Tensor, block: _Block) -> Tensor:
+    """The sums `sum_j p_ij v_j` over the non-zeros, [rows, Dv]."""
+    index, p = pair
+    return torch.nn.functional.embedding_bag(
+        _flat(index, v, block), _rows_of(v, block), per_sample_weights=p.to(v.dtype), mode="sum"
+    )
+
+
+def _rows_of(a: Tensor, block: _Block) -> Tensor:
+    """The keys or values of the block's heads, one head below the other."""
+    if block.heads.stop - block.heads.start == 1:
+        return a[block.heads.start, block.keys]
+    return a[block.heads].reshape(-1, a.shape[-1])
+
+
+def _flat(index: Tensor, a: Tensor, block: _Block) -> Tensor:
+    """Indices in the keys of the block as indices in `_rows_of`."""
+    heads = block.heads.stop - block.heads.start
+    if heads == 1:
+        return index
+    first = torch.arange(heads, dtype=index.dtype) * a.shape[1] + block.keys.start
+    return index + first.repeat_interleave(len(index) // heads)[:, None]
+
+
+def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
+    """The same entries dropped whenever the block is made: its random numbers come from its place."""
+    if not job.dropout_p:
+        return p
+    source = torch.Generator(p.device).manual_seed((job.seed + block.number) % 2**63)
+    kept = torch.rand(p.shape, generator=source, dtype=p.dtype, device=p.device) >= job.dropout_p
+    return p * (kept.to(p.dtype) / (1.0 - job.dropout_p))
+
+
+# -- backward ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, job: _Job, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
+        # the sparse backward is for q, k and v alone, and for maps whose derivative needs p alone
+        alone = not any(ctx.needs_input_grad[4:]) and not job.scores.mapping.needs_scores
+        alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
+        alone = alone and not hooked()
+        out, few = _forward(job, q, k, v, arrays, alone)
+        ctx.job, ctx.sparse = job, [pair is not None for pair in few]
+        save(ctx, q, k, v, *arrays, *itertools.chain(*(pair for pair in few if pair is not None)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        job, (g,) = ctx.job, grads
+        q, k, v, *rest = saved(ctx)
+        arrays, kept = rest[: len(job.names)], iter(rest[len(job.names) :])
+        wants = ctx.needs_input_grad[1:]
+        if job.dropout_p and batched(g):
+            raise RuntimeError(
+                "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
+            )
+        if torch.is_grad_enabled() or batched(g):
+            return None, *_again(job, q, k, v, arrays, g, wants)
+        tensors = (q, k, v, *arrays)
+        out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
+        for block, sparse in zip(job.blocks(), ctx.sparse):
+            if sparse:
+                _sparse_backward(job, block, (next(kept), next(kept)), tensors, g, out)
+            else:
+                _dense_backward(job, block, tensors, g, out)
+        return None, *out
+
+
+def _dense_backward(job: _Job, block: _Block, tensors: tuple[Tensor, ...], g: Tensor, out: list[Tensor | None]) -> None:
+    """The block once more, with autograd."""
+    q, k, v, *arrays = tensors
+    places = (
+        (lambda a: a[block.heads, :, block.rows]), (lambda a: a[block.heads, block.keys]), (lambda a: a[block.heads, block.keys]),
+    )  # fmt: skip
+    with torch.enable_grad():
+        own = [place(a).detach().requires_grad_(o is not None) for place, a, o in zip(places, (q, k, v), out)]
+        parts = [_pick(a, job, block).detach().requires_grad_(o is not None) for a, o in zip(arrays, out[3:])]
+        leaves = [*own, *parts]
+        result = _block_output(job, block, own[0], own[1], own[2], dict(zip(job.names, parts)))
+        wanted = [leaf for leaf, o in zip(leaves, out) if o is not None]
+        gradients = iter(torch.autograd.grad(result, wanted, g[block.heads, :, block.rows], allow_unused=True))
+    for n, o in enumerate(out):
+        if o is None:
+            continue
+        gradient = next(gradients)
+        if gradient is None:
+            continue
+        if n < 3:
+            view = places[n](o)
+            view += gradient
+        else:
+            _put(o, gradient, job, block)
+
+
+def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Tensor]) -> Tensor:
+    """[g, R, rows, Dv] in operations that autograd knows."""
+    t = _tile(job, block, parts, q)
+    x = (q.reshape(t.shape[0], -1, q.shape[-1]) @ k.mT).view(t.shape)
+    p = bridge.apply(t.mapping, t.of(x, xp))
+    p = _dropped(p[..., : t.shape[3]], job, block)
+    return (p.reshape(t.shape[0], -1, t.shape[3]) @ v).view(*t.shape[:3], v.shape[-1])
+
+
+def _again(
+    job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], g: Tensor, wants: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
+    inputs = [t for t, w in zip((q, k, v, *arrays), wants) if w]
+    create_graph = torch.is_grad_enabled()
+    total: list[Tensor | None] = [None] * len(inputs)
+    for block in job.blocks():
+        with torch.enable_grad():
+            parts = {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}
+            o = _block_output(
+                job, block, q[block.heads, :, block.rows], k[block.heads, block.keys], v[block.heads, block.keys], parts
+            )
+        own = g.narrow(0, block.heads.start, o.shape[0]).narrow(
+            2, block.rows.start, o.shape[2]
+        )  # a batch has no g[...]
+        found = torch.autograd.grad(o, inputs, own, create_graph=create_graph, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
+    gradients = iter(total)
+    return [next(gradients) if w else None for w in wants]
+
+
+def batched(g: Tensor) -> bool:
+    """True for a batch of gradients in one backward pass: of `is_grads_batched`, or of torch.vmap around it."""
+    c: Any = torch._C
+    return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
+
+
+def _sparse_backward(
+    job: _Job,
+    block: _Block,
+    pair: tuple[Tensor, Tensor],
+    tensors: tuple[Tensor, ...],
+    g: Tensor,
+    out: list[Tensor | None],
+) -> None:
+    """All gradients from the non-zeros: ds = J dp with dp_ij = <g_i, v_j>, and no product of matrices."""
+    q, k, v, *arrays = tensors
+    index, p = pair
+    p = p.to(q.dtype)
+    g = g[block.heads, :, block.rows].reshape(len(index), -1)
+    flat = _flat(index, k, block)
+    if out[2] is not None:
+        _scatter(out[2], flat, p[..., None] * g[:, None, :], block)
+    if out[0] is None and out[1] is None:
+        return
+    dp = (_rows_of(v, block)[flat] @ g[:, :, None]).squeeze(-1)
+    t = _tile(job, block, {n: _pick(a, job, block) for n, a in zip(job.names, arrays)}, q)
+    p, dp = (a.view(*t.shape[:3], -1) for a in (p, dp))
+    ds = kernels.choose("vjp", t.mapping, p).vjp(t.mapping, p, p, dp).view(len(index), -1) * job.scores.scale
+    if out[0] is not None:
+        dq = torch.nn.functional.embedding_bag(flat, _rows_of(k, block), per_sample_weights=ds, mode="sum")
+        view = out[0][block.heads, :, block.rows]
+        view += dq.view(view.shape)
+    if out[1] is not None:
+        rows = q[block.heads, :, block.rows].reshape(len(index), -1)
+        _scatter(out[1], flat, ds[..., None] * rows[:, None, :], block)
+
+
+def _scatter(out: Tensor, flat: Tensor, parts: Tensor, block: _Block) -> None:
+    _rows_of(out, block).index_add_(0, flat.reshape(-1), parts.reshape(-1, parts.shape[-1]))

@@ -1,0 +1,237 @@
+"""Attention of torch tensors by the Triton kernels: eager with an autograd function, under torch.compile with opaque operations.
+
+What varies is packed into few arrays by plain operations, so that their own derivatives are autograd's: slope and sink of each head in
+one, lengths and offset of each batch in another. A backward that is itself differentiated goes by blocks, in plain operations.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .._array import beside, modes
+from ..autodiff import library
+from ..autodiff.saving import As, restored, save, saved
+from ..kernels import triton as engine
+from ..kernels.triton import attention as kernels
+from . import torch_blockwise
+from .scores import Scores, lie
+from .torch_blockwise import batched
+
+Tensor = torch.Tensor
+
+_LIBRARY = library(__name__)
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor[] arrays, str names, str link, int power, float param, float scale, float softcap, "
+    "bool causal, SymInt left, SymInt right, SymInt offset, float dropout_p, bool alibi, bool sink"
+)
+_LIBRARY.define(f"attention({_CALL}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+_LIBRARY.define(
+    f"attention_backward({_CALL}, Tensor out, Tensor state, Tensor lists, Tensor counts, Tensor flags, Tensor g, str wants) -> Tensor[]"
+)
+
+
+def _named(names: str, arrays: Any) -> dict[str, Tensor]:
+    return dict(zip(names.split(), arrays))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> tuple[Tensor, ...]:
+    *job, save = rest
+    out, saved = kernels.forward(kernels.Job(*job), q, k, v, _named(names, arrays), save)
+    return out, *saved
+
+
+def _attention_fake(
+    q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any
+) -> tuple[Tensor, ...]:
+    *job, save = rest
+    _, parts = kernels.sizes(kernels.Job(*job), q, k, v, save)
+    saved = (torch.empty(shape, dtype=dtype, device=q.device) for shape, dtype in parts.values())
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), *saved
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
+    *call, out, state, lists, counts, flags, g, wants = rest
+    job = kernels.Job(*call)
+    held = _held(job, q, k, v, state, lists, counts, flags)
+    found = kernels.backward(job, q, k, v, _named(names, arrays), out, held, g, set(wants.split()))
+    return [found[n] for n in wants.split()]
+
+
+def _held(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
+    """What the forward pass has saved, fit to be read by address: whether numbers of blocks lie within their row is the kernels' to see."""
+    _, sizes = kernels.sizes(job, q, k, v, True)
+    return kernels.Saved(*(restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())))
+
+
+def _backward_fake(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str, *rest: Any) -> list[Tensor]:
+    inputs = {"q": q, "k": k, "v": v, **_named(names, arrays)}
+    return [torch.empty_like(inputs[n], memory_format=torch.contiguous_format) for n in rest[-1].split()]
+
+
+for _name, _impl, _fake in (
+    ("attention", _attention, _attention_fake),
+    ("attention_backward", _backward, _backward_fake),
+):
+    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)
+
+
+# -- the autograd functions -------------------------------------------------------------------------------------------------------
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, job: Any, mapping: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor
+    ) -> Tensor:
+        out, held = kernels.forward(job, q, k, v, _named(names, arrays), True)
+        ctx.job, ctx.mapping, ctx.names = job, mapping, names
+        save(ctx, q, k, v, *arrays, out, *held)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, *rest = saved(ctx)
+        arrays, (out, *held) = rest[:-5], rest[-5:]
+        names = ("q", "k", "v", *ctx.names.split())
+        wants = [n for n, needed in zip(names, ctx.needs_input_grad[3:]) if needed]
+        if torch.is_grad_enabled() or batched(grads[0]):
+            found = _again(ctx.job, ctx.mapping, dict(zip(names, (q, k, v, *arrays))), grads[0], wants)
+        else:
+            held = _held(ctx.job, q, k, v, *held)
+            found = kernels.backward(ctx.job, q, k, v, _named(ctx.names, arrays), out, held, grads[0], set(wants))
+        return None, None, None, *(found[n] if n in wants else None for n in names)
+
+
+class _Compiled(torch.autograd.Function):
+    """The same as opaque operations, for torch.compile."""
+
+    @staticmethod
+    def forward(job: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+        return torch.ops.anymax.attention(q, k, v, arrays, names, *job, True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.job, ctx.names, *tensors = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, *rest = ctx.saved_tensors
+        arrays, saved = rest[:-5], rest[-5:]
+        names = ("q", "k", "v", *ctx.names.split())
+        wants = [n for n, needed in zip(names, ctx.needs_input_grad[2:]) if needed]
+        found = torch.ops.anymax.attention_backward(
+            q, k, v, arrays, ctx.names, *ctx.job, *saved, grads[0].contiguous(), " ".join(wants)
+        )
+        found = dict(zip(wants, found))
+        return None, None, *(found.get(n) for n in names)
+
+
+def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: list[str]) -> dict[str, Tensor]:
+    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
+    if job.dropout_p:
+        raise RuntimeError(
+            "attention: there is no second derivative through the dropout of implementation 'triton', and no batch of gradients; "
+            "ask for 'reference'"
+        )
+    q, k, v = (inputs[n] for n in "qkv")
+    arrays = {n: inputs[n] for n in ("bias", "additive", "keep") if n in inputs}
+    if "heads" in inputs:
+        slopes, sink = inputs["heads"].unbind(-1)
+        arrays |= {"slopes": slopes[:, None, None]} if job.alibi else {}
+        arrays |= {"sink": sink[:, None, None]} if job.sink else {}
+    if "ranges" in inputs:
+        own = inputs["ranges"].long()[:, :, None, None, None].unbind(1)
+        arrays |= dict(zip(("lengths", "q_lengths", "offset"), own))
+    if "param" in inputs:
+        mapping = mapping.replace(**dict.fromkeys(mapping.params(), inputs["param"][..., None]))
+    left, right = (None if n < 0 else n for n in (job.left, job.right))
+    shape = (*q.shape[:-1], k.shape[-2])
+    scores = Scores(shape, mapping, None, job.scale, job.softcap or None, job.causal, left, right, job.offset, arrays)
+    call = types.SimpleNamespace(q=q, k=k, v=v, scores=scores, groups=q.shape[1] // k.shape[1], dropout_p=0.0)
+    leaves, create_graph = [inputs[n] for n in wants], torch.is_grad_enabled()
+    with torch.enable_grad():
+        out = torch_blockwise.attend(call, None)
+    gradients = torch.autograd.grad(out, leaves, g, create_graph=create_graph, allow_unused=True)
+    return {n: torch.zeros_like(a) if d is None else d for n, a, d in zip(wants, leaves, gradients)}
+
+
+# -- a call ------------------------------------------------------------------------------------------------------------------------
+
+
+def _four(a: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """[..., heads, queries, keys] with its batches in one axis, which has size 1 where no batch varies."""
+    a = a.reshape((1,) * (len(batch) + 3 - a.ndim) + tuple(a.shape))
+    if any(n != 1 for n in a.shape[: len(batch)]):
+        a = a.expand(*batch, *a.shape[-3:])
+        return a.reshape(math.prod(batch), *a.shape[-3:])
+    return a.reshape(1, *a.shape[-3:])
+
+
+def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int) -> dict[str, Tensor]:
+    arrays = {n: _four(s.arrays[n], batch) for n in ("bias", "additive", "keep") if n in s.arrays}
+    if "slopes" in s.arrays or "sink" in s.arrays:
+        each = [
+            s.arrays[n].reshape(-1).float().expand(heads) if n in s.arrays else q.new_zeros(heads, dtype=torch.float32)
+            for n in ("slopes", "sink")
+        ]
+        arrays["heads"] = torch.stack(each, -1)
+    if any(n in s.arrays for n in ("lengths", "q_lengths", "offset")):
+        otherwise = {"lengths": s.shape[-1], "q_lengths": s.shape[-2], "offset": s.offset}
+        each = [
+            _four(s.arrays[n], batch).reshape(-1).to(torch.int32).expand(count) if n in s.arrays
+            else torch.full((count,), value, dtype=torch.int32, device=q.device) for n, value in otherwise.items()
+        ]  # fmt: skip
+        arrays["ranges"] = torch.stack(each, -1)
+    for name, value in s.mapping.params().items():
+        value = _four(lie(beside(value, q, name, xp), s.shape, name), batch)[..., 0]
+        arrays["param"] = value if value.is_floating_point() else value.float()
+    return arrays
+
+
+def _even(a: Tensor) -> Tensor:
+    """Half precision moves in vectors of 16 bytes: zeros after the features where they are no whole number of 16."""
+    return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
+
+
+def attend(call: Any, seed: Tensor | None) -> Tensor:
+    """The output of a call of `attention` that `_refuse_triton` let through."""
+    s: Scores = call.scores
+    shape = s.shape if len(s.shape) > 2 else (1, *s.shape)
+    batch, heads = shape[:-3], shape[-3]
+    shared = heads // call.groups
+    count = math.prod(batch)
+    q, k, v = (
+        a if a.shape[:-2] == (count, own) else a.expand(*batch, own, *a.shape[-2:]).reshape(count, own, *a.shape[-2:])
+        for a, own in ((call.q, heads), (call.k, shared), (call.v, shared))
+    )
+    features = v.shape[-1]
+    q, k, v = _even(q), _even(k), _even(v)
+    arrays = _packed(s, q, batch, heads, count)
+    if seed is not None:
+        arrays["seed"] = seed
+    link, power, param = kernels.link_of(engine.link_of(s.mapping))
+    job = kernels.Job(
+        link, power, param, s.scale, s.softcap or 0.0, s.causal, -1 if s.left is None else s.left,
+        -1 if s.right is None else s.right, s.offset, call.dropout_p, "slopes" in s.arrays, "sink" in s.arrays,
+    )  # fmt: skip
+    names, tensors = " ".join(arrays), tuple(arrays.values())
+    opaque = torch.compiler.is_compiling() or modes()
+    wants = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *tensors))
+    if opaque and wants:
+        out = _Compiled.apply(job, names, q, k, v, *tensors)[0]
+    elif opaque:
+        out = torch.ops.anymax.attention(q, k, v, tensors, names, *job, False)[0]
+    elif wants:
+        out = _Flash.apply(job, s.mapping, names, q, k, v, *tensors)
+    else:
+        out, _ = kernels.forward(job, q, k, v, arrays, False)
+    out = out if v.shape[-1] == features else out[..., :features].contiguous()
+    return out if out.shape[:-1] == s.shape[:-1] else out.reshape(*s.shape[:-1], features)

@@ -1,0 +1,234 @@
+"""`attention`, `explain_attention`: what a caller says, and the order in which it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from .. import kernels
+from .._array import Array, Namespace, beside, is_array, like, namespace, number, upcast
+from .._core.mapping import Mapping
+from .._core.options import answering
+from .._core.typing import AnyArray, ArrayT
+from . import implementations
+from .call import Call, checked
+from .scores import lie, same_device
+
+_WORDS = {
+    "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "tau": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "T": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
+    "p": "say dropout_p=",
+    "alpha": "it belongs to the map, as in mapping=anymax.Entmax(alpha=1.3)",
+}
+
+ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference"]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Options of `attention` that are given by their names alone."""
+
+    window: int | tuple[int | None, int | None] | None
+    alibi: bool | AnyArray | None
+    softcap: float | None
+    lengths: AnyArray | None
+    q_lengths: AnyArray | None
+    offset: int | AnyArray
+    sink: AnyArray | None
+    transform: Callable[[Any], Any] | None
+    mix: tuple[AnyArray, float | AnyArray] | None
+    implementation: ImplementationName | None
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, mapping: Mapping | str | None = None, mask: AnyArray | None = None, is_causal: bool = False,
+    scale: float | AnyArray | None = None, enable_gqa: bool = False, bias: AnyArray | None = None, dropout_p: float = 0.0,
+    generator: Any = None, *, need_weights: bool, **options: Unpack[AttentionOptions],
+) -> ArrayT | tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+def attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    mapping: Mapping | str | None = None,
+    mask: AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    enable_gqa: bool = False,
+    bias: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    generator: Any = None,
+    *,
+    window: int | tuple[int | None, int | None] | None = None,
+    alibi: bool | AnyArray | None = None,
+    softcap: float | None = None,
+    lengths: AnyArray | None = None,
+    q_lengths: AnyArray | None = None,
+    offset: int | AnyArray = 0,
+    sink: AnyArray | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    mix: tuple[AnyArray, float | AnyArray] | None = None,
+    need_weights: bool = False,
+    implementation: ImplementationName | None = None,
+) -> ArrayT | tuple[ArrayT, ArrayT]:
+    """Attention `p(scale q k^T + bias) v`, where p is any map and not softmax alone.
+
+    Like `torch.nn.functional.scaled_dot_product_attention`, in its shapes, on NumPy, torch and JAX. With a sparse map each query attends
+    to a few keys exactly and to the others not at all. `anymax.nn.Attention` is the torch module, `anymax.hf` is for models of
+    transformers, and `explain_attention` says which implementation a call gets.
+
+    q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k: the keys, [..., H, S, D], of the same kind and dtype.
+    v: the values, [..., H, S, Dv].
+    mapping: the map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
+        softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
+    mask: boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
+    is_causal: query i attends to the keys up to offset + i only.
+    scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
+    bias: numbers that are added to the scores, such as the logarithm of a prior.
+    dropout_p: the share of the weights that is set to 0, from 0 to below 1; for training.
+    generator: where dropout draws from: an integer seed, or the framework's own generator or key. NumPy and torch use
+        their global ones by default.
+    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
+    alibi: True, or a slope for each head, [H]: the slope times the distance of query and key is taken from the score.
+    softcap: a number c above 0; the scores become c tanh(scores / c), before bias and mask.
+    lengths: how many keys of each batch are real, as integers; the others are padding, and masked.
+    q_lengths: how many queries of each batch are real; the others give zeros.
+    offset: where the first query stands among the keys: S - L for new queries at the end of a cache. A number, or one for each batch.
+    sink: one more score for each head, [H], of a key without a value: a place for weight that no key should get.
+    transform: a function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
+    mix: (prior, weight), mixed into the weights where a query may attend: `(1 - weight) p + weight prior`.
+    need_weights: return the weights too.
+    implementation: "sdpa" (torch's own), "triton" (a GPU's kernels for softmax, sparsemax, entmax and budget), "blockwise" (never the
+        whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first that
+        serves the call.
+
+    The order is: scale, softcap, bias, alibi, mask, transform, sink, map, mix, dropout. A query with nothing to attend to gives zeros.
+    Second derivatives of a softmax that torch's own attention served do not exist; ask for "blockwise" or "reference".
+
+    Returns the output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair of it and of the weights, [..., H, L, S],
+    as map and mix gave them: before dropout, without the sink.
+
+    >>> import numpy as np
+    >>> from anymax import Sparsemax, attention
+    >>> q, k, v = np.eye(2), np.array([[3.0, 0.0], [0.0, 1.0]]), np.array([[1.0], [5.0]])
+    >>> attention(q, k, v, Sparsemax(), scale=1.0)
+    array([[1.],
+           [5.]])
+    """
+    asked = implementations.named(implementation)
+    call, plain = checked(
+        q, k, v, mapping, mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, bias=bias, dropout_p=dropout_p,
+        generator=generator, window=window, alibi=alibi, softcap=softcap, lengths=lengths, q_lengths=q_lengths, offset=offset,
+        sink=sink, transform=transform, need_weights=need_weights,
+    )  # fmt: skip
+    xp, dtype = namespace(call.q), call.q.dtype
+    with plain:
+        out, p = implementations.choose(call, asked).run(call)
+        if mix is not None:
+            out, p = _mixed(call, out, p, mix, xp)
+    out = out if out.dtype == dtype else xp.astype(out, dtype)
+    if not need_weights:
+        return out
+    return out, p if p.dtype == dtype else xp.astype(p, dtype)
+
+
+@answering(_WORDS, query="q", key="k", value="v", attn_mask="mask")
+def explain_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    mapping: Mapping | str | None = None,
+    mask: AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    enable_gqa: bool = False,
+    bias: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    generator: Any = None,
+    *,
+    window: int | tuple[int | None, int | None] | None = None,
+    alibi: bool | AnyArray | None = None,
+    softcap: float | None = None,
+    lengths: AnyArray | None = None,
+    q_lengths: AnyArray | None = None,
+    offset: int | AnyArray = 0,
+    sink: AnyArray | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    mix: tuple[AnyArray, float | AnyArray] | None = None,
+    need_weights: bool = False,
+    implementation: ImplementationName | None = None,
+) -> kernels.Explanation:
+    """Which implementation serves a call of `attention`, and why not those before it. Print it to read it.
+
+    Use it when attention is slower, or takes more memory, than you expect. Nothing is computed: each implementation only says whether
+    it would serve the call. `anymax.explain` does the same for the other functions.
+
+    q: the queries, [..., H, L, D]; their numbers don't matter, so that zeros of the right shape, dtype and device will do.
+    k: the keys, [..., H, S, D].
+    v: the values, [..., H, S, Dv].
+    mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator: as in `attention`.
+    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation: as in `attention`.
+
+    Returns an `Explanation`: the chosen implementation, and a sentence from each one that refused.
+
+    >>> import numpy as np
+    >>> from anymax import Sparsemax, explain_attention
+    >>> q = np.zeros((2, 3, 4))
+    >>> explain_attention(q, q, q, Sparsemax(), is_causal=True)
+    Sparsemax()
+      attention   reference
+                  (sdpa refuses: torch has attention with softmax, not with sparsemax)
+                  (triton refuses: it serves torch tensors on a GPU)
+                  (blockwise refuses: it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference)
+                  (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
+    """
+    given: dict[str, Any] = dict(locals())
+    del given["mix"]  # whoever serves, it is mixed in afterwards
+    asked = implementations.named(given.pop("implementation"))
+    call, plain = checked(**given)
+    with plain:
+        chosen, refusals = implementations.explained(call, asked)
+    return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))
+
+
+def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
+    """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
+    if not isinstance(mix, (tuple, list)) or len(mix) != 2:
+        raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
+    prior = beside(mix[0], call.q, "mix", xp)
+    same_device(prior, call.q, "the prior of mix")
+    prior = lie(prior, call.scores.shape, "the prior of mix")
+    v = upcast(call.v, xp)
+    prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
+    keep = call.scores.attended(prior, xp)
+    prior = prior if keep is None else xp.where(keep, prior, xp.zeros_like(prior))
+    weight = number(mix[1])
+    if is_array(weight):
+        weight = beside(weight, call.q, "mix", xp)
+        same_device(weight, call.q, "the weight of mix")
+        weight = like(lie(weight, (*call.scores.shape[:-1], 1), "the weight of mix"), v, xp)
+    elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= 1:
+        raise ValueError(f"attention: the weight of mix must be a number from 0 to 1 or an array, got {weight!r}")
+    out = (1.0 - weight) * upcast(out, xp) + weight * implementations.values(prior, v, call.groups)
+    return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior

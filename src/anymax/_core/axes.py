@@ -1,0 +1,55 @@
+"""Several axes as one: a row of classes that lies along a tuple of axes, as in `softmax(heatmaps, axis=(-2, -1))`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from .._array import Array, asarray, check_axis, is_array, namespace
+
+
+class Joined(NamedTuple):
+    """Scores with the axes moved last and made one, and the way back."""
+
+    scores: Array
+    order: tuple[int, ...]  # of the axes given: first those that stay, then those that were joined
+    shape: tuple[int, ...]  # in that order
+    joined: int
+
+    @classmethod
+    def of(cls, x: Any, axes: tuple[int, ...] | list[int]) -> Joined:
+        x = asarray(x)
+        joined = tuple(check_axis(a, x.ndim) for a in axes)
+        if not joined or len(set(joined)) < len(joined):
+            raise ValueError(f"axis={tuple(axes)}: expected one axis or more, each of them once")
+        order = (*(i for i in range(x.ndim) if i not in joined), *joined)
+        return cls(_flat(x, order, len(joined)), order, tuple(x.shape[i] for i in order), len(joined))
+
+    def beside(self, value: Any, name: str) -> Any:
+        """An array that broadcasts to the scores, in their new layout; anything else as it is."""
+        if not is_array(value):
+            return value
+        xp, ndim = namespace(value), len(self.order)
+        full = tuple(self.shape[self.order.index(i)] for i in range(ndim))
+        given = (*(1,) * (ndim - value.ndim), *value.shape)
+        if value.ndim > ndim or any(a != 1 and a != b for a, b in zip(given, full, strict=True)):
+            raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {full}")
+        value = xp.reshape(value, given)
+        last = self.order[ndim - self.joined :]
+        if any(given[i] != 1 for i in last):
+            value = xp.broadcast_to(value, tuple(full[i] if i in last else n for i, n in enumerate(given)))
+        return _flat(value, self.order, self.joined)
+
+    def apart(self, p: Array, *, summed: bool = False) -> Array:
+        """A result of the rows in the layout of the scores; `summed` where it has one number a row."""
+        xp, stay = namespace(p), len(self.order) - self.joined
+        shape = (*self.shape[:stay], *(1,) * self.joined) if summed else self.shape
+        back = tuple(self.order.index(i) for i in range(len(self.order)))
+        return xp.permute_dims(xp.reshape(p, shape), back)
+
+
+def _flat(x: Array, order: tuple[int, ...], joined: int) -> Array:
+    xp = namespace(x)
+    x = xp.permute_dims(x, order)
+    stay = len(order) - joined
+    return xp.reshape(x, (*x.shape[:stay], math.prod(x.shape[stay:])))

@@ -1,0 +1,165 @@
+"""Maps by their names: "sparsemax", "entmax:alpha=1.3", "square". What a name means, wherever a map is taken: here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from .._array import is_array, shown
+from .mapping import Mapping
+
+ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
+
+
+class UnknownMap(ValueError):
+    """No map has this name."""
+
+
+def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
+    """The map that is given, or that a name means; a sentence, in the name of `who`, for anything else.
+
+    place: what to say of where it stands, where an array was given.
+    """
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, str):
+        return named(given)
+    begin = f"{who}: " if who else ""
+    raise TypeError(
+        f"{begin}expected a mapping such as anymax.Sparsemax(), or a name such as 'sparsemax', got {_said(given, place)}"
+    )
+
+
+def _said(given: Any, place: str) -> str:
+    """What was given in place of a map, and what to write for it."""
+    if isinstance(given, type) and issubclass(given, Mapping):
+        needed = required(given)
+        return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
+    if is_array(given):
+        return f"{type(given).__name__} of shape {tuple(given.shape)}; {place}"
+    name = getattr(given, "__name__", None)
+    if callable(given) and isinstance(name, str) and not isinstance(given, type):
+        found = _spelled(ALIASES.get(name, name).partition(":")[0])
+        if found is not None:
+            return f"the function {name}; give its map, by name: {name!r}"
+        return f"the function {name}; a function u of your own, u(x) >= 0, is the map anymax.Ratio(u)"
+    return shown(given)
+
+
+def classes() -> dict[str, type[Mapping]]:
+    """The catalogue by names."""
+    from .. import mappings  # late: the maps stand on a floor above, and whoever names one has loaded them
+
+    return {kind.name: kind for kind in mappings.CATALOGUE}
+
+
+def ratios() -> dict[str, Callable[[], Mapping]]:
+    """The ready-made kinds of Ratio."""
+    from ..mappings import Ratio  # late: as above
+
+    return {"square": Ratio.square, "sigmoid": Ratio.sigmoid, "relu": Ratio.relu}
+
+
+def names() -> list[str]:
+    """Every map once: the kinds of `ratio` stand for it."""
+    kinds = ratios()
+    return [name for each in classes() for name in (kinds if each == "ratio" else (each,))]
+
+
+def _bare(name: str) -> str:
+    return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def _spelled(name: str) -> str | None:
+    """The name as the catalogue spells it: sparse_softmax, sparse-softmax and SparseSoftmax are one."""
+    return next((known for known in (*classes(), *ratios()) if _bare(known) == _bare(name)), None)
+
+
+def find(name: str) -> str:
+    """The name as the catalogue spells it, or an error with the nearest one."""
+    found = _spelled(name)
+    if found is None:
+        import difflib  # late: for a name that is wrong
+
+        known = {_bare(each): each for each in (*names(), *ALIASES)}
+        near = difflib.get_close_matches(_bare(name), known, 1)
+        hint = f" (did you mean {known[near[0]]!r}?)" if near else ""
+        raise UnknownMap(f"there is no map {name!r}{hint}; the maps are {', '.join(names())}")
+    return found
+
+
+def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """The parameters of a map that words can give: all but functions."""
+    if name in ratios() or name == "ratio":
+        return {}
+    return {f.name: f for f in _fields(classes()[name]) if f.init and not callable(f.default)}
+
+
+def required(kind: type[Mapping]) -> list[str]:
+    """The parameters that a map can't do without."""
+    none = dataclasses.MISSING
+    return [f.name for f in _fields(kind) if f.init and f.default is none and f.default_factory is none]
+
+
+def _fields(kind: type[Mapping]) -> list[dataclasses.Field[Any]]:
+    """As dataclasses.fields, which torch.compile can't look through for a class."""
+    return [f for f in kind.__dataclass_fields__.values() if "ClassVar" not in str(f.type)]  # type: ignore[attr-defined]
+
+
+def read(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name of a map and the parameters behind it, of `NAME` or `NAME:parameter=value,...`."""
+    name, _, rest = spec.partition(":")
+    full = next((meant for alias, meant in ALIASES.items() if _bare(alias) == _bare(name)), name)
+    if rest and ":" in full:
+        raise ValueError(f"{spec!r}: {name} is {full} and takes no parameters")
+    head, _, tail = full.partition(":")
+    name = find(head)
+    given: dict[str, Any] = {}
+    for word in filter(None, (tail or rest).split(",")):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not equals:
+            raise ValueError(f"{spec!r}: write NAME:parameter=value, as in entmax:alpha=1.2")
+        if key not in fields(name):
+            takes = " or ".join(fields(name)) or "none"
+            raise ValueError(f"{spec!r}: {name} has no parameter {key!r}; it takes {takes}")
+        given[key] = number(value)
+    return name, given
+
+
+def number(word: str) -> int | float | bool | str:
+    """An integer, a float, true or false where the word is one, else the word itself."""
+    if word in ("true", "false"):
+        return word == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def make(name: str, given: dict[str, Any]) -> Mapping:
+    """The map of a name that `find` gave, with these parameters."""
+    kinds = ratios()
+    if name in kinds:
+        return kinds[name]()
+    if name == "ratio":
+        raise ValueError(f"ratio needs a function; choose one of {', '.join(kinds)}, or give anymax.Ratio(u, du)")
+    kind = classes()[name]
+    missing = [key for key in required(kind) if key not in given]
+    if missing:
+        words = ",".join(f"{key}=..." for key in missing)
+        raise ValueError(f"{name} needs {' and '.join(missing)}; write {name}:{words}")
+    try:
+        return kind(**given)
+    except TypeError:
+        if given:
+            raise
+        words = ",".join(f"{key}={value}" for key, value in kind.example.items())
+        raise ValueError(f"{name} needs a parameter, as in {name}:{words}") from None
+
+
+def named(spec: str) -> Mapping:
+    """The map that the words mean."""
+    return make(*read(spec))

@@ -1,0 +1,106 @@
+"""Rows of what a caller gives: axes, masks, dtypes and parameters, once for every verb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import _array
+from .._array import Array, asarray, check_axis, floating, from_last, is_array, namespace, to_last, upcast
+from .axes import Joined
+from .mapping import Mapping
+from .names import as_mapping
+from .shards import refuse as refuse_sharded
+
+
+def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
+    """The scores, the mapping and the mask for rows along several axes, which become the last."""
+    mapping = as_mapping(mapping)
+    joined = Joined.of(x, axes)
+    params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
+    mapping = mapping.replace(**params) if params else mapping
+    return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
+
+
+def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
+    """(scores, rows with the classes last and masked, the mapping aligned to them, axis >= 0)."""
+    x, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
+    return x, rows if keep is None else hide(rows, keep), mapping, axis
+
+
+def split(
+    mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
+) -> tuple[Array, Array, Mapping, int, Array | None]:
+    """The same with the mask beside the rows, broadcastable to them."""
+    mapping = as_mapping(mapping)
+    refuse_sharded("a function of rows", x)  # verbs have said so by their own names
+    x = asarray(x)
+    xp = namespace(x)
+    if dtype is not None:
+        x = xp.astype(x, _array.asked_for(dtype, x))
+    x = floating(x, xp)
+    if x.ndim == 0:
+        raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
+    axis = check_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if n == 0:
+        raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along axis {axis}; at least one is needed")
+    mapping.check(n)
+    rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
+    keep = None
+    if mask is not None:
+        keep = kept(rows, _array.beside(mask, x, "mask", xp), axis, xp)
+    params = mapping.params()
+    if params:
+        mapping = mapping.replace(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
+        for k, v in mapping.params().items():
+            mapping.check_width(k, v)
+    return x, rows, mapping, axis, keep
+
+
+def kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+    if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
+        raise TypeError(
+            f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
+        )
+    return _to_rows(mask, rows, axis, "mask", xp)
+
+
+def hide(rows: Array, keep: Array) -> Array:
+    xp = namespace(rows)
+    return xp.where(keep, rows, -xp.inf * xp.ones_like(rows))
+
+
+def aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
+    """A parameter in the layout and dtype of the rows."""
+    if not is_array(value):
+        return value
+    if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
+        return value.item() if isinstance(value, np.ndarray) else value
+    xp = namespace(rows)
+    value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
+    return _to_rows(value, rows, axis, name, xp)
+
+
+def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
+    """`value`, broadcastable against the scores, with the class axis moved to the end as in the rows."""
+    shape = list(rows.shape)
+    shape.insert(axis, shape.pop())
+    given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
+    if value.ndim > rows.ndim or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
+        hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}{hint}"
+        )
+    value = xp.reshape(value, given) if value.ndim < rows.ndim else value
+    return to_last(value, axis, xp)
+
+
+def restore_axis(rows: Array, axis: int) -> Array:
+    return from_last(rows, axis, namespace(rows))
+
+
+def like_scores(out: Array, x: Array) -> Array:
+    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
+    return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out

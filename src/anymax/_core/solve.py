@@ -1,0 +1,168 @@
+"""The threshold finders, in array-API code: one row one number, all rows at once.
+
+A separable map is `p_i = phi(x_i - tau)`. Rows come centred at an anchor (their maximum, unless a map says otherwise) and the
+unknown is the `level`, the argument of phi at the anchor: `p_i = phi(y_i + level)` with `y_i = x_i - anchor <= 0`. So no
+common offset of the scores costs a digit, and the unknown lies in a known interval of the size of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, Namespace, counts, descending, loop, running_sum, take, total
+
+
+def totals(parts: list[Array], xp: Namespace) -> list[Array]:
+    """The sums over the classes, [..., 1], of several arrays; where classes are on several machines, something else adds up."""
+    return [total(a, xp) for a in parts]
+
+
+Totals = Callable[[list[Array], Namespace], list[Array]]
+
+
+def root(
+    evaluate: Callable[[Array], tuple[Array, Array]],
+    low: Array,
+    high: Array,
+    xp: Namespace,
+    limit: int = 200,
+    traced: int = 20,
+    start: Array | None = None,
+) -> Array:
+    """The root of an increasing function in [low, high], one a row: Newton's method inside a shrinking bracket.
+
+    `evaluate(level)` gives the residual (its sign is what counts) and the Newton step to take. Starting from `high`, Newton on
+    a convex function descends to the root without ever crossing it. A step that leaves the bracket, or that is not
+    at most half of the one before, is replaced by bisection, so the method cannot be slower than that.
+    """
+    eps = xp.finfo(high.dtype).eps
+    level = high if start is None else start
+    traced = traced if start is None else 6  # enough from a closed form, even a badly rounded one
+    step = xp.where(high > low, high - low, xp.zeros_like(high))  # a NaN interval is done at once
+
+    def tolerance(level: Array) -> Array:
+        size = xp.abs(level)
+        return eps * xp.where(size > 1.0, size, xp.ones_like(size))
+
+    def active(state: tuple) -> Array:
+        level, low, high, step = state
+        tol = tolerance(level)
+        return (xp.abs(step) > tol) & (high - low > tol)
+
+    def body(state: tuple) -> tuple:
+        level, low, high, step = state
+        go = active(state)
+        residual, newton = evaluate(level)
+        below, above = residual <= 0, residual >= 0
+        new_low = xp.where(below & (level > low), level, low)
+        new_high = xp.where(above & (level < high), level, high)
+        target = level + newton
+        good = (target >= new_low) & (target <= new_high) & (2.0 * xp.abs(newton) <= xp.abs(step))
+        # the first step may be anything inside the bracket: `step` starts as the width of it
+        target = xp.where(good, target, 0.5 * (new_low + new_high))
+        return (
+            xp.where(go, target, level),
+            xp.where(go, new_low, low),
+            xp.where(go, new_high, high),
+            xp.where(go, target - level, step),
+        )
+
+    return loop(lambda s: active(s), body, (level, low, high, step), limit, traced)[0]
+
+
+def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
+    """tau of `sum_i (z_i - tau)_+^r = 1` for r = 1, 2 or 3, in closed form after one sort; z has its maximum at 0.
+
+    With the scores in descending order, k is in the support exactly if `sum_{i<=k} (z_i - z_k)^r < 1`, and this
+    sum never decreases with k: counting is enough, ties included. Entries below -1 can't be in the support, since tau >= -1;
+    cutting them there keeps every running sum small.
+    """
+    zs = descending(xp.where(z > -1.0, z, -xp.ones_like(z)), xp)
+    count = running_sum(xp.ones_like(zs), xp)
+    mean = running_sum(zs, xp) / count
+    gap = mean - zs  # >= 0
+    if r == 1:
+        size = _support(count * gap, xp)
+        return take(mean, size, xp) - 1.0 / take(count, size, xp)
+    square = running_sum(zs * zs, xp) / count
+    var = _at_least(square - mean * mean, 0.0, xp)
+    if r == 2:
+        size = _support(count * (gap * gap + var), xp)
+        k, m, v = (take(a, size, xp) for a in (count, mean, var))
+        return m - xp.sqrt(_at_least(1.0 / k - v, 0.0, xp))
+    if r != 3:
+        raise ValueError(f"closed forms exist for r = 1, 2, 3, not {r}")
+    cube = running_sum(zs * zs * zs, xp) / count
+    third = cube - 3.0 * mean * square + 2.0 * mean * mean * mean  # the third central moment
+    size = _support(count * (gap * gap * gap + 3.0 * gap * var + third), xp)
+    k, m, v, c = (take(a, size, xp) for a in (count, mean, var, third))
+    return m - _depressed_cubic(v, 1.0 / k - c, xp)
+
+
+def _support(mass: Array, xp: Namespace) -> Array:
+    """Index of the last supported entry, [..., 1], from the mass that each prefix would have at its own last entry."""
+    inside = counts(mass < 1.0, xp)
+    last = xp.sum(inside, axis=-1, keepdims=True) - 1
+    return xp.where(last < 0, xp.zeros_like(last), last)
+
+
+def _depressed_cubic(v: Array, q: Array, xp: Namespace) -> Array:
+    """The real root w of `w^3 + 3 v w = q`, v >= 0, by the hyperbolic form, which has no cancellation."""
+    tiny = xp.finfo(v.dtype).smallest_normal ** 0.25
+    spread = xp.sqrt(xp.where(v > tiny, v, xp.ones_like(v)))
+    bent = 2.0 * spread * xp.sinh(xp.asinh(q / (2.0 * spread * spread * spread)) / 3.0)
+    size = xp.abs(q)
+    plain = xp.sign(q) * xp.where(size > 0, size, xp.ones_like(size)) ** (1.0 / 3.0)
+    return xp.where(v > tiny, bent, plain)
+
+
+def _at_least(x: Array, floor: float, xp: Namespace) -> Array:
+    return xp.where(x > floor, x, floor * xp.ones_like(x))
+
+
+def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
+    """The smallest supported score of `sum_i (c (z_i - tau))_+^(1/c) = 1` and its probability q, for c >= 1.
+
+    Above alpha = 2 the map has infinite slope at the edge of its support: a threshold rounded to the working precision
+    misplaces the small probabilities by far more than that. Anchored at the smallest supported score, every term
+    `q^c + c (z_i - z_m)` is a sum of non-negative numbers and loses nothing. The function `sum_i (q^c + c d_i)^(1/c)` is a
+    sum of c-norms, hence convex in q, and Newton from q = 1 / |support| descends to the root.
+    """
+    n = z.shape[-1]
+    order = descending(xp.where(keep, z, -xp.inf * xp.ones_like(z)), xp)
+    kept = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+    low = xp.zeros_like(kept)  # always in the support
+    high = xp.where(kept > 0, kept, xp.ones_like(kept))  # never in it, as an index
+    r = 1.0 / c
+    rounds = max(1, (n - 1).bit_length() + 1) if isinstance(n, int) else 32  # a size may be a symbol, below 2^31
+    for _ in range(rounds):
+        middle = (low + high) // 2
+        gap = z - take(order, middle, xp)
+        above = keep & (gap > 0)
+        mass = total(xp.where(above, (c * xp.where(above, gap, xp.ones_like(gap))) ** r, xp.zeros_like(gap)), xp)
+        inside = (mass < 1.0) & (middle < kept)
+        low, high = xp.where(inside, middle, low), xp.where(inside, high, middle)
+    anchor = take(order, low, xp)
+    anchor = xp.where(anchor > -xp.inf, anchor, xp.zeros_like(anchor))
+    gap = z - anchor
+    support = keep & (gap >= 0)
+    size = xp.astype(xp.sum(counts(support, xp), axis=-1, keepdims=True), z.dtype)
+    high_q = 1.0 / xp.where(size > 0, size, xp.ones_like(size))
+
+    def evaluate(q: Array) -> tuple[Array, Array]:
+        p = anchored_power(q, gap, support, c, xp)
+        residual = total(p, xp) - 1.0
+        ratio = xp.where(support, q / xp.where(support, p, xp.ones_like(p)), xp.zeros_like(p))
+        slope = total(xp.where(support, ratio ** (c - 1.0), xp.zeros_like(p)), xp)
+        return residual, -residual / slope
+
+    return anchor, root(evaluate, 0.0 * high_q, high_q, xp)
+
+
+def anchored_power(q: Array, gap: Array, support: Array, c: Any, xp: Namespace) -> Array:
+    """`(q^c + c gap)^(1/c)` where `support` (gap >= 0), 0 elsewhere; q where q^c is too small for the dtype."""
+    base = q**c + c * xp.where(support, gap, xp.ones_like(gap))
+    whole = base > xp.finfo(gap.dtype).smallest_normal
+    p = xp.where(whole, xp.where(whole, base, xp.ones_like(base)) ** (1.0 / c), q + 0.0 * gap)
+    return xp.where(support, p, xp.zeros_like(gap))

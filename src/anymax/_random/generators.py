@@ -1,0 +1,160 @@
+"""Random numbers for arrays of any kind, from a generator that the caller gives or, where none is given, the framework's global one.
+
+A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer seed for all, from 0 to
+2**63 - 1; or one of these for each row, in a list or as an array of keys. NumPy and torch have global generators (`numpy.random.seed`,
+`torch.manual_seed`); JAX has none and asks for a key.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._array import Array, dtype_name, is_jax, is_torch, namespace
+
+
+def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+    """Numbers in the open interval (0, 1), in the dtype of `like` (fp32 or fp64) and on its device.
+
+    On a CPU and in JAX, number i, in C order, depends on the generator and on i, and not on how many follow. With a generator for each
+    row, the row that is the last axis is what its generator gives alone.
+    """
+    if _one_a_row(generator):
+        return _each(uniform, shape, like, generator)
+    xp = namespace(like)
+    single = like.dtype == xp.float32
+    if single:
+        # two draws: 24 bits alone would give ties among the extremes of a large vocabulary
+        both = _draw("uniform", (*shape, 2), like, generator)
+        u = both[..., 0] + both[..., 1] * (2.0**-23 if is_jax(like) else 2.0**-24)
+    else:
+        u = _draw("uniform", shape, like, generator)
+    low, high = (2.0**-48, 1 - 2.0**-24) if single else (2.0**-54, 1 - 2.0**-53)
+    u = xp.where(u > low, u, low * xp.ones_like(u))
+    return xp.where(u < high, u, high * xp.ones_like(u))
+
+
+def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
+    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device; generators a row as for `uniform`."""
+    if _one_a_row(generator):
+        return _each(normal, shape, like, generator)
+    return _draw("normal", shape, like, generator)
+
+
+def listed(generator: Any) -> Any:
+    """The generator as data that a frozen object can have: a list of them, one a row, as a tuple."""
+    return tuple(generator) if isinstance(generator, list) else generator
+
+
+def _one_a_row(generator: Any) -> bool:
+    keys = is_jax(generator) and "key" in dtype_name(generator)
+    return isinstance(generator, (list, tuple)) or (keys and generator.ndim > 0)
+
+
+def _each(draw: Callable[..., Array], shape: tuple[int, ...], like: Array, generators: Any) -> Array:
+    """Rows, each from its own generator."""
+    rows = math.prod(shape[:-1])
+    if is_jax(generators):
+        generators = generators.reshape(-1)
+    if len(generators) != rows:
+        raise ValueError(f"generator: got {len(generators)} for {rows} rows; give one for each row, or one for all")
+    if is_jax(generators) and rows:
+        out = sys.modules["jax"].vmap(lambda key: draw(shape[-1:], like, key))(generators)
+    else:
+        parts = [draw(shape[-1:], like, one) for one in generators]
+        out = namespace(like).stack(parts) if parts else draw(shape, like, 0)
+    return namespace(like).reshape(out, shape)
+
+
+def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
+    """Each framework's own uniform [0, 1) and normal numbers."""
+    if is_torch(like):
+        torch = sys.modules["torch"]
+        # torch.compile knows no call with symbolic sizes that names a generator, be it None
+        given = {} if generator is None else {"generator": torch_source(like, generator)}
+        if like.device.type == "meta":
+            given = {}
+        draw = torch.rand if what == "uniform" else torch.randn
+        return draw(shape, dtype=like.dtype, device=like.device, **given)
+    if is_jax(like):
+        random = sys.modules["jax"].random
+        generator = _key(generator)
+        if not is_jax(generator):
+            raise TypeError(_wrong("JAX arrays", "a key such as jax.random.key(0)", generator))
+        return getattr(random, what)(generator, shape, dtype=like.dtype)
+    xp = namespace(like)
+    out = _draw_numpy(what, shape, np.float32 if like.dtype == xp.float32 else np.float64, like, generator)
+    if isinstance(like, np.ndarray):
+        return out
+    from array_api_compat import device  # late: not at `import anymax`
+
+    return xp.asarray(out, device=device(like))
+
+
+def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, generator: Any) -> np.ndarray:
+    if generator is None:  # what numpy.random.seed sets
+        old = np.random.random_sample if what == "uniform" else np.random.standard_normal
+        return np.asarray(old(shape), dtype)
+    generator = _numpy_source(generator)
+    if not isinstance(generator, np.random.Generator):
+        kind = "NumPy arrays" if isinstance(like, np.ndarray) else "these arrays"
+        raise TypeError(_wrong(kind, "a numpy.random.Generator such as numpy.random.default_rng(0)", generator))
+    draw = generator.random if what == "uniform" else generator.standard_normal
+    return draw(shape, dtype=dtype)
+
+
+def _seed(generator: Any) -> int | None:
+    """The seed that is given; None for what is no integer. Every framework takes those of this range, and some of them others."""
+    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+        return None
+    if not 0 <= int(generator) < 2**63:
+        raise ValueError(f"generator: a seed must be an integer from 0 to 2**63 - 1, got {int(generator)}")
+    return int(generator)
+
+
+def _key(generator: Any) -> Any:
+    """The key of a seed; what is no seed, as it is."""
+    seed = _seed(generator)
+    return generator if seed is None else sys.modules["jax"].random.key(seed)
+
+
+def _numpy_source(generator: Any) -> Any:
+    seed = _seed(generator)
+    return generator if seed is None else np.random.default_rng(seed)
+
+
+def apart(generator: Any, like: Array, n: int) -> list[Any]:
+    """A generator for each of n draws, so that no two of them get the same numbers; the one that is given, where it goes on by itself."""
+    if is_torch(like):
+        return [generator if generator is None else torch_source(like, generator)] * n
+    if is_jax(like):
+        key = _key(generator)
+        return list(sys.modules["jax"].random.split(key, n)) if n > 1 and is_jax(key) else [key] * n
+    return [_numpy_source(generator)] * n
+
+
+def torch_source(like: Array, generator: Any) -> Any:
+    """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
+    torch = sys.modules["torch"]
+    seed = _seed(generator)
+    if seed is not None:  # the meta device has no numbers, and no generator of its own
+        device = "cpu" if like.device.type == "meta" else like.device
+        return torch.Generator(device=device).manual_seed(seed)
+    source: Any = generator
+    if not isinstance(source, torch.Generator):
+        raise TypeError(_wrong("torch tensors", "a torch.Generator", generator))
+    if source.device.type != like.device.type:
+        raise TypeError(
+            f"generator: it is on {source.device} and the scores are on {like.device}; "
+            f"use torch.Generator(device={str(like.device)!r})"
+        )
+    return source
+
+
+def _wrong(kind: str, allowed: str, given: Any) -> str:
+    got = "None" if given is None else type(given).__module__.split(".")[0] + "." + type(given).__qualname__
+    return f"generator: {kind} need {allowed}, or an integer seed; got {got}"

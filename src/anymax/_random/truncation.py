@@ -1,0 +1,226 @@
+"""Which entries a truncation keeps, as masks without a derivative: the k largest, the nucleus of mass p, the typical ones, ...
+
+Thresholds on the row and counts of ties, so that shapes never depend on values. Classes on the last axis; -inf is never kept; a row
+with a NaN or +inf keeps all the rest, for its maker to find.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    decides,
+    descending,
+    finite_scores,
+    is_array,
+    is_jax,
+    is_torch,
+    like,
+    positions,
+    running_sum,
+    stop_gradient,
+    top,
+    total,
+)
+
+
+def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
+    """True at the k largest entries of each row, exactly k of them where it has as many: of equal ones the first. k may be [..., 1]."""
+    n = x.shape[-1]
+    if is_array(k) and n:
+        x = stop_gradient(x)
+        k = stop_gradient(like(k, x, xp))
+        k = xp.astype(xp.where(k < n, xp.where(k > 1, k, xp.ones_like(k)), n * xp.ones_like(k)), xp.int32)
+        k = xp.broadcast_to(k, (*x.shape[:-1], 1))
+        place = xp.astype(k - 1, xp.int64) if is_torch(x) else k - 1
+        return _first(x, xp.take_along_axis(_falling(x, n, xp), place, axis=-1), k, xp)
+    if is_array(k) or k >= n:
+        return x != -math.inf
+    x = stop_gradient(x)
+    return _first(x, _kth(x, k, xp), k, xp)
+
+
+def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:
+    """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
+
+    An entry is kept where the mass of the entries before it is still below p, or fewer than `min_keep` are before it: the largest one
+    always, and all where p is 1. `mass`: the sum of exp(x - max), where the rows have more entries than are given.
+    """
+    x = stop_gradient(x)
+    live = x != -math.inf
+    if x.shape[-1] == 0:
+        return live
+    high = top(x, xp)
+    strange = xp.isnan(high) | (high == math.inf)
+    y = xp.where(strange, xp.zeros_like(x), x)
+    high = xp.where(strange | (high == -math.inf), xp.zeros_like(high), high)
+    e = xp.exp(y - high)
+    level, z = stop_gradient(like(p, e, xp)), _mass(e, xp) if mass is None else mass
+    # n entries of at most this one's mass follow an entry that is kept, and have more than (1 - p) of it
+    some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
+    s = _falling(y, max(_most(some, xp), min_keep) if mass is None else x.shape[-1], xp)
+    inside = _before(xp.exp(s - high), level, z, xp)
+    if min_keep > 1:
+        inside = inside | (positions(s, xp.int32, xp) < min_keep)
+    count = _number(inside, xp)
+    edge = xp.min(xp.where(inside, s, math.inf * xp.ones_like(s)), axis=-1, keepdims=True)
+    return _or_all(_first(y, edge, count, xp) | strange, level, live)
+
+
+def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array:
+    """True at the entries whose -log p is nearest to the entropy, the fewest whose mass reaches `mass`, and at least `min_keep`.
+
+    Entries that are equally near are kept or left out together.
+    """
+    found = _probabilities(x, xp)
+    far = xp.abs(found.log_p + found.entropy(xp))
+    far = xp.where(found.live, far, math.inf * xp.ones_like(far))
+    order = _rising(far, _most(found.live, xp), xp)
+    near, p = (xp.take_along_axis(a, order, axis=-1) for a in (far, found.p))
+    level = stop_gradient(like(mass, p, xp))
+    inside = _before(p, level, _mass(found.p, xp), xp)
+    if min_keep > 1:
+        inside = inside | (positions(near, xp.int32, xp) < min_keep)
+    edge = top(xp.where(inside, near, -xp.ones_like(near)), xp)
+    return _or_all((far <= edge) | found.strange, level, found.live)
+
+
+def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_entropy: bool = False) -> Array:
+    """True where p is at least epsilon, or `by_entropy` at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
+
+    Entries not below the `min_keep`-th largest are kept too, all of them where several equal it.
+    """
+    found = _probabilities(x, xp)
+    if by_entropy:
+        epsilon = epsilon if is_array(epsilon) else epsilon + 0.0 * found.p[..., :1]
+        lower = xp.sqrt(epsilon) * xp.exp(-found.entropy(xp))
+        epsilon = stop_gradient(xp.where(lower < epsilon, lower, epsilon))
+    y = xp.where(found.live & ~found.strange, stop_gradient(x), -math.inf * xp.ones_like(x))
+    return ((found.p >= epsilon) | (y >= _kth(y, min(min_keep, x.shape[-1]), xp)) | found.strange) & found.live
+
+
+def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
+    """False at all entries of probability `level` [..., 1] or more but the least probable of these.
+
+    Of equal ones the last counts as the least.
+    """
+    found = _probabilities(x, xp)
+    above = found.live & (found.p >= stop_gradient(level))
+    y = stop_gradient(x)
+    least = xp.min(xp.where(above, y, math.inf * xp.ones_like(y)), axis=-1, keepdims=True)
+    place = running_sum(above & (y == least), xp, xp.int32)
+    last = above & (y == least) & (place == place[..., -1:])
+    return (~above | last | found.strange) & found.live
+
+
+class _Probabilities(NamedTuple):
+    """The softmax of rows, constants of differentiation; log p is 0 where an entry is masked or the row strange."""
+
+    p: Array
+    log_p: Array
+    live: Array  # False at -inf
+    strange: Array  # [..., 1], True for a row with a NaN or +inf, whose p is 1 / n
+
+    def entropy(self, xp: Namespace) -> Array:
+        return -total(self.p * self.log_p, xp)
+
+
+def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
+    y, live, strange = finite_scores(stop_gradient(x), xp)
+    zero = xp.zeros_like(y)
+    high = top(xp.where(live, y, -math.inf * xp.ones_like(y)), xp)
+    y = xp.where(live, y - xp.where(high > -math.inf, high, xp.zeros_like(high)), zero)
+    e = xp.where(live, xp.exp(y), zero)
+    z = total(e, xp)
+    z = xp.where(z == 0, xp.ones_like(z), z)
+    return _Probabilities(e / z, xp.where(live, y - xp.log(z), zero), live, strange)
+
+
+def _wide(mass: Array, xp: Namespace) -> Any:
+    """The dtype of sums. NumPy adds one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus."""
+    return mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
+
+
+def _mass(mass: Array, xp: Namespace) -> Array:
+    """The row's sum, [..., 1]."""
+    return xp.sum(mass, axis=-1, keepdims=True, dtype=_wide(mass, xp))
+
+
+def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:
+    """True at the entries before which less than `level` of the whole mass lies."""
+    upto = running_sum(mass, xp, whole.dtype)
+    before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
+    return before < like(level, upto, xp) * whole
+
+
+def _or_all(kept: Array, level: Any, live: Array) -> Array:
+    """What is kept of the live entries: all where the level is 1."""
+    if is_array(level):
+        return (kept | (level >= 1)) & live
+    return live if level >= 1 else kept & live  # a bool beside a tensor is no operation of torch.jit.trace
+
+
+def _most(some: Array, xp: Namespace) -> int:
+    """In no row more than so many entries are True, as far as that may be asked and saves a sort of the whole row; else all there are."""
+    n = some.shape[-1]
+    if not decides(some) or not math.prod(some.shape):
+        return n
+    most = int(xp.max(_number(some, xp)))
+    return max(most, 1) if 8 * most < n else n
+
+
+def _falling(x: Array, m: int, xp: Namespace) -> Array:
+    """The m largest entries of each row, sorted, the largest first."""
+    n = x.shape[-1]
+    if m < n and is_torch(x):
+        return x.topk(m, dim=-1).values
+    if m < n and isinstance(x, np.ndarray):
+        return descending(np.partition(x, n - m, axis=-1)[..., n - m :], xp)
+    # the standard's sort is stable, for which torch's ONNX exporter has no translation
+    return x.sort(dim=-1, descending=True).values if is_torch(x) else descending(x, xp)
+
+
+def _rising(x: Array, m: int, xp: Namespace) -> Array:
+    """The places of the m smallest entries of each row, the smallest first."""
+    if m < x.shape[-1] and is_torch(x):
+        return x.topk(m, dim=-1, largest=False).indices
+    if m < x.shape[-1] and isinstance(x, np.ndarray):
+        some = np.argpartition(x, m - 1, axis=-1)[..., :m]
+        return np.take_along_axis(some, np.argsort(np.take_along_axis(x, some, axis=-1), axis=-1), axis=-1)
+    return x.sort(dim=-1).indices if is_torch(x) else xp.argsort(x, axis=-1)
+
+
+def _kth(x: Array, k: int, xp: Namespace) -> Array:
+    """The k-th largest entry of each row, by the selection of each framework where it has one."""
+    if k == 1:
+        return top(x, xp)
+    if is_torch(x):
+        return x.topk(k, dim=-1).values[..., -1:]
+    if is_jax(x):
+        return sys.modules["jax"].lax.top_k(x, k)[0][..., -1:]
+    if isinstance(x, np.ndarray):
+        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k, None]
+    return descending(x, xp)[..., k - 1 : k]
+
+
+def _first(x: Array, edge: Array, count: Any, xp: Namespace) -> Array:
+    """True at the entries above `edge` and, up to `count` in all, at the first of those equal to it."""
+    above = x > edge
+    equal = (x == edge) & (x != -math.inf)
+    nan = xp.any(xp.isnan(x), axis=-1, keepdims=True) & (x != -math.inf)
+    room = count - _number(above, xp)
+    if decides(equal) and not bool(xp.any(_number(equal, xp) > room)):  # the usual case, without ties at the edge
+        return above | equal | nan
+    place = running_sum(equal, xp, xp.int32)
+    return above | (equal & (place <= room)) | nan
+
+
+def _number(some: Array, xp: Namespace) -> Array:
+    """How many entries of each row are True, [..., 1]."""
+    return xp.sum(xp.astype(some, xp.int32), axis=-1, keepdims=True, dtype=xp.int32)

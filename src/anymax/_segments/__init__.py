@@ -1,1 +1,0 @@
-"""Ragged rows below the verbs: which entries belong together, and segments as padded rows."""

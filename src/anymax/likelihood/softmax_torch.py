@@ -1,0 +1,170 @@
+"""PyTorch: log p of given classes, entropy and the rest of rows under softmax, in one pass forward and one backward.
+
+A few rows at a time, so that no array like the scores is made forward, and one, the gradient, backward. With c = g_log_p, summed, plus
+g_rest, and q softmax over the other classes: `dx = e_y g_log_p - p (c + g_entropy (log p + H)) + g_rest q`, which is 0 where p is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from ..autodiff.saving import save, saved
+from ..autodiff.torch import KINDS, _traced
+from ..kernels import decode, native
+from ..mappings import Softmax
+from .softmax_plain import Terms, blocks, named, plain
+
+Tensor = torch.Tensor
+
+_SOFTMAX = Softmax()
+_LIMITS = {"cpu": 1 << 18}  # scores at a time, which stay in the cache; elsewhere as many as keep a GPU busy
+_MANY = 1 << 26
+_LOWEST = -1e4  # of a log p whose p is 0, so that 0 log 0 is 0
+
+
+def terms(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> Terms:
+    if type(x) not in KINDS or x.layout is not torch.strided or _traced(_SOFTMAX):
+        return plain(x, index, scale, entropy, rest, xp)
+    if torch.is_grad_enabled() and x.requires_grad:
+        log_p, *others = _Terms.apply(x, index, scale, entropy, rest)
+    else:
+        _, _, log_p, *others = _forward(x.detach(), index, scale, entropy, rest)
+    return Terms(log_p, others[0] if entropy else None, others[1] if rest else None)
+
+
+class _Terms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> tuple[Tensor, ...]:
+        ctx.call = scale, entropy, rest
+        ctx.set_materialize_grads(False)
+        high, log_z, *out = _forward(x, index, scale, entropy, rest)
+        save(ctx, x, index, high, log_z, *out)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (x, index, *held), none = saved(ctx), (None,) * 4
+        if all(g is None for g in grads):
+            return None, *none
+        if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
+            with torch.enable_grad():
+                free = x if x.requires_grad else x.detach().requires_grad_()
+                scale, entropy, rest = ctx.call
+                out = plain(free, index, scale, entropy, rest, xp)
+            pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None]
+            values, given = [a for a, _ in pairs], [g for _, g in pairs]
+            return torch.autograd.grad(values, free, given, create_graph=True)[0], *none
+        return _backward(x, index, held, grads, ctx.call[0]), *none
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def _parts(x: Tensor) -> Any:
+    return () if not x.numel() else blocks(tuple(x.shape[:-1]), x.shape[-1], _LIMITS.get(x.device.type, _MANY))
+
+
+def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
+    """A few rows, in the dtype to compute in; not to be changed in place."""
+    s = x[part].to(_wide(x))
+    return s if scale == 1.0 else s * scale
+
+
+def _softmax(s: Tensor) -> Tensor:
+    return kernels.choose("forward", _SOFTMAX, s).forward(_SOFTMAX, s)
+
+
+def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each row and the loss of its class, `log sum exp(s - max)`; 0 and 0 where all is masked."""
+    engine = kernels.compiled("index_loss", _SOFTMAX, s)
+    high, place = native.largest(s, 1) if engine is native else s.max(-1, keepdim=True)
+    if engine is native:
+        made = native.index_loss(_SOFTMAX, s, place[..., 0], False)
+        log_z = None if made is None else made[0][..., None]
+    else:
+        log_z = None if engine is None else engine.index_loss(_SOFTMAX, s, place[..., 0], False)[0][..., None]
+    none = high == -math.inf
+    high = torch.where(none, 0.0, high.to(_wide(s)))
+    log_z = (s - high).exp_().sum(-1, keepdim=True).log() if log_z is None else log_z
+    return high, torch.where(none, 0.0, log_z)
+
+
+def _others(s: Tensor, index: Tensor) -> Tensor:
+    return s.masked_fill(named(index, s, xp), -math.inf)
+
+
+def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:
+    """The same by the engine."""
+    wide, steps = _wide(x), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
+    made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
+    tau = made.tau[..., None]
+    none = tau == -math.inf
+    high = torch.where(none, 0.0, tau).to(wide)
+    log_z = torch.where(none, 0.0, tau - high).to(wide)
+    columns = made.entropy[..., None].to(wide) if entropy else log_z[..., :0]
+    return [high, log_z, made.log_p.to(wide), columns, log_z[..., :0]]
+
+
+def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> list[Tensor]:
+    """The maximum, log of the sum of the exponentials below it, and the terms; what was not asked for has no columns."""
+    lead, n = tuple(x.shape[:-1]), x.shape[-1]
+    sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
+    if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
+        return _in_one_pass(x, index, scale, entropy)
+    out = [torch.empty((*lead, size), dtype=_wide(x), device=x.device) for size in sizes]
+    at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
+    levels = _levels(x) if at_once and x.numel() else None
+    if levels is not None and not entropy and not rest:
+        log_p = x.gather(-1, index.clamp(max=n - 1)) - levels[0] - levels[1]
+        return [*levels, log_p, *out[3:]]
+    y = torch.empty(0)
+    for part in _parts(x):
+        s, i = _scores(x, part, scale), index[part]
+        high, log_z = _levels(s) if levels is None else (level[part] for level in levels)
+        values: list[Tensor | None] = [high, log_z, s.gather(-1, i.clamp(max=n - 1)) - high - log_z, None, None]
+        if entropy:
+            y = y if y.shape == s.shape else torch.empty_like(s)
+            below = torch.sub(s, high, out=y).clamp_(min=_LOWEST)
+            values[3] = log_z - below.mul_(_softmax(s)).sum(-1, keepdim=True)  # a sum of two that are not negative
+        if rest:
+            top, log_e = _levels(t := _others(s, i))
+            values[4] = torch.where((t == -math.inf).all(-1, keepdim=True), -math.inf, (top - high) + log_e - log_z)
+        for whole, piece in zip(out, values):
+            if piece is not None:
+                whole[part] = piece
+    return out
+
+
+def _backward(x: Tensor, index: Tensor, held: list[Tensor], grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
+    (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = held, grads
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    direct = out.dtype is _wide(x)
+    g_entropy = g_entropy if entropy.shape[-1] else None
+    g_rest = g_rest if rest.shape[-1] else None
+    for part in _parts(x):
+        s = _scores(x, part, scale)
+        y = out[part] if direct else torch.empty_like(s)
+        common = torch.zeros_like(high[part]) if g_log_p is None else g_log_p[part].sum(-1, keepdim=True)
+        common = common if g_rest is None else common + g_rest[part]
+        if g_entropy is None:
+            torch.mul(_softmax(s), -common, out=y)
+        else:
+            g = g_entropy[part]
+            torch.sub(s, high[part], out=y).clamp_(min=_LOWEST).mul_(-g)
+            y.sub_(common + g * (entropy[part] - log_z[part])).mul_(_softmax(s))
+        if g_rest is not None:
+            y.addcmul_(_softmax(_others(s, index[part])), g_rest[part])
+        if g_log_p is not None:
+            given = torch.where(log_p[part] == -math.inf, 0.0, g_log_p[part])  # a masked class has no gradient
+            y.scatter_add_(-1, index[part].clamp(max=x.shape[-1] - 1), given)
+        if scale != 1.0:
+            y.mul_(scale)
+        if not direct:
+            out[part] = y
+    return out

@@ -1,0 +1,194 @@
+"""What policies, decoders and distillation ask of rows: log p of given classes, entropy, log of all the rest; one home for all of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import (
+    Array,
+    Namespace,
+    dot,
+    from_last,
+    is_array,
+    known,
+    known_any,
+    namespace,
+    quiet,
+    stop_gradient,
+    to_last,
+    total,
+    upcast,
+)
+from .._core.mapping import Mapping, one_a_row
+from .._core.names import as_mapping
+from .._core.rows import aligned, join, prepare
+from .._core.shards import refuse as refuse_sharded
+from ..autodiff import bridge
+from ..functional import log_rows, own_log_rows
+from ..inspection import entropy as entropy_of
+from ..mappings import Softmax
+from ..transforms import temperature as tempered
+from ..transforms.base import put_through, transforms_of
+from .softmax_plain import Terms
+from .softmax_plain import terms as softmax_terms
+
+_SOFTMAX = Softmax()
+
+
+def read(
+    who: str, mapping: Mapping, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
+) -> tuple[Array, Mapping, float]:
+    """(rows after the transforms, classes last; the mapping aligned to them; a factor that is still to multiply them)."""
+    mapping = as_mapping(mapping, who)
+    refuse_sharded(who, x)
+    if isinstance(axis, (tuple, list)):
+        joined, mapping, mask = join(mapping, x, axis, mask)
+        temperature = joined.beside(temperature, "temperature")
+        x, axis = joined.scores, -1
+    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    xp, scale = namespace(rows), 1.0
+    temperature = _array.number(temperature)
+    if (
+        type(temperature) in (int, float)
+        and temperature > 1e-30
+        and mapping.kernel == _SOFTMAX.kernel
+        and transform is None
+    ):
+        return rows, mapping, 1.0 / temperature
+    if temperature is not None:
+        value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
+        rows = tempered(value)(upcast(rows, xp))
+    if transform is not None:
+        parts = transforms_of(transform, axis, scores.ndim, who)
+        y = from_last(upcast(rows, xp), axis, xp)
+        for t in parts:
+            y = put_through(who, t, y)
+        rows = to_last(y, axis, xp)
+    return rows, mapping, scale
+
+
+def terms_of(
+    mapping: Mapping, rows: Array, index: Array, xp: Namespace, *, scale: float = 1.0, entropy: bool = False, rest: bool = False
+) -> Terms:  # fmt: skip
+    """log p of classes [..., m], and the entropy of each row or log p of all other classes where asked for, in fp32 or fp64.
+
+    The one way through which all of these functions get them. An index of -1 is no class and has log p 0; any other number that is no class
+    has NaN, where the caller has not refused it.
+    """
+    n = rows.shape[-1]
+    stray = (index < -1) | (index >= n)
+    none = index < 0
+    at = xp.where(none | stray, n * xp.ones_like(index), index)
+    if mapping.kernel == _SOFTMAX.kernel:
+        out = None
+        if not entropy and not rest and scale == 1.0 and index.shape[-1] == 1:
+            out = _by_loss(mapping, rows, xp.where(none, -xp.ones_like(at), at)[..., 0])
+        out = softmax_terms(rows, at, scale, entropy, rest, xp) if out is None else out
+    else:
+        out = _of_map(mapping, rows, at, entropy, xp)
+    log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)
+    if not known(stray) or bool(xp.any(stray)):
+        log_p = _array.poison(log_p, stray, xp)
+    return out._replace(log_p=log_p)
+
+
+def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
+    """An error where an index is known to be no class, nor -1."""
+    if known_any((index < -1) | (index >= n), xp):
+        raise IndexError(
+            f"{what}: class indices must be from 0 to {n - 1}, or -1 for none, got values from {int(xp.min(index))} to {int(xp.max(index))}"
+        )
+
+
+def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
+    """By an engine that has softmax's loss of class indices in one pass; not where a class may be masked, to which a loss has a gradient.
+
+    JAX's program of the terms is one pass too.
+    """
+    if _array.is_jax(rows):
+        return None
+    if _array.differentiates(rows) and not known(rows):
+        return None
+    value = bridge(rows).index_loss(mapping, rows, index)
+    if value is None or (_array.differentiates(rows) and known_any(value == math.inf, namespace(rows))):
+        return None
+    return Terms(-value[..., None], None, None)
+
+
+def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespace) -> Terms:
+    """For a map without a pass of its own: from log p where it has a form for it, else from p."""
+    s, n = upcast(rows, xp), rows.shape[-1]
+    inside = at < n
+    at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
+    with quiet(s):
+        log_p = own_log_rows(mapping, s)
+        p: Any = bridge(s).apply(mapping, s) if log_p is None else None
+        found = _array.log(take_at(p, at, xp), xp) if log_p is None else take_at(log_p, at, xp)
+        lost = inside & (found == -math.inf)
+        pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
+        p = xp.exp(log_p) if p is None and (entropy or pulled) else p
+        if _sums_to_more(mapping):
+            p = xp.exp(log_p) if p is None else p
+            found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
+        if pulled:  # the value is lost, the gradient e_y - p is not
+            y, _, _ = _array.finite_scores(s, xp)
+            pull = take_at(y, at, xp) - dot(stop_gradient(p), y, xp)
+            found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
+        h = entropy_of(p)[..., None] if entropy else None
+    return Terms(found, h, None)
+
+
+def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Namespace) -> Array:
+    """`sum p (log p - log q)` of rows, without the axis of the classes."""
+    x, y = upcast(x, xp), upcast(y, xp)
+    y = y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+    with quiet(x):
+        log_p, log_q = log_p_rows(mapping_p, x, xp), log_p_rows(mapping_q, y, xp)
+        each = divergences(log_p, log_q, xp)
+        lost = each == math.inf
+        value = total(each, xp)
+        if _array.differentiates(y) and not (known(lost) and not bool(xp.any(lost))):
+            p, q = (stop_gradient(xp.exp(a)) for a in (log_p, log_q))
+            s, _, _ = _array.finite_scores(y, xp)
+            p = xp.where(lost, p, xp.zeros_like(p))
+            pull = total(p, xp) * dot(q, s, xp) - dot(p, s, xp)
+            value = value + (pull - stop_gradient(pull))
+    return value[..., 0]
+
+
+def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
+    """p of rows, which sums to 1 for every map."""
+    p = bridge(rows).apply(mapping, rows)
+    return p / _sums(p, xp) if _sums_to_more(mapping) else p
+
+
+def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
+    """The logarithm of it."""
+    log_p = log_rows(mapping, rows)
+    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if _sums_to_more(mapping) else log_p
+
+
+def _sums_to_more(mapping: Mapping) -> bool:
+    """True for a map whose probabilities do not sum to 1 (budget): one class is drawn all the same."""
+    mass = getattr(mapping, "mass", 1.0)
+    return is_array(mass) or mass != 1.0
+
+
+def _sums(p: Array, xp: Namespace) -> Array:
+    sums = total(p, xp)
+    return xp.where(sums > 0, sums, xp.ones_like(sums))
+
+
+def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:
+    """p (log p - log q), 0 where p is 0 and +inf where q alone is, with derivatives that are numbers."""
+    some, lost = log_p != -math.inf, log_q == -math.inf
+    zero = xp.zeros_like(log_p)
+    a, b = xp.where(some, log_p, zero), xp.where(some & ~lost, log_q, zero)
+    each = xp.where(some, xp.exp(a) * (a - b), zero)
+    return xp.where(some & lost, each + math.inf, each)
+
+
+def take_at(x: Array, index: Array, xp: Namespace) -> Array:
+    return x.gather(-1, index) if _array.is_torch(x) else xp.take_along_axis(x, index, axis=-1)

@@ -1,0 +1,72 @@
+"""What is asked of the scores of an output layer, of all scores of some rows: a loss, log p, or a threshold, of each row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, namespace, upcast
+from .._core.mapping import Mapping
+from ..likelihood.terms import terms_of
+from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
+from ..mappings import Softmax, SparseSoftmax
+from ..thresholds import tau_and_support
+from ..transforms.base import put_through
+from .layer import Layer
+
+_SOFTMAX = Softmax()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """One number for each row of scores; hashable, for programs that are compiled once."""
+
+    who: str
+    smoothing: float = 0.0
+    transforms: tuple[Callable[[Any], Any], ...] = ()
+    log_prob: bool = False
+    margin: Callable[..., Any] | None = None
+    scale: float = 1.0
+    least: float = 0.0  # the probability below which softmax need give no gradient
+
+    def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
+        """Of the scores of the rows of a layer, all of them; a class index of -1 is none."""
+        xp = namespace(scores)
+        s = upcast(scores, xp)
+        for t in self.transforms:
+            s = put_through(self.who, t, s, own=True)
+        if self.margin is not None:
+            s = self.scale * self.margin(s / self.scale, target, -1)
+        if self.log_prob:
+            return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
+        return self.loss(layer.mapping, s, target, weight, self.smoothing)
+
+    def loss(
+        self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0
+    ) -> Array:
+        """The loss of each row."""
+        options: dict[str, Any] = {
+            "axis": -1, "reduction": "none", "ignore_index": -1, "label_smoothing": smoothing,
+        }  # fmt: skip
+        kind = loss_of(mapping)
+        if kind == "sparse_softmax_loss":
+            return sparse_softmax_loss(s, target, weight, k=mapping.k, p=mapping.p, **options)  # type: ignore[attr-defined]
+        return (fenchel_young if kind == "fenchel_young" else nll)(mapping, s, target, weight, **options)
+
+
+def loss_of(mapping: Mapping) -> str:
+    """The loss that an output layer has for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
+    if isinstance(mapping, SparseSoftmax):
+        return "sparse_softmax_loss"
+    return "fenchel_young" if mapping.facts.has_potential and mapping.kernel != _SOFTMAX.kernel else "nll"
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """tau and the size of the support of rows of scores."""
+
+    def __call__(self, layer: Layer, scores: Array, target: None, weight: None) -> tuple[Array, Array]:
+        xp = namespace(scores)
+        tau, size = tau_and_support(layer.mapping, upcast(scores, xp), xp)
+        return tau[:, 0], size[:, 0]

@@ -1,0 +1,66 @@
+"""JAX: an output layer by groups of rows, in a loop that makes the scores of a group again for its derivatives.
+
+Those of second order need the formulas, `anymax.use("reference")`: `jax.checkpoint` takes a compiled kernel apart from its derivative.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from .. import kernels
+from .._array import Array
+from ..kernels.xla import Static
+from .groups import dots
+from .layer import Layer
+
+
+def by_rows(layer: Layer, ask: Any, target: Array | None, weight: Array | None, step: int) -> Any:
+    shared = {"weight": layer.weight, "bias": layer.bias, "of_class": weight}
+    if layer.keep is not None and layer.keep.shape[0] == 1:
+        shared["keep"] = layer.keep
+    params = layer.mapping.params()
+    shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
+    return _run(ask, Static(layer.mapping, kernels.forced()), step, layer.by_row(), shared, target)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _run(
+    ask: Any, static: Static, step: int, by_row: dict[str, Array], shared: dict[str, Any], target: Array | None
+) -> Any:
+    @jax.checkpoint
+    def group(by_row: dict[str, Array], target: Array | None, shared: dict[str, Any]) -> Any:
+        params = {k: v for k, v in by_row.items() if k not in ("x", "keep")} | shared["numbers"]
+        mapping = static.mapping({k: params[k] for k in static.names})
+        keep = by_row.get("keep", shared.get("keep"))
+        part = Layer(by_row["x"], shared["weight"], shared["bias"], keep, mapping, (), by_row["x"].dtype)
+        return ask(part, part.scores(), target, shared["of_class"])
+
+    rows = by_row["x"].shape[0]
+    given = by_row, target
+    if rows <= step:
+        return group(*given, shared)
+    whole = rows // step * step
+    stacked = jax.tree.map(lambda a: a[:whole].reshape(rows // step, step, *a.shape[1:]), given)
+    out = jax.lax.map(lambda part: group(*part, shared), stacked)
+    out = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), out)
+    if whole == rows:
+        return out
+    last = group(*jax.tree.map(lambda a: a[whole:], given), shared)
+    return jax.tree.map(lambda a, b: jax.numpy.concatenate([a, b]), out, last)
+
+
+def gathered(layer: Layer, classes: Array, piece: int) -> Array:
+    step = max(1, min(layer.rows, piece // max(1, classes.shape[1] * layer.x.shape[1])))
+    return _gathered(step, layer.x, layer.weight, layer.bias, classes)
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: Array) -> Array:
+    def row(part: tuple[Array, Array]) -> Array:
+        one = Layer(part[0][None], weight, bias, None, None, (), x.dtype)  # type: ignore[arg-type]
+        return dots(one, part[1][None], jax.numpy)[0]
+
+    return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)

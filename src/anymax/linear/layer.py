@@ -1,0 +1,205 @@
+"""The operands of an output layer as rows: features, weight, bias, mask and map, from which the scores are made a part at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from .. import _array
+from .._array import (
+    Array,
+    Namespace,
+    asarray,
+    floating,
+    is_array,
+    is_jax,
+    is_torch,
+    known_any,
+    namespace,
+    stop_gradient,
+)
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.rows import aligned
+from .._core.shards import refuse as refuse_sharded
+from ..losses.targets import result_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The scores `x @ weight.T + bias` of a map, before they are made. A parameter of the map is a number or has one value a row."""
+
+    x: Array  # [rows, features]
+    weight: Array  # [classes, features]
+    bias: Array | None  # [classes]
+    keep: Array | None  # [1 or rows, classes], boolean
+    mapping: Mapping
+    lead: tuple[int, ...]  # the shape of the rows as they were given
+    dtype: Any  # of a result
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def classes(self) -> int:
+        return self.weight.shape[0]
+
+    @classmethod
+    def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
+        """part: other processes have more classes, so that these may be few or none."""
+        mapping = as_mapping(mapping, who, "it stands where a mapping does; a bias is linear_bias=")
+        refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
+        x = asarray(x, "x")
+        xp = namespace(x)
+        x = floating(x, xp, "x")
+        weight = floating(_array.beside(weight, x, "linear_weight", xp), xp, "linear_weight")
+        if x.ndim < 1 or weight.ndim != 2 or weight.shape[-1] != x.shape[-1]:
+            whose = "this process's part of " if part else ""
+            raise ValueError(
+                f"{who}: expected features [..., features] and {whose}a linear_weight [classes, features], got {tuple(x.shape)} and "
+                f"{tuple(weight.shape)}"
+            )
+        n, features = weight.shape
+        if n == 0 and not part:
+            raise ValueError(
+                f"{who}: a linear_weight of shape {tuple(weight.shape)} has no classes; at least one is needed"
+            )
+        if not part:
+            mapping.check(n)
+        if bias is not None:
+            bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
+            if tuple(bias.shape) != (n,):
+                raise ValueError(
+                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number a class, ({n},)"
+                )
+        for name, a in (("linear_weight", weight), ("linear_bias", bias)):
+            if a is not None and is_torch(a) and a.device != x.device:
+                raise ValueError(f"{who}: {name} is on {a.device} and x on {x.device}; move one of them")
+        dtype = result_dtype(x) if is_torch(x) else xp.result_type(x, weight)
+        x, weight, bias = _one_dtype(who, x, weight, bias, xp)
+        lead = tuple(x.shape[:-1])
+        rows = math.prod(lead)
+        params = {
+            k: _one_a_row(aligned(v, x[..., :1], x.ndim - 1, f"{mapping.name}: {k}"), lead, f"{mapping.name}: {k}", xp)
+            for k, v in mapping.params().items()
+        }
+        mapping = mapping.replace(**params) if params else mapping
+        return cls(
+            xp.reshape(x, (rows, features)), weight, bias, _kept(who, mask, x, (*lead, n), xp), mapping, lead, dtype
+        )
+
+    def by_row(self) -> dict[str, Array]:
+        """The arrays that have an entry for each row, by name."""
+        out = {"x": self.x}
+        if self.keep is not None and self.keep.shape[0] != 1:
+            out["keep"] = self.keep
+        return out | {k: v for k, v in self.mapping.params().items() if v.ndim}
+
+    def with_rows(self, arrays: dict[str, Array]) -> Layer:
+        """The same with other rows: what `by_row` gave, changed."""
+        params = {k: v for k, v in arrays.items() if k not in ("x", "keep")}
+        return dataclasses.replace(
+            self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.replace(**params)
+        )
+
+    def part(self, where: Any) -> Layer:
+        """Some of the rows: a slice, or their indices."""
+        return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
+
+    def constant(self) -> Layer:
+        """The same as constants of differentiation."""
+        x, weight, bias = (stop_gradient(a) for a in (self.x, self.weight, self.bias))
+        return dataclasses.replace(self, x=x, weight=weight, bias=bias, mapping=self.mapping.frozen())
+
+    def kept_classes(self, xp: Namespace) -> Array | None:
+        """Which classes are not masked, [1 or rows, classes]; None: all of them."""
+        if self.bias is None or is_jax(self.bias):
+            return self.keep
+        free = self.bias != -math.inf
+        if bool(xp.all(free)):
+            return self.keep
+        return free[None, :] if self.keep is None else self.keep & free
+
+    def scores(self) -> Array:
+        """All scores of its rows, [rows, classes], in the dtype of the product; a masked class has -inf."""
+        xp = namespace(self.x)
+        s = xp.matmul(self.x, self.weight.T)
+        s = s if self.bias is None else s + self.bias
+        return s if self.keep is None else xp.where(self.keep, s, -math.inf * xp.ones_like(s))
+
+
+def _one_dtype(
+    who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace
+) -> tuple[Array, Array, Array | None]:
+    """The operands in one dtype: that of torch's autocast where it is on; NumPy's half precision is computed in fp32, as everywhere."""
+    if is_torch(x):
+        torch, device = sys.modules["torch"], x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+            return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+            given = ", ".join(str(a.dtype) for a in (x, weight, bias) if a is not None)
+            raise TypeError(
+                f"{who}: x, linear_weight and linear_bias must have one dtype, got {given}; convert them, or use torch.autocast"
+            )
+        return x, weight, bias
+    parts = [a if is_jax(a) else _array.upcast(a, xp) for a in (x, weight, bias) if a is not None]
+    dtype = xp.result_type(*parts)
+    parts = [a if a.dtype == dtype else xp.astype(a, dtype) for a in parts]
+    return parts[0], parts[1], parts[2] if bias is not None else None
+
+
+def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> Any:
+    """A parameter as a number, or as an array [rows, 1]."""
+    if not is_array(value) or not value.ndim:
+        return value
+    if value.shape[-1] != 1:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value a row"
+        )
+    return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
+
+
+def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) -> Array | None:
+    """The mask as [1 or rows, classes]."""
+    if mask is None:
+        return None
+    mask = _array.beside(mask, x, "mask", xp)
+    if "bool" not in _array.dtype_name(mask):
+        raise TypeError(
+            f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias"
+        )
+    given = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
+    if mask.ndim > len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
+        raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to scores of shape {shape}")
+    mask = xp.reshape(mask, given)
+    if all(size == 1 for size in given[:-1]):
+        return xp.broadcast_to(xp.reshape(mask, (1, given[-1])), (1, shape[-1]))
+    return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
+
+
+def class_indices(
+    who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
+) -> tuple[Array, Array]:
+    """(the classes [rows], where they are to be left out); an error where one is no class."""
+    if tuple(target.shape) != layer.lead:
+        either = (
+            f", or a distribution (floating point) of shape {(*layer.lead, layer.classes)}"
+            if ignore_index is not None
+            else ""
+        )
+        raise ValueError(
+            f"{who}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {layer.lead}{either}"
+        )
+    index = xp.reshape(_array.counts(target, xp), (layer.rows,))
+    out = index == ignore_index if ignore_index is not None else index == -1
+    stray = ~out & ((index < 0) | (index >= layer.classes))
+    if known_any(stray, xp):
+        raise IndexError(
+            f"{who}: class indices must be from 0 to {layer.classes - 1} (or {-1 if ignore_index is None else ignore_index} for none), got "
+            f"values from {int(xp.min(index))} to {int(xp.max(index))}"
+        )
+    return index, out

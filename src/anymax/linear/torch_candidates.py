@@ -1,0 +1,319 @@
+"""PyTorch: an output layer's scores a block of classes at a time, of which each row keeps what may still have a probability.
+
+The threshold of a part of the classes is a lower bound of that of all, since more classes only raise it: a score below it is out for good.
+So the blocks go by, each row appends its scores above the bound, and the bound is found anew from what is kept, after 1, 2, 4, 8, ...
+blocks and where memory ends. What is left at the end holds the support, and the map of it is the map of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import array_api_compat.torch as xp
+import torch
+
+from .. import kernels
+from ..kernels import triton
+from ..mappings import Softmax
+from .layer import Layer
+
+Tensor = torch.Tensor
+
+_SOFTMAX = Softmax()
+
+_TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays in the cache; a GPU takes more
+_MANY_ROWS = 8192
+_BLOCK = {"cpu": 2048}
+_MANY_CLASSES = 16384
+_AT_ONCE = {"cpu": 1 << 15}  # products of features
+_MANY = 1 << 24
+_FEW = 64  # scores of which the largest is found at once
+_SMALL = 1 << 18  # scores that need no blocks
+_SHARE = 48  # a block has at most this part of the scores
+
+
+Bound = Callable[[Tensor, Layer, Any], Tensor]
+
+
+class Blocks(NamedTuple):
+    """How many rows and classes a block of scores has."""
+
+    rows: int
+    classes: int
+
+    @classmethod
+    def of(cls, layer: Layer, chunk: int | None) -> Blocks:
+        rows, n, kind = layer.rows, layer.classes, layer.x.device.type
+        tile = min(rows, _TILE.get(kind, _MANY_ROWS))
+        if chunk is not None:
+            return cls(max(tile, 1), min(chunk, n))
+        if rows * n <= _SMALL:
+            return cls(max(rows, 1), n)
+        wanted = rows * n // _SHARE // tile
+        return cls(tile, min(n, max(_FEW, min(wanted // _FEW * _FEW, _BLOCK.get(kind, _MANY_CLASSES)))))
+
+    def tiles(self, layer: Layer) -> Iterator[slice]:
+        for i in range(0, layer.rows, self.rows):
+            yield slice(i, min(i + self.rows, layer.rows))
+
+    def parts(self, layer: Layer) -> Iterator[tuple[int, int]]:
+        for a in range(0, layer.classes, self.classes):
+            yield a, min(a + self.classes, layer.classes)
+
+
+class Scores:
+    """The scores of some rows, block by block, in memory that each block uses again."""
+
+    def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
+        self.layer, self.room = layer, layer.x.new_empty(layer.rows * blocks.classes)
+        self.order = self.sorted = torch.empty(0)
+        if target is not None:
+            self.sorted, self.order = target.sort()
+            self.ends = dict(
+                zip(
+                    (edges := [0, *(b for _, b in blocks.parts(layer))]),
+                    torch.searchsorted(self.sorted, torch.tensor(edges, device=target.device)).tolist(),
+                )
+            )
+
+    def block(self, a: int, b: int) -> Tensor:
+        """The scores of the classes a to b, in the dtype of the product."""
+        layer = self.layer
+        s = self.room[: layer.rows * (b - a)].view(layer.rows, b - a)
+        torch.mm(layer.x, layer.weight[a:b].t(), out=s)
+        if layer.bias is not None:
+            s += layer.bias[a:b]
+        if layer.keep is not None:
+            s.masked_fill_(~layer.keep[:, a:b], -math.inf)
+        return s
+
+    def targets(self, a: int, b: int) -> tuple[Tensor, Tensor]:
+        """The rows whose target is among the classes a to b, and its place among them."""
+        i, j = self.ends[a], self.ends[b]
+        return self.order[i:j], self.sorted[i:j] - a
+
+
+class Kept(NamedTuple):
+    """The scores of each row that are left, in fp32 or fp64, -inf where a row has fewer; their classes, ascending."""
+
+    value: Tensor  # [rows, width]
+    index: Tensor  # [rows, width]
+    at: Tensor | None  # [rows], the place of the target
+    full: Tensor  # [rows], True where there was no room: nothing is known of such a row
+    others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, where asked for
+
+
+class _Row:
+    """The scores that are kept of some rows: a piece of memory that grows up to a limit."""
+
+    def __init__(self, rows: int, width: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.most = most
+        self.value = torch.full((rows, width), -math.inf, dtype=dtype, device=device)
+        self.index = torch.zeros((rows, width), dtype=torch.int32, device=device)
+        self.count = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.full = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def append(self, row: Tensor, index: Tensor, value: Tensor) -> None:
+        """Entries, ordered by their rows."""
+        more = torch.bincount(row, minlength=self.count.shape[0])
+        place = torch.arange(row.shape[0], device=row.device) - (more.cumsum(0) - more - self.count)[row]
+        width = int((self.count + more).max())
+        if width > self.value.shape[1]:
+            extra = max(width, min(2 * self.value.shape[1], self.most)) - self.value.shape[1]
+            self.value = torch.nn.functional.pad(self.value, (0, extra), value=-math.inf)
+            self.index = torch.nn.functional.pad(self.index, (0, extra))
+        self.value[row, place] = value.to(self.value.dtype)
+        self.index[row, place] = index.to(self.index.dtype)
+        self.count += more
+
+    def cut(self, bound: Tensor) -> None:
+        """Leaves what is above the bound; a row that is full then has nothing more."""
+        stays = ~(self.value <= bound)
+        count = stays.sum(1)
+        self.full |= count > self.most
+        stays &= ~self.full[:, None]
+        row, place = stays.nonzero(as_tuple=True)
+        value, index = self.value[row, place], self.index[row, place]
+        self.value.fill_(-math.inf)
+        self.count.zero_()
+        self.append(row, index, value)
+
+
+def collect(
+    layer: Layer,
+    blocks: Blocks,
+    bound: Bound,
+    most: int,
+    target: Tensor | None,
+    without_target: bool,
+    others: bool = False,
+) -> Kept:
+    """What is left of each row; `bound` gives a lower bound [rows, 1] of what counts, from any of its scores.
+
+    without_target: the target's score counts for no bound, since a margin will lower it; it is kept, as the last of its row.
+    """
+    parts = []
+    for tile in blocks.tiles(layer):
+        part, t = layer.part(tile), None if target is None else target[tile]
+        found = None if without_target or others else _listed(part, bound, most, t)
+        parts.append(_collect(part, blocks, bound, most, t, without_target, others) if found is None else found)
+    if len(parts) == 1:
+        return parts[0]
+    width = max(p.value.shape[1] for p in parts)
+    pad = lambda a, fill: torch.nn.functional.pad(a, (0, width - a.shape[1]), value=fill)  # noqa: E731
+    return Kept(
+        torch.cat([pad(p.value, -math.inf) for p in parts]),
+        torch.cat([pad(p.index, 0) for p in parts]),
+        None if target is None else torch.cat([p.at for p in parts if p.at is not None]),
+        torch.cat([p.full for p in parts]),
+        torch.cat([p.others for p in parts if p.others is not None]) if others else None,
+    )
+
+
+def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kept | None:
+    """What is left of each row, by a GPU's kernel; None where it doesn't serve."""
+    gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
+    if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
+        return None
+    low = None
+    if target is not None:
+        low = bound(_at_least(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+            nan=-math.inf, neginf=-math.inf
+        )
+    lists = gpu.candidates(layer, found, target, low)
+    room = lists.value.shape[2]
+    held = _Row(layer.rows, 1, most, torch.float32, layer.x.device)
+    there = torch.arange(room, device=layer.x.device) < lists.count[:, :, None]
+    held.value = torch.where(there, lists.value, -math.inf).flatten(1)
+    held.index = lists.index.flatten(1)
+    lost = lists.floor.isnan().any(1)
+    held.full = (lists.count > room).any(1) & ~lost
+    held.cut(torch.where((lost | held.full)[:, None], math.inf, bound(held.value, layer, xp)))
+    at = None if target is None else _place(held, target, lists.own, False)
+    held.value[lost] = math.nan
+    width = max(int(held.count.max()), 1)
+    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full)
+
+
+def _collect(
+    layer: Layer,
+    blocks: Blocks,
+    bound: Bound,
+    most: int,
+    target: Tensor | None,
+    without_target: bool,
+    others: bool,
+) -> Kept:
+    rows, device = layer.rows, layer.x.device
+    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    scores = Scores(layer, blocks, target)
+    held = _Row(rows, min(64, most), most, wide, device)
+    of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
+    lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows of NaN
+    low = torch.empty(0)
+    next_cut = 1
+    sums = []
+
+    def checked(found: Tensor) -> Tensor:
+        """Rows that are NaN take nothing more."""
+        lost.logical_or_(found.isnan()[:, 0])
+        return torch.where((lost | held.full)[:, None], math.inf, found)
+
+    def tighter() -> Tensor:
+        found = checked(torch.maximum(low, bound(held.value, layer, xp).to(wide)))
+        held.cut(found)
+        return checked(found)
+
+    for count, (a, b) in enumerate(blocks.parts(layer)):
+        s = scores.block(a, b)
+        if target is not None:
+            row, place = scores.targets(a, b)
+            of_target[row] = s[row, place].to(wide)
+            if without_target or others:
+                s[row, place] = -math.inf
+            if others:
+                sums.append(logsumexp(s, wide))
+                s[row, place] = of_target[row].to(s.dtype)
+        if not count:
+            low = bound(s, layer, xp).to(wide)
+            if target is not None and not without_target:
+                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+            low = checked(low)
+        place = _above(s, _rounded_down(low, s.dtype))
+        if place.shape[0]:
+            row = place // (b - a)
+            held.append(row, place - row * (b - a) + a, s.view(-1)[place])
+        if count + 1 >= next_cut or held.value.shape[1] > most:
+            next_cut = 2 * next_cut if count + 1 >= next_cut else next_cut
+            low = tighter()
+            if bool((held.full | lost).all()):
+                break
+    low = tighter()
+    rest = torch.cat(sums, 1).logsumexp(1, keepdim=True) if others else None
+    if rest is not None:
+        held.cut(checked(torch.maximum(low, bound(torch.cat([of_target[:, None], rest], 1), layer, xp))))
+    at = None
+    if target is not None:
+        at = _place(held, target, of_target, without_target)
+    held.value[lost] = math.nan
+    width = max(int(held.count.max()) if rows else 0, 1)
+    return Kept(held.value[:, :width].contiguous(), held.index[:, :width].contiguous(), at, held.full, rest)
+
+
+def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
+    """Of each row, [rows, 1]."""
+    engine = kernels.compiled("threshold", _SOFTMAX, s)
+    if engine is not None:
+        return engine.threshold(_SOFTMAX, s).to(wide)
+    return s.to(wide).logsumexp(1, keepdim=True)
+
+
+def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+    """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
+    score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
+    size = torch.empty_like(score)
+    step = max(1, _AT_ONCE.get(layer.x.device.type, _MANY) // max(layer.x.shape[1], 1))
+    for i in range(0, layer.rows, step):
+        terms = layer.x[i : i + step].to(wide) * layer.weight[target[i : i + step]]
+        torch.sum(terms, 1, keepdim=True, out=score[i : i + step])
+        torch.sum(terms.abs_(), 1, keepdim=True, out=size[i : i + step])
+    if layer.bias is not None:
+        bias = layer.bias[target].to(wide)[:, None]
+        score, size = score + bias, size + bias.abs()
+    if layer.keep is not None:
+        keep = layer.keep.expand(layer.rows, -1).gather(1, target[:, None])
+        score = score.masked_fill(~keep, -math.inf)
+    return score - 4.0 * torch.finfo(layer.x.dtype).eps * (1.0 + size)
+
+
+def _above(s: Tensor, low: Tensor) -> Tensor:
+    """The places of what is above the bound of its row, or NaN, in the order of memory: looked for where the largest of a few is."""
+    rows, n = s.shape
+    if n % _FEW:
+        return (~(s <= low)).view(-1).nonzero()[:, 0]
+    few = s.view(rows, n // _FEW, _FEW)
+    some = (~(few.amax(2) <= low)).view(-1).nonzero()[:, 0]
+    inside = ~(few.view(-1, _FEW)[some] <= low[some // (n // _FEW)])
+    part, place = inside.nonzero(as_tuple=True)
+    return some[part] * _FEW + place
+
+
+def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    y = x.to(dtype)
+    return torch.where(y.to(x.dtype) > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
+
+
+def _place(held: _Row, target: Tensor, value: Tensor, last: bool) -> Tensor:
+    """The place of each row's target among what is kept; where it is not there, it is appended."""
+    there = (held.index == target[:, None]) & (held.value != -math.inf)
+    there &= torch.arange(held.value.shape[1], device=target.device) < held.count[:, None]
+    some = there.any(1) & (not last)
+    at = torch.where(some, there.int().argmax(1), held.count)
+    row = (~some).nonzero()[:, 0]
+    if row.shape[0]:
+        held.append(row, target[row], value[row])
+    return at

@@ -1,0 +1,94 @@
+"""torch: an output layer as opaque operations (`torch.ops.anymax`), so that a compiled model does not hold its scores either.
+
+The gradient makes the scores again, which outside of torch.compile only softmax does: an operation has results of known sizes, and what a
+row keeps of its scores has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from ..autodiff import library
+from ..autodiff.torch_operations import _restore, spec_of
+from . import torch_kept as quick
+from .ask import Ask
+from .groups import by_rows
+from .layer import Layer
+
+Tensor = torch.Tensor
+
+_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? keep, Tensor index, Tensor? of_class"
+_ARGUMENTS = f"{_OPERANDS}, str spec, float smoothing, bool log_prob, int chunk"
+_LIBRARY = library(__name__)
+_LIBRARY.define(f"layer({_ARGUMENTS}) -> Tensor")
+_LIBRARY.define(f"layer_vjp(Tensor g, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
+        return torch.ops.anymax.layer(x, weight, bias, *others)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        *tensors, spec, smoothing, log_prob, chunk = inputs
+        ctx.call = spec, smoothing, log_prob, chunk
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias, *others = ctx.saved_tensors
+        dx, dw, db = torch.ops.anymax.layer_vjp(grads[0], x, weight, bias, *others, *ctx.call)
+        return dx, dw, None if bias is None else db, *(None,) * 7
+
+
+def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk: int | None) -> Tensor | None:
+    """What is asked for of each row; None: for a map of the user's own, or one with tensors, plain operations are to be seen."""
+    spec = None if layer.mapping.params() else spec_of(layer.mapping)
+    if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
+        return None
+    operands = layer.x, layer.weight, layer.bias
+    call = *operands, layer.keep, index, of_class, spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
+    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands):
+        return _Layer.apply(*call)
+    return torch.ops.anymax.layer(*call)  # torch.compile traces no autograd function of which nothing has a gradient
+
+
+def _made(
+    x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, of_class: Tensor | None, spec: str,
+    smoothing: float, log_prob: bool, chunk: int,
+) -> Tensor:  # fmt: skip
+    layer = Layer(x, weight, bias, keep, _restore(spec, []), (x.shape[0],), x.dtype)
+    asked, some = Ask("a compiled output layer", smoothing, log_prob=log_prob), None if chunk < 0 else chunk
+    found = quick.values(layer, index, index < 0, of_class, asked, some, xp)
+    return by_rows(layer, asked, index, of_class, some) if found is None else found
+
+
+def _forward(*given: Any) -> Tensor:
+    with torch.no_grad():
+        return _made(*given).contiguous()
+
+
+def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.enable_grad():
+        free: list[Any] = [None if a is None else a.detach().requires_grad_() for a in (x, weight, bias)]
+        value = _made(*free, *others)
+        made = torch.autograd.grad(value, [a for a in free if a is not None], g)
+    return made[0].contiguous(), made[1].contiguous(), made[2].contiguous() if bias is not None else x.new_empty(0)
+
+
+def _forward_fake(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+
+
+def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    one = x.new_empty(0) if bias is None else torch.empty_like(bias)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), one
+
+
+for _name, _impl, _fake in (("layer", _forward, _forward_fake), ("layer_vjp", _vjp, _vjp_fake)):
+    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"anymax::{_name}", _fake, lib=_LIBRARY)

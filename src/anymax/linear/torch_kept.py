@@ -1,0 +1,217 @@
+"""torch: what an output layer is asked for, from the few scores of each row that are kept, or from softmax's logsumexp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .._array import Array, Namespace, is_array, known
+from .._core.mapping import Mapping, Separable
+from ..likelihood.terms import terms_of
+from ..mappings import Entmax, Softmax, SparseSoftmax
+from ..thresholds import tau_and_support, tau_of
+from .ask import Thresholds
+from .groups import by_rows
+from .layer import Layer
+
+_SOFTMAX = Softmax()
+
+
+def _leaf() -> Any:
+    from . import torch_backward  # late: only where torch is loaded already
+
+    return torch_backward
+
+
+def _is_softmax(mapping: Mapping) -> bool:
+    return mapping.kernel == _SOFTMAX.kernel or (
+        isinstance(mapping, Entmax) and not is_array(mapping.alpha) and mapping.alpha == 1
+    )
+
+
+def values(
+    layer: Layer, index: Array, out: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace
+) -> Array | None:
+    """What is asked for of each row whose class is in question, 0 for the others; None: all scores of a row are needed at once."""
+    leaf = _leaf()
+    if not leaf.serves(layer, weight):
+        return None
+    of = _of_softmax if _is_softmax(layer.mapping) else _of_kept if _bound(layer.mapping, xp) is not None else None
+    if of is None:
+        return None
+    if ask.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
+        return None
+    if not bool(out.any()):
+        return of(layer, index, weight, ask, chunk, xp) if layer.rows else None
+    rows = xp.nonzero(~out)[0]
+    if not rows.shape[0]:
+        return None
+    value = of(layer.part(rows), index[rows], weight, ask, chunk, xp)
+    return xp.zeros(layer.rows, dtype=value.dtype, device=value.device).index_copy(0, rows, value)
+
+
+def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, Array] | None:
+    """(tau, the size of the support) of each row; None as above."""
+    leaf = _leaf()
+    if not leaf.serves(layer) or not layer.rows:
+        return None
+    if _is_softmax(layer.mapping):
+        first = xp.zeros(layer.rows, dtype=xp.int64, device=layer.x.device)
+        two = leaf.of_softmax(layer, first, None, chunk)[0]
+        size = xp.full_like(first, layer.classes)
+        some = layer.kept_classes(xp)
+        return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(
+            xp.broadcast_to(some, (layer.rows, layer.classes)), axis=1
+        )
+    bound = _bound(layer.mapping, xp)
+    if bound is None:
+        return None
+    held = leaf.kept(layer, None, bound, False, chunk)
+    tau, size = tau_and_support(layer.mapping, held.value, xp)
+    full = xp.nonzero(held.full)[0]
+    tau, size = tau[:, 0], size[:, 0]
+    if full.shape[0]:
+        tau[full], size[full] = by_rows(layer.part(full), Thresholds(), None, None, chunk)
+    return tau, size
+
+
+# -- softmax -------------------------------------------------------------------------------------------------------------------------
+
+
+def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
+    cross_entropy = layer.mapping.kernel == _SOFTMAX.kernel
+    u = _spread(layer, weight if cross_entropy else None, ask, xp)
+    two, even = _leaf().of_softmax(layer, index, u, chunk, ask.least)
+    place = xp.zeros_like(index)
+    if ask.margin is not None:
+        moved = _moved(two[:, :1], ask)
+        two = xp.concat([moved, two[:, 1:]], axis=1)
+    if ask.log_prob:
+        return terms_of(_SOFTMAX, two, place[:, None], xp).log_p[:, 0]
+    value = ask.loss(_SOFTMAX, two, place)
+    if u is None:
+        return value if weight is None else _times(value, weight[index], xp)
+    if not cross_entropy:
+        return _smoothed(layer, value, two[:, 0], even, index, weight, ask, xp)
+    level = two[:, 0] + value  # logsumexp of the row
+    own = 1.0 - ask.smoothing if weight is None else (1.0 - ask.smoothing) * weight[index]
+    return own * value + ask.smoothing * (xp.sum(u) * level - even)
+
+
+# -- sparse maps ---------------------------------------------------------------------------------------------------------------------
+
+
+def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
+    """What gives a lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
+    if isinstance(mapping, SparseSoftmax):
+        return None if mapping.k is None or is_array(mapping.k) else _kth
+    if not isinstance(mapping, Separable) or not mapping.facts.sparse or is_array(mapping.mass) or mapping.mass != 1.0:
+        return None
+    if type(mapping).ceiling is not Separable.ceiling:
+        return None
+    params = [p for p in mapping.params().values() if not known(p)]
+    if params:  # on a GPU
+        return None
+    one = next((xp.ones_like(p) for p in mapping.params().values()), None)
+    reach = _reach(mapping, xp.ones(1) if one is None else one.detach(), xp)
+    return _below_threshold if bool(xp.all((reach > 0) & (reach < math.inf))) else None
+
+
+def _reach(mapping: Mapping, one: Array, xp: Namespace) -> Array:
+    """How far below the largest score of its row a class with a probability may be."""
+    mapping = mapping.frozen()
+    return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)  # type: ignore[attr-defined]
+
+
+def _slack(x: Array, xp: Namespace) -> Array:
+    """What rounding may have made of a bound."""
+    return 64.0 * float(xp.finfo(x.dtype).eps) * (1.0 + xp.abs(x))
+
+
+def _below_threshold(value: Array, layer: Layer, xp: Namespace) -> Array:
+    """The threshold of some classes is below that of all, since more classes only raise it."""
+    tau = tau_of(layer.mapping, value, xp)
+    return tau - _slack(tau, xp)
+
+
+def _kth(s: Array, layer: Layer, xp: Namespace) -> Array:
+    """Below the k-th largest, and not at it: of equal scores the first are kept."""
+    k = layer.mapping.k  # type: ignore[attr-defined]
+    if s.shape[1] < k:
+        return xp.full((s.shape[0], 1), -math.inf, device=s.device)
+    low = s.topk(k, dim=1).values[:, -1:]
+    low = low if low.dtype == xp.float64 else xp.astype(low, xp.float32)
+    return low - _slack(low, xp)
+
+
+def _of_kept(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
+    bound = _bound(layer.mapping, xp)
+    assert bound is not None
+    leaf = _leaf()
+    held = leaf.kept(layer, index, bound, ask.margin is not None, chunk)
+    if not bool(held.full.any()):
+        return _of_held(layer, held, index, weight, ask, xp)
+    full, rest = (xp.nonzero(part)[0] for part in (held.full, ~held.full))
+    dense = by_rows(layer.part(full), ask, index[full], weight, chunk)
+    if not rest.shape[0]:
+        return dense
+    some = type(held)(held.value[rest], held.index[rest], held.at[rest], held.full[rest])
+    sparse = _of_held(layer.part(rest), some, index[rest], weight, ask, xp)
+    value = xp.zeros(layer.rows, dtype=sparse.dtype, device=sparse.device)
+    return value.index_copy(0, full, dense).index_copy(0, rest, sparse)
+
+
+def _of_held(layer: Layer, held: Any, index: Array, weight: Array | None, ask: Any, xp: Namespace) -> Array:
+    u = _spread(layer, None, ask, xp)
+    s, even = _leaf().scores_of(layer, held, u)
+    at = held.at[:, None]
+    own = s.gather(1, at)
+    if ask.margin is not None:
+        s = s.scatter(1, at, _moved(own, ask))
+    if ask.log_prob:
+        return terms_of(layer.mapping, s, at, xp).log_p[:, 0]
+    value = ask.loss(layer.mapping, s, held.at)
+    if u is not None:
+        return _smoothed(layer, value, own[:, 0], even, index, weight, ask, xp)
+    return value if weight is None else _times(value, weight[index], xp)
+
+
+# -- what both have ----------------------------------------------------------------------------------------------------------------
+
+
+def _times(value: Array, factor: Array, xp: Namespace) -> Array:
+    """0 where the factor is, also of an infinite loss."""
+    return xp.where(factor == 0, xp.zeros_like(value), value * factor)
+
+
+def _moved(own: Array, ask: Any) -> Array:
+    """The target's score with its margin."""
+    cosines = own / ask.scale
+    return ask.scale * ask.margin(cosines, (cosines[:, 0] * 0).to(int), -1)
+
+
+def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Array | None:
+    """The share of each class of what label smoothing spreads, times the class weights."""
+    if not ask.smoothing:
+        return None
+    wide = xp.float64 if layer.x.dtype == xp.float64 else xp.float32
+    free = layer.kept_classes(xp)
+    free = xp.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else xp.astype(free[0], wide)
+    u = free / xp.where(xp.sum(free) > 0, xp.sum(free), xp.ones_like(free[0]))
+    return u if weight is None else u * weight
+
+
+def _smoothed(
+    layer: Layer, value: Array, own: Array, even: Array, index: Array, weight: Array | None, ask: Any, xp: Namespace
+) -> Array:
+    """A Fenchel-Young loss of a class as that of the smoothed target: its scores are linear in the target, and Omega is of two numbers."""
+    e = ask.smoothing
+    value = value + e * (own - even)
+    if not isinstance(layer.mapping, SparseSoftmax):
+        free = layer.kept_classes(xp)
+        n = layer.classes if free is None else int(free.sum())
+        most, least = (xp.full_like(value[:, None], q) for q in (1.0 - e + e / max(n, 1), e / max(n, 1)))
+        value = value + (layer.mapping.omega(most, xp) + (n - 1) * layer.mapping.omega(least, xp))[:, 0]
+    value = value + xp.where(value < 0, -value, xp.zeros_like(value)).detach()
+    return value if weight is None else _times(value, weight[index], xp)

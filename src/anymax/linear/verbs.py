@@ -1,0 +1,309 @@
+"""Output layers: the loss, log p and threshold of scores `x @ linear_weight.T` that are never all held.
+
+A large vocabulary makes the scores, and their gradient, the largest arrays of a training step. Here they are made a part at a time. With a
+sparse map the gradient p - y has few entries, so that two of a training step's three matrix products touch the support only; with softmax
+the backward pass makes each block of scores again. `_layer` reads the operands, `autodiff/layer_torch.py` and `layer_jax.py` do the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _array
+from .._array import Array, Namespace, is_array, is_integer, is_torch, namespace, quiet, upcast
+from .._core.mapping import Mapping
+from .._core.options import answering, spelled
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
+from ..likelihood.terms import terms_of
+from ..likelihood.verbs import places_of, support_of
+from ..losses.margins import as_margin
+from ..losses.targets import check_reduction, class_weights, reduced
+from ..mappings import Softmax
+from ..thresholds import Threshold
+from ..transforms.base import Transform, transforms_of
+from . import torch_kept as quick
+from .ask import Ask, Thresholds
+from .groups import by_rows, gathered
+from .layer import Layer, class_indices
+
+_SOFTMAX = Softmax()
+_HINTS = {
+    "axis": "leave it out: the features of x are its last axis",
+    "options": "say chunk=",
+    "input": "say x=",
+    "softcap": "give it as transform=, a function of the scores",
+    "temperature": "divide x by it",
+}
+
+
+@answering(_HINTS, bias="linear_bias")
+def linear_loss(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    target: Target,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    linear_bias: Any = None,
+    weight: Weight = None,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
+    chunk: int | None = None,
+    least: float = 0.0,
+) -> ArrayT:
+    """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+
+    To train a classifier of many classes, a language model say, in the memory of its weights. It is the cross-entropy for softmax, as
+    `torch.nn.functional.linear_cross_entropy` has it, `sparse_softmax_loss` for sparse softmax, else `fenchel_young`, or `nll` for a map
+    without such a loss. Sparse maps, such as `Entmax(1.5)`, are also quicker: their gradient needs the classes of the support only.
+
+    x: the features, [..., features].
+    linear_weight: the weight of the layer, [classes, features], as `torch.nn.Linear` has it.
+    target: class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating point).
+    mapping: the map, such as `anymax.Entmax(1.5)`, or its name; its parameters are numbers or have one value a row.
+    linear_bias: one number a class, added to the scores.
+    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    ignore_index: the class index of samples that are left out; a mean does not count them.
+    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+    mask: booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
+    transform: what the scores go through first, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so that
+        one with random numbers, or with other numbers for other rows, is refused.
+    chunk: how many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as many
+        scores. By default a part of the scores that is small against them.
+    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the products that
+        a sparse map does not need either, where no row has more than a few hundred classes above it: 0.004 is a value that gains, 1e-4 is
+        none. The value stays exact; where there is no gain, and in JAX and under torch.compile, the gradient is exact too.
+
+    Second derivatives: in JAX under `anymax.use("reference")`; in torch the scores are held for them.
+
+    Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
+
+    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
+    (np.float64(0.0), np.float64(0.275))
+    """
+    who = "linear_loss"
+    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    check_reduction(reduction)
+    smoothing = _array.number(label_smoothing)
+    if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
+    least = _array.number(least)
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
+        raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
+    if least and layer.mapping.kernel != _SOFTMAX.kernel:
+        raise ValueError(
+            f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
+        )
+    ask = Ask(who, float(smoothing), _transforms(who, transform), least=float(least))
+    return _loss(layer, target, weight, reduction, ignore_index, ask, _checked(who, chunk))
+
+
+def margin_linear_loss(
+    x: Array,
+    centres: Array,
+    target: Array,
+    mapping: Mapping,
+    margin: Any,
+    scale: float,
+    ignore_index: int,
+    reduction: Reduction,
+) -> Array:
+    """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
+    layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
+    ask = Ask("margin_loss", margin=as_margin(margin), scale=scale)
+    return _loss(layer, target, None, reduction, ignore_index, ask, None)
+
+
+def linear_log_prob(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    target: Any,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    linear_bias: Any = None,
+    support: Any = None,
+    mask: Mask = None,
+    transform: Callable[[Any], Any] | None = None,
+    chunk: int | None = None,
+) -> ArrayT:
+    """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
+
+    For a language model's tokens in training by policy gradients. Where a sampler kept a few classes of each row, `support` says which,
+    and no other rows of the weight are touched, forward or backward. On scores at hand it is `anymax.log_prob`.
+
+    target: the classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
+    support: the classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i + 1]]`,
+        as `sample(return_support=True)` gives them. All others are masked.
+
+    Returns an array of the kind of x and of the shape of target; fp32 for half precision. -inf where p is 0, with the gradient of the
+    map's loss, `e_y - p`.
+
+    >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    >>> anymax.linear_log_prob(x, weight, [0, 2]).round(3)
+    array([-0.408, -2.143])
+    """
+    who = "linear_log_prob"
+    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    refuse_sharded(who, None, target=target)
+    xp = namespace(layer.x)
+    target = _array.beside(target, layer.x, "target", xp)
+    if not is_integer(target):
+        raise TypeError(f"{who}: target must be class indices (integers), got {target.dtype}")
+    index, none = class_indices(who, target, layer, None, xp)
+    ask = Ask(who, transforms=_transforms(who, transform), log_prob=True)
+    chunk = _checked(who, chunk)
+    if support is not None:
+        if ask.transforms or mask is not None:
+            raise ValueError(
+                f"{who}: with a support neither mask nor transform has a meaning; give the classes that they leave"
+            )
+        return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
+    index = xp.where(none, -xp.ones_like(index), index)
+    return xp.reshape(_values(layer, index, none, None, ask, chunk, xp), layer.lead)
+
+
+def linear_threshold(
+    x: ArrayT | Numbers,
+    linear_weight: Any,
+    mapping: Mapping | str = _SOFTMAX,
+    *,
+    linear_bias: Any = None,
+    mask: Mask = None,
+    chunk: int | None = None,
+) -> Threshold[ArrayT]:
+    """The threshold tau of each row of the scores `x @ linear_weight.T + linear_bias`, and how many classes have a probability above 0.
+
+    tau is all that a probability needs: `p_i = link(<x, linear_weight[i]> - tau)`, for the few classes that are looked at. For softmax it
+    is logsumexp. On scores at hand it is `anymax.threshold`.
+
+    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+
+    Returns a `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither has a
+    gradient.
+
+    >>> tau, support = anymax.linear_threshold([[1.0, 0.0]], [[2.0, 0.0], [0.0, 2.0], [1.5, 1.0]], anymax.Sparsemax())
+    >>> tau, support
+    (array([1.25]), array([2]))
+    """
+    who = "linear_threshold"
+    layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
+    if not layer.mapping.has_threshold:
+        raise TypeError(
+            f"{layer.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
+        )
+    xp, chunk = namespace(layer.x), _checked(who, chunk)
+    layer = layer.constant()
+    found = quick.thresholds(layer, chunk, xp) if is_torch(layer.x) else None
+    tau, size = by_rows(layer, Thresholds(), None, None, chunk) if found is None else found
+    return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
+
+
+linear_log_prob = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(linear_log_prob))
+linear_threshold = answering(_HINTS, bias="linear_bias")(spelled(linear_loss)(linear_threshold))
+
+
+# -- what the caller says ---------------------------------------------------------------------------------------------------------------
+
+
+def _checked(who: str, chunk: Any) -> int | None:
+    if chunk is None:
+        return None
+    chunk = _array.check_integer(who, "chunk", chunk, "an integer, the number of classes at a time")
+    if chunk < 1:
+        raise ValueError(f"{who}: chunk must be at least 1, the number of classes at a time, got {chunk}")
+    return chunk
+
+
+def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
+    parts = transforms_of(transform, 1, 2, who)
+    for t in parts:
+        if isinstance(t, Transform) and t.random:
+            raise ValueError(
+                f"{who}: {t!r} draws random numbers, which would be others when the scores are made again; make the scores and use nll"
+            )
+        if isinstance(t, Transform) and any(
+            is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params
+        ):
+            raise ValueError(
+                f"{who}: {t!r} has other numbers for other rows, and gets some of the rows at a time; divide or mask by x or mask="
+            )
+    return parts
+
+
+# -- the loss of all rows ------------------------------------------------------------------------------------------------------------
+
+
+def _loss(
+    layer: Layer, target: Any, weight: Any, reduction: Reduction, ignore_index: Any, ask: Ask, chunk: int | None
+) -> Any:
+    who, xp = ask.who, namespace(layer.x)
+    _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
+    refuse_sharded(who, None, target=target)
+    target = _array.beside(target, layer.x, "target", xp)
+    one = upcast(layer.weight[:1, :1], xp)
+    if weight is not None:
+        weight = class_weights(weight, xp.broadcast_to(one, (1, layer.classes)), xp)
+    with quiet(layer.x):
+        if is_integer(target):
+            index, out = class_indices(who, target, layer, ignore_index, xp)
+            value = _values(layer, xp.where(out, -xp.ones_like(index), index), out, weight, ask, chunk, xp)
+            norm = xp.astype(~out, value.dtype)
+            if weight is not None:
+                inside = (index >= 0) & (index < layer.classes)
+                norm = norm * xp.astype(weight[xp.where(inside, index, xp.zeros_like(index))], value.dtype)
+        else:
+            shape = (*layer.lead, layer.classes)
+            if not _array.is_floating(target):
+                raise TypeError(
+                    f"{who}: target: expected class indices (integers) or a distribution (floating point), got {target.dtype}"
+                )
+            if tuple(target.shape) != shape:
+                raise ValueError(
+                    f"{who}: target of shape {tuple(target.shape)} is a distribution (floating point) and must have the shape of the "
+                    f"scores, {shape}; class indices must be integers"
+                )
+            if ask.margin is not None:
+                raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
+            value = by_rows(layer, ask, xp.reshape(target, (layer.rows, layer.classes)), weight, chunk)
+            norm = xp.ones_like(value)
+    norm = xp.reshape(norm, layer.lead)
+    return reduced(xp.reshape(value, layer.lead), norm, reduction, layer.dtype, xp)
+
+
+def _values(
+    layer: Layer, index: Array, out: Array, weight: Array | None, ask: Ask, chunk: int | None, xp: Namespace
+) -> Array:
+    """What is asked for of each row; the class -1 is none, and has the value 0."""
+    if is_torch(layer.x) and not ask.transforms:
+        if not _array.compiling():
+            found = quick.values(layer, index, out, weight, ask, chunk, xp)
+        elif _array.exporting(layer.x) or ask.margin is not None:
+            found = None
+        else:
+            from . import torch_compiled  # late: only where torch is loaded already
+
+            found = torch_compiled.values(layer, index, weight, ask, chunk)
+        if found is not None:
+            return found
+    return by_rows(layer, ask, index, weight, chunk)
+
+
+def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:
+    """log p of each row's class among those of its support."""
+    ids, offsets = support_of(who, layer.x, layer.rows, layer.classes, support, xp)
+    if not _array.eager(ids) or not _array.eager(offsets):
+        raise TypeError(
+            f"{who}: the sizes of a support must be known, and this one is traced; make the scores, and use log_prob"
+        )
+    classes, there, spot = places_of(who, (layer.rows,), layer.classes, index[:, None], ids, offsets, xp)
+    with quiet(layer.x):
+        s = gathered(layer, classes)
+        s = xp.where(there, s, -math.inf * xp.ones_like(s))
+        return terms_of(layer.mapping, s, spot, xp).log_p[:, 0]

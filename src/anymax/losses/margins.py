@@ -1,0 +1,279 @@
+"""Margins: the target's cosine made smaller before the loss, so that training must push it further.
+
+Every margin is a case of `psi(theta) = cos(m1 theta + m2) - m3` with theta the angle to the target's class, continued
+past pi so that it keeps falling: with `phi = m1 theta + m2` and `k = floor(phi / pi)`, `psi = (-1)^k cos(phi) - 2k -
+m3`.
+
+The gradient is that of psi. In the cosine it grows like 1/sin(theta) at alignment (in the embedding, through which
+sin(theta) enters once more, it does not); at cos = +-1 exactly it is `m1^2 |cos(phi)|`, the limit where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from .._array import (
+    Array,
+    Namespace,
+    adopt,
+    asarray,
+    check_axis,
+    dtype_name,
+    eager,
+    floating,
+    from_last,
+    is_integer,
+    namespace,
+    number,
+    positions,
+    quiet,
+    safe,
+    stop_gradient,
+    take,
+    to_last,
+    upcast,
+)
+from .._core.mapping import Mapping
+from .._core.typing import AnyArray, ArrayT, Numbers
+
+TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
+
+
+class Margin(ABC):
+    """A function `(cosines, target, axis=-1) -> cosines` that makes the target's cosine smaller, and changes nothing else.
+
+    For training embeddings that shall be compared by their angles (faces, speakers, products): the target must win by a margin, so that
+    classes move apart. Give it to `anymax.margin_loss` or `anymax.nn.MarginHead`, or call it yourself. A margin of your own is a
+    frozen dataclass with `parts`, the three numbers of `cos(m1 theta + m2) - m3`.
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Both(Margin):
+    ...     m: float = 0.25
+    ...
+    ...     @property
+    ...     def parts(self):
+    ...         return 1.0, self.m, self.m
+    >>> Both()([[1.0, 0.5]], [0]).round(4)
+    array([[0.7189, 0.5   ]])
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[float, float, float]:
+        """(m1, m2, m3) of `cos(m1 theta + m2) - m3`: the factor of the angle, at least 1; what is added to it, in radians; what is
+        taken from the cosine."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{self!r}: {f.name} must be a number")
+            if not math.isfinite(value):
+                raise ValueError(f"{self!r}: {f.name} must be finite")
+        if self.parts[0] < 1:
+            raise ValueError(f"{self!r}: the factor of the angle must be at least 1")
+        angle = self.parts[1]
+        if abs(angle) > 2 * math.pi:
+            raise ValueError(
+                f"{self!r}: the angle is in radians and must be at most 2 pi; {angle:g} degrees are {math.radians(angle):.4g}"
+            )
+
+    def __call__(self, cosines: ArrayT | Numbers, target: AnyArray | Numbers | int, axis: int = -1) -> ArrayT:
+        """The cosines with the margin at the target's entry of each row.
+
+        cosines: from -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` makes them.
+        target: the index of each row's class, integers in the shape of the cosines without `axis`; a row whose index is negative
+            stays as it is.
+        axis: the axis of the classes.
+
+        Returns an array of the kind, shape and dtype of the cosines, with a gradient where they have one.
+
+        >>> ArcFace(0.5)([[1.0, 0.5], [0.5, 1.0]], [0, -1]).round(4)
+        array([[0.8776, 0.5   ],
+               [0.5   , 1.    ]])
+        """
+        x = asarray(cosines, "cosines")
+        xp = namespace(x)
+        x = floating(x, xp, "cosines")
+        axis = check_axis(axis, x.ndim)
+        rows = to_last(x, axis, xp)
+        index = _indices(target, rows, xp)
+        valid = (index >= 0) & (index < rows.shape[-1])
+        chosen = upcast(take(rows, xp.where(valid, index, xp.zeros_like(index)), xp), xp)
+        if eager(x) and eager(index):
+            _check(chosen, index, valid, rows.shape[-1], xp)
+        with quiet(x):
+            moved = _psi(chosen, *self.parts, xp)
+        moved = moved if moved.dtype == x.dtype else xp.astype(moved, x.dtype)
+        return from_last(xp.where(positions(rows, index.dtype, xp) == index, moved, rows), axis, xp)
+
+
+@dataclasses.dataclass(frozen=True)
+class AM(Margin):
+    """The additive margin, also called CosFace: `cos(theta) - m`.
+
+    The simplest margin, and a good first choice: its gradient is that of the cosine. `CosFace` is another name of it. Wang et al. 2018
+    ("Additive margin softmax" and "CosFace").
+
+    m: what is taken from the target's cosine; a finite number, usually 0.2 to 0.5.
+
+    >>> AM(0.25)([[0.75, 0.5]], [0])
+    array([[0.5, 0.5]])
+    """
+
+    m: float = 0.35
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return 1.0, 0.0, self.m
+
+
+CosFace = AM
+
+
+@dataclasses.dataclass(frozen=True)
+class ArcFace(Margin):
+    """The additive angular margin: `cos(theta + m)`, continued past pi so that it keeps falling.
+
+    The margin is the same angle wherever the embedding stands, which makes classes compact; the usual choice for faces. Deng et
+    al. 2019.
+
+    m: what is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
+
+    >>> ArcFace(0.5)([[1.0, 0.5]], [0]).round(4)
+    array([[0.8776, 0.5   ]])
+    """
+
+    m: float = 0.5
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return 1.0, self.m, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereFace(Margin):
+    """The multiplicative angular margin: `(-1)^k cos(m theta) - 2k`, which is `cos(m theta)` continued past pi.
+
+    The first of the angular margins; it asks the most of embeddings that are far from their class, and is harder to train than
+    `ArcFace`. Liu et al. 2017.
+
+    m: the factor of the angle, any real number from 1; usually 2 to 4.
+
+    >>> SphereFace(2)([[0.5, 0.0]], [0]).round(4)
+    array([[-0.5,  0. ]])
+    """
+
+    m: float = 4.0
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return self.m, 0.0, 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(Margin):
+    """All three margins at once: `cos(m1 theta + m2) - m3`, continued past pi.
+
+    `AM`, `ArcFace` and `SphereFace` are its cases; use it to tune between them. Deng et al. 2019, section 2.2.
+
+    m1: the factor of the angle, at least 1.
+    m2: what is added to the angle, in radians.
+    m3: what is taken from the cosine.
+
+    >>> Combined(m3=0.25)([[0.75, 0.5]], [0])
+    array([[0.5, 0.5]])
+    """
+
+    m1: float = 1.0
+    m2: float = 0.0
+    m3: float = 0.0
+
+    @property
+    def parts(self) -> tuple[float, float, float]:
+        return self.m1, self.m2, self.m3
+
+
+def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
+    """The margin that an argument means: a number m is AM(m), and a margin is returned as it is.
+
+    For functions that take both, as `anymax.margin_loss` does.
+
+    margin: a number, a margin such as `ArcFace(0.5)`, or any function `(cosines, target, axis) -> cosines`.
+
+    Returns a function `(cosines, target, axis) -> cosines`.
+
+    >>> as_margin(0.25)
+    AM(m=0.25)
+    """
+    margin = number(margin)
+    if isinstance(margin, (int, float)) and not isinstance(margin, bool):
+        return AM(float(margin))
+    if callable(margin) and not isinstance(margin, (type, Mapping)):
+        return margin
+    raise TypeError(
+        f"margin: expected a number (the m of AM) or a margin such as ArcFace(0.5) or SphereFace(4), got {margin!r}"
+    )
+
+
+def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:
+    one = xp.ones_like(c)
+    excess = stop_gradient(xp.where(c > 1, c - 1.0, xp.where(c < -1, c + 1.0, xp.zeros_like(c))))
+    masked = c == -math.inf
+    c = safe(c, ~masked, 0.0, xp) - safe(excess, ~masked, 0.0, xp)  # clipped, with the derivative of the identity
+    if m1 == 1 and m2 == 0:
+        out = c
+    else:
+        square = (1.0 - c) * (1.0 + c)
+        inside = ~(square <= 0)
+        end = c
+        c = xp.where(inside, c, stop_gradient(c))
+        s = xp.where(inside, xp.sqrt(safe(square, inside, 1.0, xp)), xp.zeros_like(c))  # sin(theta)
+        k0 = math.floor(m2 / math.pi)
+        if m1 == 1:  # no angle needed: phi crosses a multiple of pi once, at theta = (k0 + 1) pi - m2
+            past = stop_gradient(c) < math.cos((k0 + 1) * math.pi - m2)
+            phi_cos, k = math.cos(m2) * c - math.sin(m2) * s, xp.where(past, (k0 + 1.0) * one, float(k0) * one)
+        else:
+            phi = m1 * xp.atan2(s, c) + m2
+            phi_cos, k = xp.cos(phi), xp.floor(stop_gradient(phi) / math.pi)
+        out = (1.0 - 2.0 * (k - 2.0 * xp.floor(k / 2.0))) * phi_cos - 2.0 * k
+        # at the ends the angle has no derivative: this is the limit of psi's, or the size of its finite part
+        at_one, at_minus_one = (m1**2 * abs(math.cos(m1 * angle + m2)) for angle in (0.0, math.pi))
+        slope = xp.where(c > 0, at_one * one, at_minus_one * one)
+        out = out + xp.where(inside, xp.zeros_like(c), slope * (end - stop_gradient(end)))
+    return xp.where(masked, -math.inf * one, out - m3)
+
+
+def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
+    """The target as signed indices [..., 1] of the kind of `rows`."""
+    target = asarray(target, "target")
+    if not is_integer(target):
+        raise TypeError(f"target: a margin needs class indices of an integer dtype, got {dtype_name(target)}")
+    if tuple(target.shape) != tuple(rows.shape[:-1]):
+        raise ValueError(
+            f"target: expected the shape of the cosines without their class axis, {tuple(rows.shape[:-1])}, "
+            f"got {tuple(target.shape)}"
+        )
+    if namespace(target) is not xp:
+        target = adopt(target, rows, xp)
+    return xp.expand_dims(xp.astype(target, xp.asarray(0).dtype), axis=-1)
+
+
+def _check(chosen: Array, index: Array, valid: Array, n: int, xp: Namespace) -> None:
+    """One look at the values, at the targets only: a second one only to say what is wrong."""
+    size = xp.abs(xp.where(valid & (chosen != -math.inf), chosen, xp.zeros_like(chosen)))
+    large = size > 1 + TOLERANCE
+    if not bool(xp.any(large | (index >= n))):
+        return
+    if bool(xp.any(index >= n)):
+        raise ValueError(f"target: class {int(xp.max(index))} is out of range for {n} classes; use 0 to {n - 1}")
+    worst = float(xp.max(xp.where(large, size, xp.zeros_like(size))))
+    raise ValueError(
+        f"expected cosines in [-1, 1], got one of size {worst:.4g}; use transforms.cosine(weight) to make cosines of "
+        "embeddings, and give the scale to the loss, not to the cosines"
+    )

@@ -1,0 +1,75 @@
+"""The loss of several labels in a row, each class for itself, by way of softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, asarray, is_integer, known_any, namespace, quiet, stop_gradient, total, upcast
+from .._core.options import answering, spelled
+from .._core.options import loss as every_loss
+from .._core.rows import prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
+from ..mappings import Softmax
+from .targets import class_axis, class_weights, reduced, result_dtype
+
+
+@answering()
+@spelled(every_loss)
+def multilabel_softmax_loss(
+    scores: ArrayT | Numbers,
+    target: Target,
+    weight: Weight = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Mask = None,
+) -> ArrayT:
+    """Softmax and cross-entropy for several labels, `log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`.
+
+    Use it for multi-label classification: the labels are then the classes whose score is above 0 (Su 2020; Su et al. 2022).
+
+    target: 1 for a label, 0 for none, or a number between them; of the shape of the scores.
+    weight: one factor for each class, of its exp(x_i) or exp(-x_j).
+    ignore_index: the value in `target` of entries that are left out.
+    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+
+    >>> anymax.multilabel_softmax_loss([[3.0, -2.0, 1.0]], [[1, 0, 1]]).round(3)
+    np.float64(0.476)
+    """
+    refuse_sharded("multilabel_softmax_loss", scores)
+    x = asarray(scores)
+    x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
+    xp = namespace(rows)
+    dtype, s = result_dtype(rows), upcast(rows, xp)
+    t = _array.beside(target, rows, "target", xp)
+    t = _array.counts(t, xp) if is_integer(t) else t
+    if tuple(t.shape) != tuple(x.shape):
+        raise ValueError(
+            f"target of shape {tuple(t.shape)}: expected one number for each score, shape {tuple(x.shape)}, 1 for a label and 0 for none"
+        )
+    t = _array.to_last(t, axis, xp)
+    valid = t != ignore_index
+    y = xp.where(valid, xp.astype(t, s.dtype), xp.zeros_like(s))
+    if known_any((y < 0) | (y > 1), xp):
+        raise ValueError("target: expected entries between 0 and 1 (1 for a label, 0 for none)")
+    lift = 0.0 if weight is None else _array.log(class_weights(weight, s, xp), xp)
+    with quiet(s):
+        value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
+        value = xp.squeeze(value, axis=-1)
+        return reduced(value, xp.ones_like(value), reduction, dtype, xp)
+
+
+def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
+    """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 don't count, whatever their score."""
+    counts = valid & (factor > 0)
+    s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
+    high = _array.top(s, xp)
+    anchor = stop_gradient(xp.where((high > 0) & (high < math.inf), high, xp.zeros_like(high)))
+    seen = s != -math.inf
+    e = xp.where(seen, xp.exp(xp.where(seen, s, xp.zeros_like(s)) - anchor), xp.zeros_like(s))
+    return anchor + xp.log(xp.exp(-anchor) + total(e, xp))

@@ -1,0 +1,106 @@
+"""`AdaptiveScale`: the temperature of attention as a learned function of the query and of the number of keys that it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .._core.options import answering
+from ..transforms import scalable
+from ..transforms.base import Transform
+
+
+class AdaptiveScale(nn.Module):
+    """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned from each query, for each head.
+
+    For attention over contexts longer than those of training; with `Entmax(1.5)` it is the adaptive-scaled entmax of Vasylenko et al.
+    2026. n is the number of keys that a query sees. Give it to `Attention` as its transform; or call it on the queries' hidden states,
+    and give what comes out, a `scalable`, to `anymax.attention`. Where one factor a head is enough, say
+    `scalable(beta=nn.Parameter(...))` instead.
+
+    embed_dim: the features of the hidden states.
+    num_heads: the heads of the queries.
+    only: the heads that are scaled, by number; the others stay as they are. All by default. The paper leaves out those with ALiBi,
+        whose distances would be scaled too.
+    gamma_range: gamma lies between plus and minus this number.
+    delta: the part of the scale that does not follow the length.
+    bias: whether the learned functions have biases.
+    device, dtype: of the weights.
+
+    Hidden states [..., L, embed_dim] in, a transform of the scores [..., num_heads, L, S] out. beta is `softplus(w_b h)` and gamma
+    `gamma_range tanh(w_g h)`. A query that sees one key has the scale delta.
+
+    >>> import torch
+    >>> from anymax import attention, nn
+    >>> scale, x = nn.AdaptiveScale(8, 2), torch.randn(1, 5, 8)
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
+    >>> attention(q, k, v, "entmax15", is_causal=True, transform=scale(x)).shape
+    torch.Size([1, 2, 5, 4])
+    >>> attend = nn.Attention(8, 2, "entmax15", transform=nn.AdaptiveScale(8, 2), batch_first=True)
+    >>> attend(x, x, x, is_causal=True)[0].shape
+    torch.Size([1, 5, 8])
+    """
+
+    @answering({"gamma": "say gamma_range=", "beta": "it is learned; transforms.scalable takes one of your own"})
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        only: Sequence[int] | None = None,
+        gamma_range: float = 2.0,
+        delta: float = 1.0,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"AdaptiveScale: {name} must be an integer, got {size!r}")
+            if size < 1:
+                raise ValueError(f"AdaptiveScale: {name} must be at least 1, got {size}")
+        for name, value in (("gamma_range", gamma_range), ("delta", delta)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"AdaptiveScale: {name} must be a number, got {value!r}")
+            if not 0.0 <= value < float("inf"):
+                raise ValueError(f"AdaptiveScale: {name} must be finite and at least 0, got {value!r}")
+        scaled = list(range(num_heads) if only is None else only)
+        if not scaled or len(set(scaled)) < len(scaled) or not set(scaled) <= set(range(num_heads)):
+            raise ValueError(
+                f"AdaptiveScale: only must name some of the {num_heads} heads, 0 to {num_heads - 1}, each once, got {only!r}"
+            )
+        self.embed_dim, self.num_heads, self.gamma_range, self.delta = embed_dim, num_heads, gamma_range, delta
+        self.only = None if only is None else tuple(scaled)
+        self.projection = nn.Linear(embed_dim, 2 * len(scaled), bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Transform:
+        """The `scalable` of these hidden states, [..., L, embed_dim]: a transform of the scores [..., num_heads, L, S]."""
+        if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != self.embed_dim:
+            got = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"AdaptiveScale: expected hidden states [..., L, {self.embed_dim}], got {got}")
+        raw = self.projection(x).unsqueeze(-1).transpose(-3, -2)  # [..., 2 scaled heads, L, 1]
+        beta, gamma = raw.chunk(2, -3)
+        beta, gamma = nn.functional.softplus(beta), self.gamma_range * torch.tanh(gamma)
+        if self.only is None:
+            return scalable(beta, gamma, self.delta)
+        deltas = [self.delta if head in self.only else 1.0 for head in range(self.num_heads)]
+        delta = torch.tensor(deltas, dtype=beta.dtype, device=beta.device)[:, None, None]
+        return scalable(self._spread(beta), self._spread(gamma), delta)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """One for each of all heads, 0 for those that are not scaled."""
+        given = dict(zip(self.only or (), values.unbind(-3)))
+        none = torch.zeros_like(values[..., 0, :, :])
+        return torch.stack([given.get(head, none) for head in range(self.num_heads)], -3)
+
+    def extra_repr(self) -> str:
+        only = "" if self.only is None else f", only={self.only}"
+        return f"{self.embed_dim}, {self.num_heads}{only}, gamma_range={self.gamma_range:g}, delta={self.delta:g}"
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Transform: ...

@@ -1,0 +1,76 @@
+"""What all modules of `anymax.nn` are made of: the tensors of a mapping, as parameters and buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+
+
+class OfMapping(nn.Module):
+    """A module that owns the tensors of a mapping."""
+
+    prefix = ""  # of the tensors' names
+
+    def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
+        super().__init__()
+        mapping = as_mapping(mapping, type(self).__name__)
+        self._kind = type(mapping)
+        self._fixed = mapping if learn is None and not mapping.params() else None
+        self._constants = mapping.constants()
+        self._tensors = tuple(mapping.params())
+        self.learn, self.bounds = learn, bounds
+        for name, value in mapping.params().items():
+            if name == learn:
+                continue
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(self.prefix + name, value)
+            else:
+                self.register_buffer(self.prefix + name, torch.as_tensor(value))
+        if learn is not None:
+            self._make_learnable(mapping, learn, bounds)
+
+    def _make_learnable(self, mapping: Mapping, learn: str, bounds: tuple[float, float]) -> None:
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
+        low, high = bounds
+        start = getattr(mapping, learn, None)
+        if start is None or isinstance(start, (str, bool)):
+            raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name")
+        start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
+        if not (low < high and bool(((start > low) & (start < high)).all())):
+            raise ValueError(
+                f"learn={learn!r}: the start must lie strictly inside bounds={bounds}, got {start.tolist()}"
+            )
+        self._constants.pop(learn, None)
+        self._tensors = tuple(t for t in self._tensors if t != learn)
+        self.register_parameter(f"raw_{learn}", nn.Parameter(torch.logit((start - low) / (high - low))))
+
+    @property
+    def mapping(self) -> Mapping:
+        """The map with the module's current tensors: frozen data, for any function of anymax."""
+        if self._fixed is not None:
+            return self._fixed
+        values = {name: getattr(self, self.prefix + name) for name in self._tensors}
+        if self.learn is not None:
+            low, high = self.bounds
+            values[self.learn] = low + (high - low) * torch.sigmoid(getattr(self, f"raw_{self.learn}"))
+        return self._kind(**self._constants, **values)
+
+    def extra_repr(self) -> str:
+        words = [f"{k}={v!r}" for k, v in self._constants.items()] + [f"{k}=<tensor>" for k in self._tensors]
+        if self.learn is not None:
+            words.append(f"{self.learn} learned in {self.bounds}")
+        return f"{self._kind.__name__}({', '.join(words)})"
+
+
+def check_sizes(who: str, in_features: Any, num_classes: Any) -> None:
+    for name, size in (("in_features", in_features), ("num_classes", num_classes)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{who}: {name} must be at least 1, got {size}")

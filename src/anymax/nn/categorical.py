@@ -1,0 +1,181 @@
+"""A torch distribution over classes, of any map."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+from torch import Size, Tensor
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Distribution, constraints
+from torch.distributions.kl import register_kl
+from torch.distributions.utils import lazy_property
+
+from .._core.mapping import Mapping
+from ..likelihood.terms import check_classes, kl_rows, log_p_rows, p_rows, read, terms_of
+from ..mappings import Softmax
+from ..sampling import samplers
+
+_SOFTMAX = Softmax()
+_ONE = Size()
+
+
+class _BelowInfinity(constraints.Constraint):
+    """Rows of numbers below +inf. `constraints.independent` says so too, and fails for a batch without rows."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value < math.inf).all(-1)
+
+
+class Categorical(TorchCategorical):
+    """The distribution that a map makes of scores, as `torch.distributions` has them: a policy's head, with exact zeros if you like.
+
+    Against `torch.distributions.Categorical`: any map; masks, of which a class has probability 0 and no gradient; an entropy whose gradient
+    is exact where p is 0; `log_prob` -inf off the support with a gradient that is a number (see `anymax.log_prob`). It is a subclass, so
+    that what asks for torch's takes it.
+
+    mapping: the map, such as `Sparsemax()`.
+    scores: a tensor whose last axis is the classes, the others the batch; -inf masks a class, NaN and +inf are errors.
+    mask: boolean, broadcastable to the scores, True = keep.
+        A row that keeps no class is no error: its probabilities are all 0, its sample and its mode are -1, log_prob of -1 is 0, of any
+        class -inf, and its entropy is 0. (A mask of large negative numbers makes such a row uniform over what is forbidden.)
+    transform: what the scores go through after the mask: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args: look at the scores and at values; by default as `Distribution.set_default_validate_args` says.
+
+    `scores` are those that the map takes, after mask and transform; `probs` and `logits` are p and log p, made when they are first asked
+    for. `mean` and `variance` are NaN, as torch's are. Samples come from torch's global generator, or from `sample(shape, generator=...)`.
+
+    >>> import torch, anymax
+    >>> policy = anymax.nn.Categorical(anymax.Sparsemax(), torch.tensor([1.0, 0.5, -2.0]))
+    >>> policy.probs
+    tensor([0.7500, 0.2500, 0.0000])
+    >>> policy.log_prob(torch.tensor([0, 2]))
+    tensor([-0.2877,    -inf])
+    """
+
+    arg_constraints = {"scores": _BelowInfinity()}  # noqa: RUF012 (as torch has it)
+    has_enumerate_support = True
+    mapping: Mapping
+    scores: Tensor
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        scores: Tensor,
+        *,
+        mask: Tensor | None = None,
+        transform: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"Categorical: scores must be a tensor, got {type(scores).__name__}")
+        self.scores, self.mapping, _ = read("Categorical", mapping, scores, transform, None, -1, mask)
+        self._set(self.scores.shape[:-1], validate_args)
+
+    def _set(self, batch_shape: Size, validate_args: bool | None) -> None:
+        self._param, self._num_events = self.scores, self.scores.shape[-1]
+        Distribution.__init__(self, batch_shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Categorical:
+        new: Any = self._get_checked_instance(Categorical, _instance)
+        shape = Size(batch_shape)
+        new.mapping, new.scores = self.mapping, self.scores.expand(*shape, self._num_events)
+        for name in ("probs", "logits"):
+            if name in self.__dict__:
+                new.__dict__[name] = self.__dict__[name].expand(*shape, self._num_events)
+        new._set(shape, False)
+        new._validate_args = self._validate_args
+        return new
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """p, which sums to 1 for every map."""
+        return p_rows(self.mapping, self.scores, xp)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """log p, -inf where p is 0."""
+        return log_p_rows(self.mapping, self.scores, xp)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable class, of equal ones the first; -1 in a row without classes."""
+        p = self.probs.detach()
+        return torch.where(p.amax(-1) > 0, p.argmax(-1), -1)
+
+    def sample(self, sample_shape: Any = _ONE, generator: Any = None) -> Tensor:
+        """Classes, integers of the shape `sample_shape + batch_shape`.
+
+        generator: a `torch.Generator` on the device of the scores, or an integer seed; torch's global generator by default.
+        """
+        shape = Size(sample_shape)
+        with torch.no_grad():
+            drawn = samplers.sample(self.mapping, self.scores, generator=generator, num_samples=shape.numel())
+        return drawn.reshape(self._extended_shape(shape))
+
+    def _validate_sample(self, value: Tensor) -> None:
+        if isinstance(value, Tensor):
+            dead = (self.scores == -math.inf).all(-1)
+            value = (
+                torch.where((value == -1) & dead, 0, value)
+                if value.shape[value.ndim - dead.ndim :] == dead.shape
+                else value
+            )
+        super()._validate_sample(value)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1.
+
+        A number that is no class is an error also without validation; NaN where no value can be asked for: compiled, or on a GPU.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        check_classes("Categorical.log_prob: value", value, self._num_events, xp)
+        shape = torch.broadcast_shapes(value.shape, self._batch_shape)
+        extra = len(shape) - len(self._batch_shape)
+        index = value.long().expand(shape).flatten(0, extra - 1) if extra else value.long().expand(shape)[None]
+        rows = self.scores.expand(*shape[extra:], self._num_events)
+        return self._terms(rows, index.movedim(0, -1)).log_p.movedim(-1, 0).reshape(shape)
+
+    def entropy(self) -> Tensor:
+        """`-sum p log p`, with a gradient that is exact where p is 0."""
+        none = torch.zeros((*self._batch_shape, 0), dtype=torch.long, device=self.scores.device)
+        h = self._terms(self.scores, none, entropy=True).entropy
+        assert h is not None
+        return h[..., 0]
+
+    def _terms(self, rows: Tensor, index: Tensor, **options: Any) -> Any:
+        return terms_of(self.mapping, rows, index, xp, **options)
+
+
+def global_generator(device: torch.device) -> Any:
+    """torch's global generator of a device."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module: Any = torch.get_device_module(device)
+    return module.default_generators[module.current_device() if device.index is None else device.index]
+
+
+def _as_scores(q: TorchCategorical) -> tuple[Mapping, Tensor]:
+    """torch's own, or ours, as a map and its scores: where torch has a probability of 0, its logit is the log of the smallest number."""
+    if isinstance(q, Categorical):
+        return q.mapping, q.scores
+    return _SOFTMAX, q.logits.masked_fill(q.probs == 0, -math.inf)
+
+
+def _kl(p: TorchCategorical, q: TorchCategorical) -> Tensor:
+    (mapping_p, x), (mapping_q, y) = _as_scores(p), _as_scores(q)
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(f"kl_divergence: {x.shape[-1]} and {y.shape[-1]} classes; both must have the same")
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return kl_rows(mapping_p, x.expand(shape), mapping_q, y.expand(shape), xp)
+
+
+for _pair in ((Categorical, Categorical), (Categorical, TorchCategorical), (TorchCategorical, Categorical)):
+    register_kl(*_pair)(_kl)
+
+Categorical.__module__ = "anymax.nn"  # where it is public

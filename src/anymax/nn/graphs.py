@@ -1,0 +1,408 @@
+"""torch modules over segments: `GraphAttention`, a layer of graph networks, and `AttentionPool`, which makes one vector of each set."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from .._array import dense, eager, is_ragged
+from .._attention import operands
+from .._core.mapping import Mapping
+from .._core.options import answering
+from ..mappings import Softmax
+from ..segments import Segments, segment_apply
+from ..segments.layout import read
+from .base import OfMapping
+
+Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
+_REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
+
+
+class GraphAttention(OfMapping):
+    """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
+
+    For node features that are to be mixed along edges of different worth: with a sparse map a node leaves some of its edges out
+    entirely. Its arguments, weights and results are those of `GATv2Conv` (Brody, Alon and Yahav 2022), whose `state_dict` it loads.
+
+    The score of an edge from j to i is `a^T leaky_relu(W_l x_j + W_r x_i + W_e e_ij)`, for each head; the output of node i is the sum of
+    `p_ij W_l x_j` over its incoming edges, where p is the map of their scores.
+
+    in_channels: the features of a node; a pair (of sources, of targets) for a bipartite graph.
+    out_channels: the features that each head gives.
+    heads: the heads.
+    mapping: the map from the scores of a node's edges to weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
+        each head has the shape (heads,).
+    concat: give the features of all heads, `heads * out_channels`; False gives their mean.
+    negative_slope: the slope of the leaky ReLU below 0.
+    dropout: the share of the weights that is set to 0 in training.
+    add_self_loops: let each node attend to itself too; self-loops that are there are replaced.
+    edge_dim: the features of an edge, where there are any.
+    fill_value: the features of the self-loops that are added: a number, a tensor, or what to make of those of the node's incoming edges:
+        "mean", "add", "min", "max" or "mul".
+    bias: whether there are biases.
+    share_weights: use one matrix for sources and targets.
+    residual: add a linear function of the node's own features to the output.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+    device, dtype: of the weights.
+
+    >>> import torch
+    >>> from anymax import Sparsemax, nn
+    >>> layer = nn.GraphAttention(8, 4, heads=2, mapping=Sparsemax())
+    >>> x, edge_index = torch.randn(3, 8), torch.tensor([[0, 1, 2], [1, 2, 1]])
+    >>> out, (edges, weights) = layer(x, edge_index, return_attention_weights=True)
+    >>> out.shape, edges.shape, weights.shape
+    (torch.Size([3, 8]), torch.Size([2, 6]), torch.Size([6, 2]))
+    """
+
+    prefix = "map_"
+    lin_edge: nn.Linear | None
+    res: nn.Linear | None
+    bias: Tensor | None
+
+    @answering({"activation": "say mapping=", "num_heads": "say heads="})
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        mapping: Mapping | str | None = None,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | Fill = "mean",
+        bias: bool = True,
+        share_weights: bool = False,
+        residual: bool = False,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
+        sides = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
+        if len(sides) != 2:
+            raise ValueError(f"GraphAttention: in_channels must be an integer or a pair of them, got {in_channels!r}")
+        sizes = {
+            "in_channels": sides[0],
+            "in_channels of targets": sides[1],
+            "out_channels": out_channels,
+            "heads": heads,
+        }
+        for name, size in (sizes if edge_dim is None else {**sizes, "edge_dim": edge_dim}).items():
+            _positive("GraphAttention", name, size)
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
+            raise ValueError(f"GraphAttention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        if isinstance(fill_value, str) and fill_value not in _REDUCTIONS:
+            raise ValueError(
+                f"GraphAttention: fill_value must be a number, a tensor or one of {', '.join(_REDUCTIONS)}, got {fill_value!r}"
+            )
+        if share_weights and sides[0] != sides[1]:
+            raise ValueError(
+                f"GraphAttention: share_weights needs as many features of sources as of targets, got in_channels={in_channels!r}"
+            )
+        for name, value in (("concat", concat), ("add_self_loops", add_self_loops), ("bias", bias), ("residual", residual),
+                            ("share_weights", share_weights)):  # fmt: skip
+            operands.flag("GraphAttention", name, value)
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
+        self.share_weights, self.residual = share_weights, residual
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        inner, outer = heads * out_channels, out_channels * (heads if concat else 1)
+        self.lin_l = nn.Linear(sides[0], inner, bias=bias, **made)
+        self.lin_r = self.lin_l if share_weights else nn.Linear(sides[1], inner, bias=bias, **made)
+        self.att = nn.Parameter(torch.empty(1, heads, out_channels, **made))
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, inner, bias=False, **made)
+        self.res = nn.Linear(sides[1], outer, bias=False, **made) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(outer, **made)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `GATv2Conv` does at its start."""
+        for layer in (self.lin_l, self.lin_r, self.lin_edge, self.res):
+            if layer is not None:
+                layer.reset_parameters()
+                nn.init.xavier_uniform_(layer.weight)
+        bound = math.sqrt(6.0 / (self.heads + self.out_channels))
+        nn.init.uniform_(self.att, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The features of the nodes, [nodes, heads * out_channels], or [nodes, out_channels] without `concat`.
+
+        x: the features of the nodes, [nodes, in_channels]; of a bipartite graph the pair of those of sources and of targets.
+        edge_index: the edges, integers [2, edges]: the source and the target of each, in any order.
+        edge_attr: the features of the edges, [edges, edge_dim], or [edges] where that is 1.
+        return_attention_weights: give a pair of the output and of (edges, weights), where the edges are those that were used, with
+            self-loops at the end, and the weights [edges, heads] as the map gave them, before dropout.
+        """
+        left, right = self._nodes(x)
+        n_sources, n_targets = left.shape[0], right.shape[0]
+        _check_edges(edge_index, n_sources, n_targets)
+        edge_attr = self._edge_features(edge_attr, edge_index)
+        if self.add_self_loops:
+            edge_index, edge_attr = self._with_loops(edge_index, edge_attr, min(n_sources, n_targets))
+        source, target = edge_index[0], edge_index[1]
+        x_l = self.lin_l(left).unflatten(-1, (self.heads, self.out_channels))
+        shared = self.share_weights and left is right
+        x_r = x_l if shared else self.lin_r(right).unflatten(-1, (self.heads, self.out_channels))
+        x_j = x_l[source]
+        mixed = x_j + x_r[target]
+        if self.lin_edge is not None and edge_attr is not None:
+            mixed = mixed + self.lin_edge(edge_attr).unflatten(-1, (self.heads, self.out_channels))
+        scores = (nn.functional.leaky_relu(mixed, self.negative_slope) * self.att).sum(-1)
+        weights = segment_apply(self.mapping, scores, index=target, num_segments=n_targets)
+        used = nn.functional.dropout(weights, self.dropout, self.training)
+        out = _summed(x_j, used, target, n_targets)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        if self.res is not None:
+            out = out + self.res(right)
+        if self.bias is not None:
+            out = out + self.bias
+        return (out, (edge_index, weights)) if return_attention_weights else out
+
+    def _nodes(self, x: Any) -> tuple[Tensor, Tensor]:
+        both = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+        if len(both) != 2:
+            raise ValueError(
+                f"GraphAttention: x must be a tensor or a pair (of sources, of targets), got {len(both)} of them"
+            )
+        for a, layer in zip(both, (self.lin_l, self.lin_r), strict=True):
+            if not isinstance(a, Tensor):
+                raise TypeError(f"GraphAttention: x must be a tensor or a pair of tensors, got {type(a).__name__}")
+            dense(a, "GraphAttention: x", "call to_dense()")
+            if a.ndim != 2 or a.shape[1] != layer.in_features:
+                raise ValueError(
+                    f"GraphAttention: x must have the shape [nodes, {layer.in_features}], got {tuple(a.shape)}"
+                )
+        return both[0], both[1]
+
+    def _edge_features(self, edge_attr: Tensor | None, edge_index: Tensor) -> Tensor | None:
+        if edge_attr is None:
+            return None
+        if self.edge_dim is None:
+            raise ValueError("GraphAttention: it was made without edge features; give edge_dim= to use edge_attr")
+        edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 else edge_attr
+        if tuple(edge_attr.shape) != (edge_index.shape[1], self.edge_dim):
+            raise ValueError(
+                f"GraphAttention: edge_attr must have the shape {(edge_index.shape[1], self.edge_dim)}, got {tuple(edge_attr.shape)}"
+            )
+        return edge_attr
+
+    def _with_loops(self, edge_index: Tensor, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
+        """The edges less their self-loops, and one for each node at the end."""
+        other = edge_index[0] != edge_index[1]
+        edge_index = edge_index[:, other]
+        loops = torch.arange(nodes, device=edge_index.device, dtype=edge_index.dtype).expand(2, -1)
+        if edge_attr is not None:
+            edge_attr = edge_attr[other]
+            edge_attr = torch.cat([edge_attr, self._filled(edge_attr, edge_index[1], nodes)])
+        return torch.cat([edge_index, loops], 1), edge_attr
+
+    def _filled(self, edge_attr: Tensor, target: Tensor, nodes: int) -> Tensor:
+        """The features of the self-loops, [nodes, edge_dim]."""
+        size = (nodes, edge_attr.shape[1])
+        if isinstance(self.fill_value, Tensor):
+            return self.fill_value.to(edge_attr).expand(size)
+        if not isinstance(self.fill_value, str):
+            return edge_attr.new_full(size, self.fill_value)
+        kept = target < nodes  # of a bipartite graph with more targets than sources
+        target, edge_attr = target[kept], edge_attr[kept]
+        start = edge_attr.new_ones(size) if self.fill_value == "mul" else edge_attr.new_zeros(size)
+        index = target[:, None].expand_as(edge_attr)
+        return start.scatter_reduce(0, index, edge_attr, _REDUCTIONS[self.fill_value], include_self=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, {super().extra_repr()}"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None,
+            return_attention_weights: Literal[False] | None = None,
+        ) -> Tensor: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Tensor | None = None, *,
+            return_attention_weights: Literal[True],
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...
+
+
+def _positive(who: str, name: str, size: Any) -> None:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
+    if size < 1:
+        raise ValueError(f"{who}: {name} must be at least 1, got {size}")
+
+
+def _check_edges(edge_index: Any, n_sources: int, n_targets: int) -> None:
+    if not isinstance(edge_index, Tensor):
+        raise TypeError(
+            f"GraphAttention: edge_index must be a tensor of integers [2, edges], got {type(edge_index).__name__}"
+        )
+    if is_ragged(edge_index):
+        raise TypeError(
+            "GraphAttention: edge_index is not a sparse tensor: it has the source and the target of each edge, integers [2, edges]"
+        )
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"GraphAttention: edge_index must have the shape [2, edges], got {tuple(edge_index.shape)}")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"GraphAttention: edge_index must be integers of 32 or 64 bits, got {edge_index.dtype}")
+    if not edge_index.shape[1] or not eager(edge_index):
+        return
+    for row, (side, n) in enumerate((("sources", n_sources), ("targets", n_targets))):
+        low, high = (int(a) for a in edge_index[row].aminmax())
+        if low < 0 or high >= n:
+            wrong = int(((edge_index[row] < 0) | (edge_index[row] >= n)).nonzero()[0])
+            raise IndexError(
+                f"GraphAttention: edge_index[{row}, {wrong}] is {int(edge_index[row, wrong])}, and x has {n} {side}, "
+                f"{f'0 to {n - 1}' if n else 'none'}"
+            )
+
+
+def _summed(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
+    """The sums over each segment of its entries' x [entries, ..., features], weighted: [n, ..., features]."""
+    weighted = x * weights[..., None]
+    return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
+
+
+class AttentionPool(OfMapping):
+    """One weighted sum of each segment, with any map: a set of vectors, of any number, becomes one vector.
+
+    For sets, baskets, graphs and packed sequences that need one vector each, where a mean would count the unimportant too. The scores
+    are the products of the entries with a learned query, or what the caller gives.
+
+    mapping: the map from the scores of a segment to weights, such as `Sparsemax()`, or its name; softmax by default.
+    features: the features of an entry, which make the learned query; None, and `forward` needs scores.
+    heads: how many queries there are, each with a sum of its own; None for one, whose sums have no axis of heads.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+    device, dtype: of the query.
+
+    >>> import torch
+    >>> from anymax import nn
+    >>> pool = nn.AttentionPool("sparsemax")
+    >>> x, scores = torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2.0, 2.0, 0.0])
+    >>> pool(x, scores, lengths=[2, 1])
+    tensor([[2.],
+            [5.]])
+    >>> nn.AttentionPool("entmax15", 8, heads=2)(torch.randn(5, 8), index=torch.tensor([1, 0, 1, 1, 0])).shape
+    torch.Size([2, 2, 8])
+    """
+
+    prefix = "map_"
+    query: Tensor | None
+
+    @answering({"dim": "say features=", "embed_dim": "say features=", "gate_nn": "give its results as scores"})
+    def __init__(
+        self,
+        mapping: Mapping | str | None = None,
+        features: int | None = None,
+        heads: int | None = None,
+        *,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
+        for name, size in (("features", features), ("heads", heads)):
+            if size is not None:
+                _positive("AttentionPool", name, size)
+        if heads is not None and features is None:
+            raise ValueError(
+                "AttentionPool: heads are those of a learned query, which needs features=; scores may have heads"
+            )
+        self.features, self.heads = features, heads
+        query = None
+        if features is not None:
+            shape = (features,) if heads is None else (heads, features)
+            query = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.register_parameter("query", query)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the query anew."""
+        if self.query is not None:
+            nn.init.normal_(self.query, std=1.0 / math.sqrt(self.query.shape[-1]))
+
+    def forward(
+        self,
+        x: Tensor,
+        scores: Tensor | None = None,
+        *,
+        index: Tensor | Segments | None = None,
+        ptr: Any = None,
+        lengths: Any = None,
+        num_segments: int | None = None,
+        return_attention_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The sums, [segments, features], or [segments, heads, features] where the query or the scores have heads.
+
+        x: the vectors, [entries, features]; or a nested tensor of torch (jagged), which knows its segments.
+        scores: [entries] or [entries, heads], in the place of those of the learned query; -inf leaves an entry out.
+        index, ptr, lengths, num_segments: which entries belong together, as in `anymax.segment_apply`. An empty segment gives zeros.
+        return_attention_weights: give a pair of the sums and of the weights, of the shape of the scores.
+        """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"AttentionPool: x must be a tensor, got {type(x).__name__}")
+        nested: Any = x
+        if x.is_nested and x.layout is torch.jagged and all(a is None for a in (index, ptr, lengths, num_segments)):
+            x, ptr = nested.values(), nested.offsets()
+        dense(x, "AttentionPool: x", "of a jagged nested one without holes leave out index, ptr and lengths")
+        if x.ndim != 2 or (self.features is not None and x.shape[1] != self.features):
+            raise ValueError(
+                f"AttentionPool: x must have the shape [entries, {self.features or 'features'}], got {tuple(x.shape)}"
+            )
+        if scores is None:
+            if self.query is None:
+                raise TypeError("AttentionPool: it was made without a query; give scores, or features= when making it")
+            scores = x @ self.query.mT if self.query.ndim == 2 else x @ self.query
+        elif not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or scores.shape[0] != x.shape[0]:
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(
+                f"AttentionPool: scores must have the shape ({x.shape[0]},) or ({x.shape[0]}, heads), got {got}"
+            )
+        rows = read("AttentionPool", index, ptr, lengths, num_segments)
+        weights = segment_apply(self.mapping, scores, index=rows)
+        entries = x if weights.ndim == 1 else x[:, None]
+        out = _summed(entries, weights.to(x.dtype), rows.beside("index", x), rows.num_segments)
+        return (out, weights) if return_attention_weights else out
+
+    def extra_repr(self) -> str:
+        words = "" if self.features is None else f", features={self.features}, heads={self.heads}"
+        return f"{super().extra_repr()}{words}"
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self, x: Tensor, scores: Tensor | None = None, *, index: Tensor | Segments | None = None, ptr: Any = None,
+            lengths: Any = None, num_segments: int | None = None, return_attention_weights: Literal[False] = False,
+        ) -> Tensor: ...  # fmt: skip
+
+        @overload
+        def __call__(
+            self, x: Tensor, scores: Tensor | None = None, *, index: Tensor | Segments | None = None, ptr: Any = None,
+            lengths: Any = None, num_segments: int | None = None, return_attention_weights: Literal[True],
+        ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+        def __call__(self, *args: Any, **options: Any) -> Any: ...

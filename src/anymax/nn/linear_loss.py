@@ -1,0 +1,121 @@
+"""The module `anymax.nn.LinearLoss`: an output layer with its loss."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import linear
+from .._array import asarray
+from .._core.mapping import Mapping
+from .._core.typing import Reduction
+from ..mappings import Softmax as _Softmax
+from .base import OfMapping, check_sizes
+
+
+class LinearLoss(OfMapping):
+    """The output layer and the loss of a map in one, whose scores are never all held: `linear_loss` with a weight of its own.
+
+    To train with many classes: against `Linear` and `Loss`, the scores and their gradient take no memory, and a sparse map is quicker. It
+    is the cross-entropy for softmax, where `Loss` is the Fenchel-Young loss, which label smoothing or soft targets make another one.
+
+    in_features: the features.
+    num_classes: the classes, each with a row of `weight`.
+    mapping: the map whose loss it is, or its name; softmax by default. A tensor in it becomes a buffer of the module, an `nn.Parameter` a
+        parameter of it.
+    bias: whether a number is added to the scores of each class, which is learned.
+    weight: one factor for each class, a tensor [classes]; the module keeps it as `class_weight`.
+    ignore_index: a target that counts for nothing.
+    reduction: "mean", "sum" or "none".
+    label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
+    chunk: how many classes are made at a time; None lets the library choose.
+    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. See `linear_loss`.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+    device, dtype: of the weights.
+
+    Features [..., in_features] and targets in, the loss out: one number, or [...] with `reduction="none"`. To share the weight with an
+    embedding, assign it: `head.weight = embedding.weight`.
+
+    >>> import torch
+    >>> from anymax import Entmax, nn
+    >>> head = nn.LinearLoss(8, 1000, Entmax(1.5))
+    >>> x = torch.randn(4, 8)
+    >>> head(x, torch.tensor([3, 1, 4, 1])).shape, head.scores(x).shape
+    (torch.Size([]), torch.Size([4, 1000]))
+    """
+
+    prefix = "map_"  # the head has a weight of its own
+    class_weight: Tensor | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        mapping: Mapping | str | None = None,
+        bias: bool = False,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        chunk: int | None = None,
+        least: float = 0.0,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes("LinearLoss", in_features, num_classes)
+        super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, **made))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **made)) if bias else None)
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
+        self.register_buffer("class_weight", weight)
+        self.chunk = chunk
+        self.options: dict[str, Any] = {
+            "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "least": least,
+        }  # fmt: skip
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `nn.Linear` does at its start."""
+        bound = 1.0 / math.sqrt(max(1, self.weight.shape[1]))
+        for value in (self.weight, self.bias):
+            if value is not None:
+                nn.init.uniform_(value, -bound, bound)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """All scores of features, [..., num_classes]: to predict with, for a few rows."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def log_prob(self, x: Tensor, target: Tensor, support: Any = None) -> Tensor:
+        """log p of the classes `target`, as `linear_log_prob` gives it."""
+        return linear.linear_log_prob(
+            x, self.weight, target, self.mapping, linear_bias=self.bias, support=support, chunk=self.chunk
+        )
+
+    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of features [..., in_features].
+
+        target: class indices [...], or a distribution over the classes [..., num_classes].
+        mask: boolean, broadcastable to the scores, True = keep; a class that is masked gets probability 0.
+        """
+        return linear.linear_loss(
+            x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,
+            **self.options,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        classes, features = self.weight.shape
+        return f"{features} -> {classes}, {super().extra_repr()}, bias={self.bias is not None}"
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...

@@ -1,0 +1,213 @@
+"""The module `anymax.nn.MarginHead`: a classifier on the sphere, whose classes may lie on several processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import distributed, functional, linear, losses, transforms
+from .._array import eager, is_integer
+from .._core.mapping import Mapping
+from .._core.typing import Reduction
+from ..distributed._group import Group, as_group
+from ..losses import margins
+from ..mappings import Softmax as _Softmax
+from .base import OfMapping, check_sizes
+
+_MANY = 1 << 22  # cosines that are not held
+
+
+class MarginHead(OfMapping):
+    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the loss of a map.
+
+    For embeddings that shall be compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, predict by the
+    largest of `head.probabilities(embeddings)`, and keep the embeddings.
+
+    in_features: the features of an embedding.
+    num_classes: the classes; each has a centre, a row of `weight`.
+    mapping: the map whose loss it is, or its name; softmax by default.
+    margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
+    scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
+    ignore_index: a target that counts for nothing.
+    reduction: "mean", "sum" or "none".
+    group: the processes that share the classes, as in `anymax.distributed.apply`: each has its part of the centres, about `num_classes`
+        over their number. Each gives a batch of its own, of any size, as in data-parallel training: the embeddings are exchanged, the
+        scores are not, and the loss is that of all rows, the same on every process.
+    sample_rate: the share of this process's classes that a step of training compares with, from 0 to 1: those of the batch, and
+        others drawn at random (An et al., Partial FC, 2022). In evaluation all of them count.
+
+    With a group the gradient of the embeddings is that of the mean over the rows of all processes. DistributedDataParallel divides
+    gradients by the number of processes, `size`: behind it, give `embeddings * size - (embeddings * (size - 1)).detach()`.
+
+    Embeddings [N, in_features] and class indices [N] in, the loss out: one number, or [N] with `reduction="none"`.
+
+    >>> import torch
+    >>> from anymax import Sparsemax, margins, nn
+    >>> head = nn.MarginHead(8, 5, Sparsemax(), margin=margins.ArcFace(0.3), scale=4.0)
+    >>> embeddings = torch.randn(2, 8)
+    >>> head(embeddings, torch.tensor([0, 3])).shape, head.probabilities(embeddings).shape
+    (torch.Size([]), torch.Size([2, 5]))
+    """
+
+    prefix = "map_"  # the head has a scale and a weight of its own
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        mapping: Mapping | str | None = None,
+        margin: float | Callable[..., Any] = 0.35,
+        scale: float = 30.0,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        group: Any = None,
+        sample_rate: float = 1.0,
+    ) -> None:
+        check_sizes("MarginHead", in_features, num_classes)
+        super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
+        self.margin = margins.as_margin(margin)
+        self.scale = scale
+        self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
+        if isinstance(sample_rate, bool) or not isinstance(sample_rate, (int, float)) or not 0 < sample_rate <= 1:
+            raise ValueError(f"MarginHead: sample_rate must be a number above 0 and at most 1, got {sample_rate!r}")
+        self.num_classes, self.sample_rate = num_classes, sample_rate
+        self.group = None if group is None else as_group("MarginHead", group, None, torch.empty(0))
+        rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
+        self.starts = [num_classes * i // size for i in range(size + 1)]
+        self.class_start = self.starts[rank]
+        self.weight = nn.Parameter(torch.empty(self.starts[rank + 1] - self.class_start, in_features))
+        nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
+
+    def cosines(self, embeddings: Tensor) -> Tensor:
+        """The cosine of each embedding and each class centre of this process, [N, classes], from -1 to 1; without the margin."""
+        return transforms.cosine(self.weight)(embeddings)
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        """The cosines times the scale, [N, classes].
+
+        Their order is that of the probabilities for a monotone map only (not for Taylor softmax and x^2).
+        """
+        return self.scale * self.cosines(embeddings)
+
+    def probabilities(self, embeddings: Tensor) -> Tensor:
+        """The map's probabilities of the classes of this process, [N, classes], to predict with; without the margin.
+
+        With a group every process gives the same embeddings.
+        """
+        scores = self.scores(embeddings)
+        if self.group is None:
+            return functional.apply(self.mapping, scores)
+        return distributed.apply(self.mapping, scores, group=self.group, class_start=self.class_start)
+
+    def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
+        """The loss of embeddings [N, in_features] whose classes are `target` [N], with the margin; of many cosines without holding them.
+
+        With a group those of all processes are one batch; `reduction="none"` gives the losses of all, in the order of the processes.
+        """
+        mapping, sampled = self.mapping, self.training and self.sample_rate < 1
+        if self.group is None and not sampled:
+            if (
+                isinstance(self.margin, margins.Margin)
+                and math.prod(embeddings.shape[:-1]) * self.weight.shape[0] >= _MANY
+            ):
+                x, centres = (nn.functional.normalize(a, dim=-1, eps=1e-8) for a in (embeddings, self.weight))
+                return linear.margin_linear_loss(x, centres, target, mapping, self.margin, self.scale, **self.options)
+            cosines = self.cosines(embeddings)
+            return losses.margin_loss(
+                mapping, cosines, target, margin=self.margin, scale=self.scale, axis=-1, **self.options
+            )
+        target = self._integers(embeddings, target)
+        if self.group is not None:
+            embeddings, target = _exchanged(self.group, embeddings, target)
+        self._check_range(target)  # of all rows, so that every process says so
+        ignored, options = target == self.options["ignore_index"], {**self.options, "ignore_index": -1}
+        # the classes are numbered anew: no class has the number of those that are ignored
+        target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
+        weight, starts = self.weight, self.starts
+        if sampled:
+            chosen, target, starts = self._sampled(target)
+            weight = weight[chosen]
+        start = starts[0 if self.group is None else self.group.rank]
+        mine = target - start
+        mine = torch.where((mine >= 0) & (mine < weight.shape[0]) & ~ignored, mine, -1)
+        wide = transforms.cosine(weight)(embeddings)
+        wide = wide if wide.dtype == torch.float64 else wide.float()  # no rounding between the margin and the loss
+        if self.group is None:
+            return losses.margin_loss(mapping, wide, target, margin=self.margin, scale=self.scale, axis=-1, **options)
+        scores = self.margin(wide, mine, -1) * self.scale if weight.shape[0] else wide
+        loss = distributed.fenchel_young if mapping.facts.has_potential else distributed.nll
+        split: dict[str, Any] = {"class_start": start, "class_count": starts[-1], "group": self.group}
+        return loss(mapping, scores, target, axis=-1, **split, **options)
+
+    def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
+        """The targets as 64-bit integers, one for each embedding."""
+        if not isinstance(target, Tensor) or not is_integer(target):
+            got = target.dtype if isinstance(target, Tensor) else type(target).__name__
+            raise TypeError(f"MarginHead: target must be class indices, a tensor of integers, got {got}")
+        if target.shape != embeddings.shape[:-1]:
+            raise ValueError(
+                f"MarginHead: embeddings of shape {tuple(embeddings.shape)} need a target of shape {tuple(embeddings.shape[:-1])}, "
+                f"got {tuple(target.shape)}"
+            )
+        return target.long()
+
+    def _check_range(self, target: Tensor) -> None:
+        stray = (target != self.options["ignore_index"]) & ((target < 0) | (target >= self.num_classes))
+        if eager(stray) and bool(stray.any()):
+            raise IndexError(
+                f"MarginHead: class indices must be from 0 to {self.num_classes - 1} (or ignore_index={self.options['ignore_index']}), "
+                f"got values from {int(target.min())} to {int(target.max())}"
+            )
+
+    def _sampled(self, target: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """(this process's classes that count in this step, the targets as numbers among all that do, where each process's begin).
+
+        The classes of the batch come first; every process knows which of the others' these are, since all have all targets.
+        """
+        known = target >= 0
+        wanted = torch.unique(target[known])
+        edges = torch.searchsorted(wanted, torch.tensor(self.starts, device=target.device)).tolist()
+        starts, shift = [0], torch.zeros_like(wanted)
+        for r, (low, high) in enumerate(zip(self.starts, self.starts[1:])):
+            shift[edges[r] : edges[r + 1]] = starts[-1] - edges[r]
+            size = max(math.ceil(self.sample_rate * (high - low)), edges[r + 1] - edges[r])
+            starts.append(starts[-1] + size)
+        rank = 0 if self.group is None else self.group.rank
+        mine = wanted[edges[rank] : edges[rank + 1]] - self.class_start
+        order = torch.rand(self.weight.shape[0], device=target.device)
+        order[mine] = 2.0
+        others = order.argsort()[: starts[rank + 1] - starts[rank] - mine.shape[0]]
+        at = torch.searchsorted(wanted, target).clamp(max=max(wanted.shape[0] - 1, 0))
+        moved = at + shift[at] if wanted.shape[0] else at
+        return torch.cat([mine, others]), torch.where(known, moved, target), starts
+
+    def extra_repr(self) -> str:
+        words = (
+            f"{self.weight.shape[1]} -> {self.num_classes}, {super().extra_repr()}, {self.margin}, scale={self.scale}"
+        )
+        if self.group is not None:
+            words += f", classes {self.class_start} to {self.class_start + self.weight.shape[0] - 1}"
+        return words if self.sample_rate == 1 else f"{words}, sample_rate={self.sample_rate}"
+
+    if TYPE_CHECKING:
+
+        def __call__(self, embeddings: Tensor, target: Tensor) -> Tensor: ...
+
+
+def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of all processes, of which each may have another number."""
+    sizes = group.stack(torch.tensor([embeddings.shape[0]], device=embeddings.device))[:, 0].tolist()
+    more = max(sizes) - embeddings.shape[0]
+    padded = torch.cat([embeddings, embeddings.new_zeros(more, embeddings.shape[1])])
+    rows = group.own(group.stack(padded))
+    targets = group.stack(torch.cat([target, target.new_zeros(more)]))
+    every = [(rows[i][:n], targets[i][:n]) for i, n in enumerate(sizes)]
+    return torch.cat([e for e, _ in every]), torch.cat([t for _, t in every])
+
+
+MarginHead.__module__ = "anymax.nn"  # where it is public

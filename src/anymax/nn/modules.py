@@ -1,0 +1,389 @@
+"""torch modules, generic over maps: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
+
+A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
+learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
+
+A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
+`Sequential(Linear(20, 5), Activation("sparsemax"))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+try:
+    import torch
+    from torch import Tensor, nn
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
+    ) from None
+
+from .. import functional, losses
+from .._array import asarray
+from .._attention import attention, operands
+from .._attention.scores import transforms_of
+from .._attention.verb import ImplementationName
+from .._core.mapping import Mapping
+from .._core.options import answering
+from .._core.typing import Axes, Reduction
+from ..mappings import Softmax as _Softmax
+from . import multihead
+from .adaptive_scale import AdaptiveScale
+from .base import OfMapping
+from .categorical import Categorical
+from .graphs import AttentionPool, GraphAttention
+from .linear_loss import LinearLoss
+from .margin_head import MarginHead
+
+__all__ = [
+    "Activation",
+    "AdaptiveScale",
+    "Attention",
+    "AttentionPool",
+    "Categorical",
+    "GraphAttention",
+    "LinearLoss",
+    "Loss",
+    "MarginHead",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class Activation(OfMapping):
+    """The probabilities of a map as a module: what `nn.Softmax` is for softmax.
+
+    For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
+
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
+    dim: the axis of the classes, the last by default; or several, whose entries are one row.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`, whatever the optimiser does. It starts
+        where the map has it; a tensor, say of shape (heads, 1, 1), is one number for each head.
+    bounds: the interval (low, high) of the number that is learned; its start must lie strictly inside.
+
+    Scores of any shape in, probabilities of the same shape and dtype out.
+
+    >>> import torch
+    >>> from anymax import Entmax, nn
+    >>> gate = torch.nn.Sequential(torch.nn.Linear(8, 4), nn.Activation(Entmax(1.5), learn="alpha"))
+    >>> gate(torch.randn(2, 8)).shape
+    torch.Size([2, 4])
+    >>> gate[1].mapping.alpha.item()
+    1.5
+    """
+
+    @answering({"axis": "say dim="})
+    def __init__(
+        self,
+        mapping: Mapping | str,
+        dim: Axes = -1,
+        *,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+    ) -> None:
+        super().__init__(mapping, learn, bounds)
+        self.dim = dim
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The probabilities of the scores x; a class whose `mask` is False gets 0 (boolean, broadcastable to x)."""
+        return functional.apply(self.mapping, x, self.dim, mask=mask)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, dim={self.dim}"
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+class Loss(OfMapping):
+    """The loss of a map as a module: what `nn.CrossEntropyLoss` is for softmax, with its arguments.
+
+    To train a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`.
+    A Fenchel-Young loss is 0 where y = p(x): with label smoothing, or a distribution as target, it lies below the cross-entropy by a
+    constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
+
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
+    weight: one factor for each class, a tensor [classes].
+    ignore_index: a target that counts for nothing.
+    reduction: "mean", "sum" or "none".
+    label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
+    dim: the axis of the classes: 1 by default, or 0 for a single row, as torch has it.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+
+    Scores [N, classes, ...] and targets in, the loss out: one number, or [N, ...] with `reduction="none"`.
+
+    >>> import torch
+    >>> from anymax import Sparsemax, nn
+    >>> loss = nn.Loss(Sparsemax())
+    >>> loss(torch.tensor([[2.0, 0.0, 0.0], [0.5, 0.0, 0.0]]), torch.tensor([0, 0]))
+    tensor(0.0417)
+    """
+
+    weight: Tensor | None
+
+    @answering({"axis": "say dim="})
+    def __init__(
+        self,
+        mapping: Mapping | str,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dim: Axes = None,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+    ) -> None:
+        super().__init__(mapping, learn, bounds)
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = torch.as_tensor(asarray(weight, "weight"), dtype=torch.get_default_dtype())
+        self.register_buffer("weight", weight)
+        self.options: dict[str, Any] = {
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+            "axis": dim,
+        }
+
+    def forward(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores [N, classes, ...].
+
+        target: class indices [N, ...], or a distribution over the classes in the shape of the scores.
+        mask: boolean, broadcastable to the scores, True = keep; a class that is masked gets probability 0.
+        """
+        mapping = self.mapping
+        loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
+        return loss(mapping, scores, target, self.weight, mask=mask, **self.options)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+class Attention(OfMapping):
+    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, whose weights it loads as they are.
+
+    Put it where a model has `nn.MultiheadAttention`, to let heads attend to a few positions exactly and to the others not at all.
+    Masks are torch's here, where True hides; in `anymax.attention`, which it calls, True keeps.
+
+    embed_dim: the features of the queries and of the output, a multiple of num_heads.
+    num_heads: the heads.
+    mapping: the map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
+    dropout: the share of the weights that is set to 0 in training.
+    bias: whether the projections have biases.
+    add_bias_kv: one more key and value for all, learned, that no mask hides.
+    add_zero_attn: one more key and value for all, of zeros, that no mask hides.
+    kdim, vdim: the features of keys and values; `embed_dim` by default.
+    batch_first: inputs are [N, L, E] rather than [L, N, E].
+    kv_heads: fewer heads of keys and values than of queries, a divisor of num_heads.
+    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
+    softcap: a number c above 0; the scores become c tanh(scores / c).
+    alibi: take the distance of query and key from the score, times a slope for each head: those of ALiBi where this is True, or your
+        own, [num_heads]; a slope of 0 leaves a head without positions.
+    sink: one more, learned score for each head, of a key without a value; it has no column in the weights.
+    transform: a function of the masked scores; the module owns parameters in it, as of `scalable(beta=nn.Parameter(...))`. Or an
+        `AdaptiveScale`, which makes one of the queries.
+    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the number that is learned.
+    implementation: as in `anymax.attention`; by default the first that serves the call.
+    device, dtype: of the weights.
+
+    >>> import torch
+    >>> from anymax import Entmax, nn
+    >>> attend = nn.Attention(16, 4, Entmax(torch.full((4, 1, 1), 1.5)), batch_first=True, learn="alpha")
+    >>> x = torch.randn(2, 5, 16)
+    >>> out, weights = attend(x, x, x, is_causal=True, average_attn_weights=False)
+    >>> out.shape, weights.shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]))
+    """
+
+    prefix = "map_"
+    _qkv_same_embed_dim = (
+        False  # so that torch's fused encoder layer, which knows softmax alone, leaves it to `forward`
+    )
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+    sink: Tensor | None
+    slopes: Tensor | None
+    in_proj_weight: nn.Parameter
+    q_proj_weight: nn.Parameter
+    k_proj_weight: nn.Parameter
+    v_proj_weight: nn.Parameter
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mapping: Mapping | str | None = None,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        kv_heads: int | None = None,
+        window: int | tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        alibi: bool | Tensor | Sequence[float] = False,
+        sink: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        learn: str | None = None,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        implementation: ImplementationName | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
+        shared = num_heads if kv_heads is None else kv_heads
+        sizes = {
+            "embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": shared, "kdim": kdim or 1, "vdim": vdim or 1,
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
+            raise ValueError(f"Attention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        slopes = multihead.slopes(alibi, num_heads)
+        if (add_bias_kv or add_zero_attn) and (window is not None or slopes is not False):
+            raise ValueError(
+                "Attention: the keys of add_bias_kv and add_zero_attn stand nowhere, so that they go with neither window nor alibi"
+            )
+        if num_heads < 1 or embed_dim % num_heads or shared < 1 or num_heads % shared:
+            raise ValueError(
+                f"Attention: embed_dim must be a multiple of num_heads and that of kv_heads, got {embed_dim}, {num_heads} and {shared}"
+            )
+        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, shared
+        self.head_dim = embed_dim // num_heads
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.dropout, self.batch_first = dropout, batch_first
+        self.implementation: ImplementationName | None = implementation
+        self.add_zero_attn = add_zero_attn
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.adaptive = transform if isinstance(transform, AdaptiveScale) else None
+        if self.adaptive is not None and (self.adaptive.embed_dim, self.adaptive.num_heads) != (embed_dim, num_heads):
+            raise ValueError(
+                f"Attention: its AdaptiveScale must have its {embed_dim} features and {num_heads} heads, got "
+                f"{self.adaptive.embed_dim} and {self.adaptive.num_heads}"
+            )
+        self.register_parameter("slopes", slopes if isinstance(slopes, nn.Parameter) else None)
+        self.alibi = slopes if self.slopes is None else True
+        self.options: dict[str, Any] = {
+            "window": window, "softcap": softcap, "transform": transform if self.adaptive is None else None,
+        }  # fmt: skip
+        inner = shared * self.head_dim
+        self._packed = self.kdim == self.vdim == embed_dim
+        shapes = {
+            "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
+            "k_proj_weight": (inner, self.kdim), "v_proj_weight": (inner, self.vdim),
+        }  # fmt: skip
+        for name, shape in shapes.items():  # the others are None, as torch's
+            there = self._packed == (name == "in_proj_weight")
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **made)) if there else None)
+        self.register_parameter(
+            "in_proj_bias", nn.Parameter(torch.empty(embed_dim + 2 * inner, **made)) if bias else None
+        )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **made)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, nn.Parameter(torch.empty(1, 1, inner, **made)) if add_bias_kv else None)
+        self.register_parameter("sink", nn.Parameter(torch.zeros(num_heads, **made)) if sink else None)
+        for n, part in enumerate(transforms_of(transform) or ()):
+            for name, value in part.params:
+                if isinstance(value, nn.Parameter):
+                    self.register_parameter(f"transform_{n}_{name}", value)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `nn.MultiheadAttention` does at its start."""
+        for weight in self._weights():
+            nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def _weights(self) -> list[nn.Parameter]:
+        if self._packed:
+            return [self.in_proj_weight]
+        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        sizes = [self.embed_dim, *[self.kv_heads * self.head_dim] * 2]
+        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
+        if self._packed and query is key is value:
+            parts = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias).split(sizes, -1)
+        else:
+            weights = self.in_proj_weight.split(sizes) if self._packed else self._weights()
+            parts = [nn.functional.linear(*one) for one in zip((query, key, value), weights, biases)]
+        return [p.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for p in parts]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output, weights), as `nn.MultiheadAttention.forward` gives them.
+
+        query: [L, N, embed_dim], [N, L, embed_dim] where `batch_first` is set, or [L, embed_dim].
+        key, value: [S, N, kdim] and [S, N, vdim], likewise.
+        key_padding_mask: [N, S], True = padding, which is hidden; or numbers, added to the scores.
+        need_weights: return the weights; False spares their matrix, and the second result is None.
+        attn_mask: [L, S] or [N * heads, L, S], True = hidden; or numbers, added to the scores.
+        average_attn_weights: give the mean of the heads, [N, L, S], rather than [N, heads, L, S].
+        is_causal: hide later keys, without a mask; where there is an `attn_mask`, that alone counts.
+        """
+        same = query is key is value
+        is_causal = operands.flag("Attention", "is_causal", is_causal)
+        sizes = (self.embed_dim, self.kdim, self.vdim)
+        multihead.check((query, key, value), sizes, self._weights()[0].dtype)
+        if query.ndim == 3 and not self.batch_first:
+            query, key, value = (a.transpose(0, 1) for a in (query, key, value))
+        q, k, v = self._project(query, query if same else key, query if same else value)
+        alibi: Any = self.alibi if self.slopes is None else self.slopes
+        if isinstance(alibi, tuple):
+            alibi = torch.tensor(alibi, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        options = self.options if self.adaptive is None else {**self.options, "transform": self.adaptive(query)}
+        keep, added = multihead.masks(q, k, attn_mask, key_padding_mask)
+        is_causal = is_causal and attn_mask is None
+        if self.bias_k is not None or self.add_zero_attn:
+            if is_causal:
+                seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+                keep, is_causal = seen if keep is None else keep & seen, False
+            biases = None if self.bias_k is None or self.bias_v is None else (self.bias_k, self.bias_v)
+            k, v, keep, added = multihead.more_keys(k, v, biases, self.add_zero_attn, keep, added)
+        found: Any = attention(
+            q, k, v, self.mapping, mask=keep, bias=added, is_causal=is_causal,
+            enable_gqa=self.kv_heads != self.num_heads, dropout_p=self.dropout if self.training else 0.0, sink=self.sink,
+            alibi=alibi, need_weights=need_weights, implementation=self.implementation, **options,
+        )  # fmt: skip
+        out, weights = found if need_weights else (found, None)
+        out = self.out_proj(out.transpose(-3, -2).flatten(-2))
+        if query.ndim == 3 and not self.batch_first:
+            out = out.transpose(0, 1)
+        return out, weights.mean(-3) if weights is not None and average_attn_weights else weights
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, {super().extra_repr()}"
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+            attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+        ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip

@@ -1,0 +1,432 @@
+"""Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
+
+matplotlib is imported at the first call (extra `plot`). Colour-blind readers can tell the colours apart, and no line relies on its colour
+alone; dark styles work too. Sizes of figures and of words are those of matplotlib's `rcParams`, so that a picture made for a column of
+3.3 inches can be read there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._array import is_array
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.typing import AnyArray, Numbers
+from ..functional import apply
+from ..inspection import jacobian as _jacobian
+from ..losses.verbs import fenchel_young, nll
+from ..mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
+from . import style
+from .models import attention, calibration, reliability, support_histogram
+from .style import COLOURS, DASHES, DIVERGING, MARKERS, SEQUENTIAL, pyplot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Maps = Mapping | str | Iterable[Mapping | str]  # a map or its name, or several
+
+__all__ = [
+    "CLASSIC", "COLOURS", "DASHES", "DIVERGING", "MARKERS", "SEQUENTIAL", "USUAL", "attention", "bars", "calibration", "curve", "curves",
+    "jacobian", "label", "losses", "pyplot", "reliability", "rivals", "simplex", "support_histogram", "title",
+]  # fmt: skip
+
+USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftmax(), PerturbMax())
+
+
+def label(mapping: Mapping) -> str:
+    """The name of a map with the parameters that tell it from its kin.
+
+    For legends, tables and files of your own; `title` has the parameters as mathematics.
+
+    mapping: the map, such as `Entmax(1.5)`; parameters that have their default are left out, but for the first.
+
+    Returns a string.
+
+    >>> label(Entmax(1.5)), label(Softmax()), label(PerturbMax("gumbel"))
+    ('entmax alpha=1.5', 'softmax', 'perturb_max noise=gumbel')
+    """
+    words = [mapping.name]
+    for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
+        value = getattr(mapping, field.name)
+        if is_array(value):
+            words.append(f"{field.name}={np.round(style.numbers(value), 3).tolist()}")
+        elif callable(value):
+            words += [f"{value.__name__.lstrip('_')}"] if field.name == "u" and hasattr(value, "__name__") else []
+        elif value is not None and (i == 0 or value != field.default):
+            words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
+    return " ".join(words)
+
+
+SYMBOLS = {"alpha": r"\alpha"}  # of parameters, where mathematics has another word for them
+
+
+def title(mapping: Mapping) -> str:
+    """`label` with its parameters as mathematics, as matplotlib typesets it.
+
+    For titles and legends of pictures of your own.
+
+    mapping: the map, such as `Entmax(1.5)`.
+
+    Returns a string with the parameters between dollar signs.
+
+    >>> print(title(Entmax(1.5)))
+    entmax $\\alpha = 1.5$
+    """
+    name, *words = label(mapping).split()
+    pairs = [word.partition("=") for word in words]
+    return " ".join([name, *(_symbol(key, value) if sep else key for key, sep, value in pairs)])
+
+
+def _symbol(key: str, value: str) -> str:
+    symbol = SYMBOLS.get(key, key if len(key) == 1 else "")
+    return f"${symbol} = {value}$" if symbol else f"{key}={value}"
+
+
+def rivals(mappings: Maps) -> tuple[float, ...]:
+    """The scores of the other classes beside which the probability of one with the score t says most of these maps.
+
+    For a curve of your own beside those of `curves`. One class of score 0, if that will do. It won't where the total leaves no choice
+    (budget k of k classes), or where a score of 0 counts for nothing (`Ratio.square()`): then one of score 1, or as many of score 0
+    as it takes.
+
+    mappings: a map, or several that share one picture.
+
+    Returns the scores of the others, one or more.
+
+    >>> from anymax import Budget, Ratio
+    >>> rivals(Softmax()), rivals(Ratio.square()), rivals(Budget(2))
+    ((0.0,), (1.0,), (0.0, 0.0))
+    """
+    t, maps = np.linspace(-2.0, 2.0, 17), _maps(mappings, ())
+    for others in ((0.0,), (1.0,), *((0.0,) * n for n in range(2, 9))):
+        if all(_fits(m, 1 + len(others)) and len(np.unique(np.round(curve(m, t, others), 6))) > 2 for m in maps):
+            return others
+    return (0.0,)
+
+
+def _fits(mapping: Mapping, classes: int) -> bool:
+    try:
+        mapping.check(classes)
+    except ValueError:  # more to give than there are classes
+        return False
+    return True
+
+
+def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndarray:
+    """The probability of a class with each of the scores t, beside others: the numbers of `curves`.
+
+    mapping: the map.
+    t: the scores of the class, an array of NumPy [points].
+    others: the scores of the other classes, such as `rivals` gives them.
+
+    Returns an array of NumPy, [points].
+
+    >>> curve(Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
+    array([0.  , 0.5 , 0.75])
+    """
+    scores = np.concatenate([t[:, None], np.broadcast_to(others, (len(t), len(others)))], axis=-1)
+    return style.numbers(_applied(mapping, scores))[:, 0]
+
+
+def _applied(mapping: Mapping, scores: np.ndarray) -> Any:
+    """p(scores); a user's own function that takes no array of NumPy is given one of torch or JAX, where that is loaded."""
+    try:
+        return apply(mapping, scores)
+    except (TypeError, AttributeError):
+        if not any(callable(value) for value in mapping.constants().values()):
+            raise
+        for name in ("torch", "jax.numpy"):
+            framework = sys.modules.get(name)
+            if framework is not None:
+                with contextlib.suppress(TypeError, AttributeError):
+                    return apply(mapping, framework.asarray(scores))
+        raise
+
+
+def _classes(others: tuple[float, ...]) -> str:
+    words = "Two Three Four Five Six Seven Eight Nine".split()
+    return f"{words[len(others) - 1]} classes"
+
+
+def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
+    """The probability of the first of two classes with the scores (t, 0), as curves over t.
+
+    The picture to compare maps by: where each is exactly 0 or 1, how steep it is, and how far its tails reach. Where these scores say
+    nothing of a map, the others are those of `rivals`, and the axis names them: three for `Budget(2)`.
+
+    mappings: a map or its name, or a list of them; seven usual ones by default.
+    t: the scores of the first class, rising; 801 from -4 to 4 by default.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = curves([Softmax(), Sparsemax()])
+    >>> [line.get_label() for line in ax.lines]
+    ['softmax', 'sparsemax']
+    """
+    maps = _maps(mappings, USUAL)
+    if not maps:
+        raise ValueError("anymax.plot.curves: got no mappings; pass at least one, as in [Softmax()]")
+    grid = np.linspace(-4.0, 4.0, 801) if t is None else style.numbers(t).astype(float)
+    others = rivals(maps)
+    lines = [curve(mapping, grid, others) for mapping in maps]
+    ax = style.axes(ax)
+    for i, (mapping, p) in enumerate(zip(maps, lines, strict=True)):
+        ax.plot(grid, p, label=title(mapping), **style.line(i, ax))
+    scores = ", ".join(["t", *(f"{other:g}" for other in others)])
+    ax.set(xlabel=f"$t$, with the scores $({scores})$", ylabel="probability of the first class", title=_classes(others))
+    ax.set_xlim(grid[0], grid[-1])
+    ax.set_ylim(-0.04, 1.04)
+    return style.tidy(ax, len(maps))
+
+
+def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
+    """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
+
+    To show what a map does to scores that you have.
+
+    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
+    x: the scores, one row of them; (2, 1.4, 0.6, -1) by default.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = bars([Softmax(), Sparsemax()], [2.0, 1.4, 0.6])
+    >>> len(ax.patches), [text.get_text() for text in ax.texts]
+    (6, ['0'])
+    """
+    maps = _maps(mappings, (Softmax(), Entmax(1.5), Sparsemax()))
+    if not maps:
+        raise ValueError("anymax.plot.bars: got no mappings; pass at least one, as in [Softmax()]")
+    x = np.array([2.0, 1.4, 0.6, -1.0]) if x is None else style.numbers(x).astype(float)
+    if x.ndim != 1:
+        raise ValueError(f"plot.bars draws one row of scores, got an array of shape {x.shape}; choose a row")
+    rows = [style.numbers(apply(mapping, x)) for mapping in maps]
+    ax = style.axes(ax)
+    width = 0.8 / len(maps)
+    for i, (mapping, p) in enumerate(zip(maps, rows, strict=True)):
+        at = np.arange(len(x)) + (i - (len(maps) - 1) / 2) * width
+        ax.bar(at, p, width, label=title(mapping), **style.fill(i, ax))
+        for place in at[p == 0]:
+            ax.annotate("0", (place, 0.0), ha="center", va="bottom", fontsize="small", color=style.colour(i, ax))
+    ax.set_xticks(range(len(x)), [f"{v:g}".replace("-", "−") for v in x])
+    ax.set(xlabel="scores", ylabel="probability", title="One row of scores")
+    return style.tidy(ax, len(maps))
+
+
+def losses(
+    mappings: Maps | None = None,
+    *,
+    t: AnyArray | Numbers | None = None,
+    classic: bool = True,
+    scaled: bool = True,
+    ax: Axes | None = None,
+) -> Axes:
+    """The loss of two classes against the lead t of the target's score over the other (or the others: see `rivals`).
+
+    The picture to compare losses by: where each is exactly 0, and how a wrong answer is punished. The loss of a map is its Fenchel-Young
+    loss, or the negative log-likelihood where it has none.
+
+    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
+    t: the leads, rising; 601 from -3 to 3 by default.
+    classic: add the hinge, logistic, squared and modified Huber losses.
+    scaled: divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber loss,
+        and that of softmax on the logistic loss.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = losses(Sparsemax())
+    >>> [line.get_label() for line in ax.lines]
+    ['hinge', 'logistic', 'squared', 'modified Huber', 'sparsemax']
+    """
+    maps = _maps(mappings, (Softmax(), Entmax(1.5), Sparsemax()))
+    grid = np.linspace(-3.0, 3.0, 601) if t is None else style.numbers(t).astype(float)
+    others = rivals(maps) if maps else (0.0,)
+    found = [_lead_loss(mapping, others) for mapping in maps]
+    ax = style.axes(ax)
+
+    def draw(f: Callable[[np.ndarray], np.ndarray], **style: Any) -> None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            at_zero = float(f(np.zeros(1))[0]) if scaled else 1.0
+            ax.plot(grid, f(grid) / (at_zero if 0 < at_zero < np.inf else 1.0), **style)
+
+    for i, (name, f) in enumerate(CLASSIC.items() if classic else ()):
+        draw(f, label=name, color=style.ink(ax), linestyle=DASHES[i], linewidth=1.2, zorder=3)
+    every = max(1, len(grid) // 12)
+    for i, (mapping, f) in enumerate(zip(maps, found, strict=True)):
+        marks = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "markevery": (i * every // 3 % every, every)}
+        wide = {"linestyle": "-", "linewidth": 3.0, "alpha": 0.75}
+        draw(f, label=title(mapping), **{**style.line(i, ax), **marks, **wide})
+    ax.set(
+        xlabel="lead $t$ of the target's score",
+        ylabel="loss / loss at $t = 0$" if scaled else "loss",
+        title=_classes(others),
+    )
+    ax.set_xlim(grid[0], grid[-1])
+    ax.set_ylim(-0.1, 4.2)
+    return style.tidy(ax, 1 + len(maps) + 4 * classic)
+
+
+CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "hinge": lambda t: np.maximum(0.0, 1.0 - t),
+    "logistic": lambda t: np.logaddexp(0.0, -t),
+    "squared": lambda t: (1.0 - t) ** 2,
+    "modified Huber": lambda t: np.where(t >= -1.0, np.maximum(0.0, 1.0 - t) ** 2, -4.0 * t),
+}
+
+
+def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """The loss of one row as a function of the lead: of the target, or where the map gives k probabilities, of k targets together."""
+    loss = fenchel_young if mapping.facts.has_potential else nll
+    n, mass = 1 + len(others), float(getattr(mapping, "mass", 1.0))
+    y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels, and for a k that is not whole a part of the next
+    targets = max(1, int(mass))
+
+    def f(t: np.ndarray) -> np.ndarray:
+        base = np.array([*others, 0.0][: n - targets])
+        lead = np.broadcast_to(t[:, None] + (others[0] if others else 0.0), (len(t), targets))
+        scores = np.concatenate([lead, np.broadcast_to(base, (len(t), n - targets))], axis=-1)
+        return style.numbers(loss(mapping, scores, np.broadcast_to(y, scores.shape), reduction="none"))
+
+    return f
+
+
+SMALLEST_REGION = 0.005  # of the picture: a region that is smaller is a line, and has no name written on it
+
+
+def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
+    """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
+
+    To see where a map has exact zeros: white lines part the regions in which 1, 2 or 3 classes have a probability above 0. The dashed
+    triangle is the simplex itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
+
+    mapping: the map, or its name.
+    extent: how far the plane reaches from its centre.
+    resolution: the points along each side.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = simplex(Sparsemax(), resolution=61)
+    >>> [text.get_text() for text in ax.texts]
+    ['class 1', 'class 2', 'class 3', '2 of 3', '3 of 3']
+    """
+    (mapping,) = _maps(mapping, ())
+    ax = style.axes(ax)
+    basis = np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 2.0]]) / np.sqrt([[2.0], [6.0]])  # orthonormal, both sum to 0
+    side = np.linspace(-extent, extent, resolution)
+    plane = np.stack(np.meshgrid(side, side), axis=-1)  # [row, column, 2]
+    p = style.numbers(apply(mapping, plane @ basis))
+    image = ax.pcolormesh(
+        side, side, p.max(axis=-1), cmap=SEQUENTIAL, vmin=1 / 3, vmax=1.0, shading="auto", rasterized=True
+    )
+    ax.figure.colorbar(image, ax=ax, label="largest probability", shrink=0.85)
+    size = (p > 0).sum(axis=-1)
+    regions = [count for count in range(4) if (size == count).mean() > SMALLEST_REGION]
+    if len(regions) > 1:
+        ax.contour(side, side, size, levels=[1.5, 2.5], colors="white", linewidths=1.4)
+    corners = (np.eye(3) - 1 / 3) @ basis.T
+    ax.plot(*np.vstack([corners, corners[:1]]).T, color="white", linestyle=(0, (4, 3)), linewidth=1.0, alpha=0.9)
+    halo = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    tag = {"ha": "center", "va": "center", "fontsize": "small", "color": "black", "bbox": halo}
+    for i, corner in enumerate(corners):
+        x, y = corner / np.abs(corner).max() * extent * 0.8
+        ax.annotate(f"class {i + 1}", (x, y), **tag)
+    for count in regions if len(regions) > 1 else ():
+        if count == 1:  # the corners, which have the names of the classes
+            continue
+        x, y = _inside(plane, size == count)
+        ax.annotate(f"{count} of 3", (x, y), **tag)
+    ax.set(
+        xlabel=r"$(x_1 - x_2) / \sqrt{2}$",
+        ylabel=r"$(2 x_3 - x_1 - x_2) / \sqrt{6}$",
+        title=title(mapping),
+        aspect="equal",
+    )
+    return ax
+
+
+def _inside(plane: np.ndarray, region: np.ndarray) -> np.ndarray:
+    """A point deep inside the region, away from the picture's edge: it survives the most erosions; ties go to the right."""
+    last, inner = region, region
+    while True:
+        inner = np.pad(inner, 1)
+        inner = inner[1:-1, 1:-1] & inner[:-2, 1:-1] & inner[2:, 1:-1] & inner[1:-1, :-2] & inner[1:-1, 2:]
+        if not inner.any():
+            break
+        last = inner
+    points = plane[last]
+    return points[np.argmax(points[:, 0] - 2.0 * np.abs(points[:, 1]))]
+
+
+def jacobian(
+    mapping: Mapping | str, x: AnyArray | Numbers, *, bound: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """The derivatives `dp_i / dx_j` at a row of scores, as a heat map around 0.
+
+    To see which scores move which probabilities: exact zeros stay white, and up to 8 classes have their numbers written on them.
+
+    mapping: the map, or its name.
+    x: the scores, one row of them.
+    bound: the absolute value with the darkest colour, so that several pictures can share one scale; the largest of this one by default.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = jacobian(Sparsemax(), [1.0, 0.5, -2.0])
+    >>> [text.get_text() for text in ax.texts[:3]]
+    ['0.50', '−0.50', '0']
+    """
+    (mapping,) = _maps(mapping, ())
+    x = style.numbers(x).astype(float)
+    if x.ndim != 1:
+        raise ValueError(f"plot.jacobian draws one row of scores, got an array of shape {x.shape}; choose a row")
+    j = style.numbers(_jacobian(mapping, x))
+    ax = style.axes(ax)
+    bound = float(np.abs(j).max()) or 1.0 if bound is None else bound
+    ax.set_facecolor("white")
+    image = ax.imshow(np.where(j == 0, np.nan, j), cmap=DIVERGING, vmin=-bound, vmax=bound)
+    ax.figure.colorbar(image, ax=ax, label=r"$\partial p_i / \partial x_j$", shrink=0.85)
+    n = len(x)
+    if n <= 8:
+        for (i, k), value in np.ndenumerate(j):
+            dark = abs(value) > 0.6 * bound
+            text = "0" if value == 0 else f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
+            ax.text(k, i, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
+        names = [f"{v:g}".replace("-", "−") for v in x]
+        ax.set_xticks(range(n), names)
+        ax.set_yticks(range(n), names)
+    else:
+        style.count(ax.xaxis, ax.yaxis)
+    ax.set(xlabel="score $x_j$", ylabel="probability of the score $x_i$", title=title(mapping))
+    return ax
+
+
+for _picture in (attention, calibration, reliability, support_histogram):
+    _picture.__module__ = __name__  # the public path
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _plain(mapping: Mapping) -> Mapping:
+    """The map with its parameters as NumPy arrays, for NumPy scores."""
+    return mapping.replace(**{name: style.numbers(value) for name, value in mapping.params().items()})
+
+
+def _maps(given: Maps | None, default: Sequence[Mapping]) -> list[Mapping]:
+    several = default if given is None else given
+    some = several if isinstance(several, Iterable) and not isinstance(several, str) else [several]
+    return [_plain(as_mapping(m, "anymax.plot")) for m in some]

@@ -1,0 +1,177 @@
+"""Pictures of what a model does, of its attention, supports and calibration; `plot` has them, and those of maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core.typing import AnyArray, Numbers
+from . import style
+from .style import COLOURS, DASHES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def attention(
+    weights: AnyArray | Numbers,
+    *,
+    queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    ax: Axes | Any = None,
+) -> Axes | Any:
+    """Attention weights as a heat map, in which exact zeros are hatched; the title has their share.
+
+    To see what a head attends to, and that a sparse map leaves the rest out.
+
+    weights: [queries, keys], or [heads, queries, keys] for a picture of each head, as `anymax.attention` gives them with
+        `need_weights=True`.
+    queries, keys: their names, such as words; numbers by default.
+    ax: the matplotlib Axes to draw on, or an array of them, one for each head; new ones by default.
+
+    Returns the Axes, or the array of them where the weights have heads.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = attention([[1.0, 0.0], [0.25, 0.75]], queries=["it", "sat"], keys=["it", "sat"])
+    >>> ax.get_title()
+    '25% exact zeros'
+    """
+    w = style.numbers(weights).astype(float)
+    if not w.size:
+        raise ValueError(f"plot.attention: there are no weights to draw, got shape {w.shape}")
+    if w.ndim == 3:
+        axes = np.asarray(style.grid(len(w)) if ax is None else ax, dtype=object)
+        if axes.size < len(w):
+            raise ValueError(f"plot.attention: {len(w)} heads need as many Axes, got {axes.size}")
+        for head, (one, panel) in enumerate(zip(w, axes.flat)):
+            attention(one, queries=queries, keys=keys, ax=panel).set_title(f"head {head}")
+        for panel in list(axes.flat)[len(w) :]:
+            panel.set_axis_off()
+        return axes
+    if w.ndim != 2:
+        raise ValueError(f"plot.attention: expected [queries, keys] or [heads, queries, keys], got shape {w.shape}")
+    ax = style.axes(ax, (max(3.2, 0.36 * w.shape[1] + 1.8), max(2.6, 0.3 * w.shape[0] + 1.4)))
+    ax.set_facecolor("#F2F2F2")
+    ax.patch.set(hatch="////", edgecolor="#D0D0D0")
+    image = ax.imshow(
+        np.where(w == 0, np.nan, w), cmap=style.shades(), vmin=0.0, vmax=max(w.max(), 1e-12), aspect="auto"
+    )
+    ax.figure.colorbar(image, ax=ax, label="weight")
+    style.count(ax.xaxis, ax.yaxis)
+    if keys is not None:
+        ax.set_xticks(range(len(keys)), keys, rotation=45, ha="right", rotation_mode="anchor")
+    if queries is not None:
+        ax.set_yticks(range(len(queries)), queries)
+    ax.set(xlabel="keys" if keys is None else "", ylabel="queries" if queries is None else "")
+    ax.set_title(f"{(w == 0).mean():.0%} exact zeros")
+    return ax
+
+
+def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None = None) -> Axes:
+    """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
+
+    To see how sparse the answers of a model are. Supports of more than 60 classes are counted in steps, so that the bars stay wide
+    enough to be seen.
+
+    p: probabilities [..., classes]; or a dict of several by their names, for bars side by side.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = support_histogram({"sparsemax": apply(Sparsemax(), np.eye(4)), "softmax": apply(Softmax(), np.eye(4))})
+    >>> ax.get_legend_handles_labels()[1]
+    ['sparsemax (mean 1.00)', 'softmax (mean 4.00)']
+    """
+    groups = p if isinstance(p, dict) else {"": p}
+    ax = style.axes(ax)
+    sizes = {name: (style.numbers(q) > 0).sum(axis=-1).ravel() for name, q in groups.items()}
+    most = max((int(s.max()) for s in sizes.values() if s.size), default=1)
+    step = 1 if most <= 60 else -(-most // 40)
+    bars = -(-most // step)
+    width = 0.8 * step / len(sizes)
+    for i, (name, size) in enumerate(sizes.items()):
+        share = np.bincount(-(-size // step), minlength=bars + 1) / max(size.size, 1)
+        mean = f"mean {size.mean():.2f}" if size.size else "no rows"
+        at = np.arange(bars + 1) * step - (step - 1) / 2 + (i - (len(sizes) - 1) / 2) * width
+        ax.bar(at, share, width, label=f"{name} ({mean})" if name else mean, **style.fill(i, ax))
+    ax.set(
+        xlabel="classes with a probability above 0" + f", in steps of {step}" * (step > 1),
+        ylabel="share of rows",
+        title="Support size",
+    )
+    empty = any((s == 0).any() for s in sizes.values())
+    ax.set_xlim(0.5 - step * (1.1 if empty else 0.1), bars * step + 0.5 + 0.1 * step)
+    style.count(ax.xaxis)
+    return style.tidy(ax, len(sizes))
+
+
+def calibration(
+    p: AnyArray | Numbers, y: AnyArray | Sequence[int], *, bins: int = 10, name: str = "", ax: Axes | None = None
+) -> Axes:
+    """Accuracy against confidence, in bins: a calibrated model follows the diagonal.
+
+    To see whether the probability of the predicted class can be believed; the title has the expected calibration error. `reliability`
+    gives the numbers.
+
+    p: probabilities [rows, classes].
+    y: the class of each row, [rows].
+    bins: how many equal parts of 0 to 1 the confidences are sorted into.
+    name: of the model, for the title.
+    ax: the matplotlib Axes to draw on; new ones by default.
+
+    Returns the Axes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> ax = calibration([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], name="a model")
+    >>> ax.get_title()
+    'a model\\ncalibration error 0.300'
+    """
+    confidence, accuracy, share, error = reliability(p, y, bins)
+    ax = style.axes(ax)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    full = share > 0
+    ax.bar(
+        edges[:-1][full],
+        accuracy[full],
+        1.0 / bins,
+        align="edge",
+        label="accuracy",
+        **{**style.fill(0, ax), "alpha": 0.45},
+    )
+    ax.plot([0, 1], [0, 1], color=style.ink(ax), linestyle=DASHES[1], linewidth=1.0, label="calibrated")
+    ax.scatter(
+        confidence[full], accuracy[full], s=10 + 90 * share[full], color=COLOURS[1], zorder=3, label="bin (area: rows)"
+    )
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.03), aspect="equal")
+    ax.set_title(f"{name}\n" * bool(name) + f"calibration error {error:.3f}", fontsize="medium")
+    return style.tidy(ax, 1)
+
+
+def reliability(
+    p: AnyArray | Numbers, y: AnyArray | Sequence[int], bins: int = 10
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """The numbers of `calibration`: confidence and accuracy in bins, and the expected calibration error.
+
+    p: probabilities [rows, classes].
+    y: the class of each row, [rows].
+    bins: how many equal parts of 0 to 1 the confidences are sorted into.
+
+    Returns (mean confidence, accuracy, share of rows), each [bins], and the error: the mean gap of the first two, weighted by the third.
+
+    >>> confidence, accuracy, share, error = reliability([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], bins=2)
+    >>> confidence.round(3), accuracy.round(3), share, round(error, 3)
+    (array([0.   , 0.767]), array([0.   , 0.667]), array([0., 1.]), 0.1)
+    """
+    p, y = style.numbers(p).astype(float), style.numbers(y)
+    if p.ndim != 2 or y.shape != p.shape[:1]:
+        raise ValueError(f"calibration: expected p [rows, classes] and y [rows], got shapes {p.shape} and {y.shape}")
+    sure, hit = p.max(axis=-1), p.argmax(axis=-1) == y
+    index = np.clip((sure * bins).astype(int), 0, bins - 1)
+    count = np.bincount(index, minlength=bins)
+    rows = np.maximum(count, 1)
+    confidence, accuracy = (np.bincount(index, weights=w, minlength=bins) / rows for w in (sure, hit.astype(float)))
+    share = count / max(len(p), 1)
+    return confidence, accuracy, share, float((share * np.abs(confidence - accuracy)).sum())

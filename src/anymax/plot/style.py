@@ -1,0 +1,117 @@
+"""How the pictures of `plot` look: colours, dashes, axes, legends.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line relies on its colour alone. What is neutral has the
+colour of the labels, so that dark styles work too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._array import is_torch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NEUTRAL = "#000000"  # stands for the colour of the labels
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEUTRAL, "#5A5A5A")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+MARKERS = "osD^vPX*"
+SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the more, the darker; all apart from the grey of exact zeros
+
+
+def numbers(x: Any) -> np.ndarray:
+    """Any array, of any device, as one of NumPy that matplotlib can draw."""
+    if is_torch(x):
+        x = x.detach().cpu()
+        x = x.float() if x.is_floating_point() and x.element_size() < 4 else x
+    return np.asarray(x)
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, or a clear error."""
+    try:
+        import matplotlib.pyplot as plt  # late: an optional extra, and slow to import
+    except ImportError as error:
+        raise ImportError("anymax.plot needs matplotlib; install it with: pip install 'anymax[plot]'") from error
+    return plt
+
+
+def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
+    """`ax`, or a new one: of the size that matplotlib is set to, unless what is drawn asks for another."""
+    return pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax
+
+
+def grid(n: int) -> Any:
+    columns = min(n, 4)
+    rows = -(-n // columns)
+    return pyplot().subplots(rows, columns, figsize=(3.2 * columns, 2.8 * rows), layout="constrained", squeeze=False)[1]
+
+
+def ink(ax: Axes) -> Any:
+    """The colour of the labels: black, or what a dark style has."""
+    return ax.xaxis.label.get_color()
+
+
+def colour(i: int, ax: Axes) -> Any:
+    colour = COLOURS[i % len(COLOURS)]
+    return ink(ax) if colour == NEUTRAL else colour
+
+
+def line(i: int, ax: Axes) -> dict[str, Any]:
+    return {"color": colour(i, ax), "linestyle": DASHES[i % len(DASHES)], "linewidth": 2.0}
+
+
+def fill(i: int, ax: Axes) -> dict[str, Any]:
+    return {
+        "color": colour(i, ax),
+        "alpha": 0.8,
+        "edgecolor": ax.get_facecolor(),
+        "linewidth": 0.5,
+        "hatch": ("", "//", "..", "xx")[i % 4],
+    }
+
+
+def shades() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap  # late, like pyplot
+
+    return LinearSegmentedColormap.from_list("weights", WEIGHTS)
+
+
+def count(*sides: Any) -> None:
+    """Ticks at whole numbers only."""
+    for side in sides:
+        side.get_major_locator().set_params(integer=True)
+
+
+def tidy(ax: Axes, entries: int) -> Axes:
+    ax.grid(color=ink(ax), alpha=0.12, linewidth=0.6)
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    if entries:
+        legend(ax, entries)
+    return ax
+
+
+def legend(ax: Axes, entries: int) -> None:
+    """Below the axes, where it covers nothing: under the ticks, their numbers and the label."""
+    import matplotlib as mpl  # late, like pyplot
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.transforms import ScaledTranslation
+
+    def points(size: Any) -> float:
+        return FontProperties(size=size).get_size_in_points()
+
+    down = sum(1.3 * points(mpl.rcParams[key]) for key in ("xtick.labelsize", "axes.labelsize"))
+    down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
+    wide = ax.bbox.width / ax.figure.dpi  # inches, in a part of a figure too
+    columns = min(entries, max(1, int(wide / (0.15 * points("small")))))  # a name has about a dozen letters
+    place = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=place, ncols=columns, fontsize="small",
+        frameon=False, handlelength=2.6, columnspacing=1.2, labelspacing=0.3, borderaxespad=0.2,
+    )  # fmt: skip

@@ -1,0 +1,459 @@
+"""Samples: classes drawn from a map, and the relaxed samples of Gumbel-softmax.
+
+`generator` is a `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX, or an integer
+seed for any; or a list of these, one a row (JAX: or an array of keys), and then a row's result depends on its own generator and scores
+alone. Without one, NumPy's or torch's global generator serves (`numpy.random.seed`, `torch.manual_seed`); JAX has none and asks for a
+key. Indices come in the namespace's default integer dtype, with `num_samples` as a new first axis. A masked class is never drawn; a row
+with no class to draw (all masked, or with NaN or +inf) gives -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    asarray,
+    check_axis,
+    eager,
+    finite_scores,
+    floating,
+    from_last,
+    is_torch,
+    like,
+    namespace,
+    number,
+    pick_axis,
+    positions,
+    quiet,
+    running_sum,
+    stop_gradient,
+    to_last,
+    upcast,
+)
+from .._core.mapping import Mapping, Separable
+from .._core.names import as_mapping
+from .._core.options import answering
+from .._core.rows import prepare
+from .._core.shards import refuse as refuse_sharded
+from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
+from .._random.draws import at, invert, uniforms
+from .._random.noises import Noise, draw
+from ..functional import apply
+from ..kernels import decode
+from ..likelihood.terms import log_p_rows
+from ..mappings import Softmax
+from ..transforms import noise as noisy
+from ..transforms import temperature as tempered
+from ..transforms.base import cut_and_full, read_steps, transforms_of
+
+
+class Support(NamedTuple):
+    """The classes that could be drawn, a row after the other: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in rising order."""
+
+    ids: Any
+    offsets: Any
+
+
+class Sample(NamedTuple):
+    """What `sample` drew, and what was asked for beside it; None where it was not.
+
+    index: the classes, -1 where a row has none.
+    log_prob: log p of them, over the classes that the transform keeps.
+    full_log_prob: log p of them as if the truncations had been left out of the transform.
+    support: the classes that could be drawn.
+    """
+
+    index: Any
+    log_prob: Any = None
+    full_log_prob: Any = None
+    support: Support | None = None
+
+
+@overload
+def gumbel_max(
+    x: np.ndarray[Any, Any] | Numbers,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> np.ndarray[Any, Any]: ...
+@overload
+def gumbel_max(
+    x: ArrayT,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+@answering(logits="x", key="generator")
+def gumbel_max(
+    x: Any,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
+    """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
+
+    One random number a class, where `sample` takes one a row. Gumbel 1954; Maddison et al. 2014.
+
+    x: the scores; -inf masks a class.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    num_samples: how many to draw from each row, as a new first axis.
+
+    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
+
+    >>> gumbel_max([0.0, 1.0, -float("inf")], generator=0, num_samples=6)
+    array([1, 0, 1, 1, 1, 0])
+    """
+    refuse_sharded("gumbel_max", x)
+    return perturb_argmax(x, "gumbel", generator=generator, axis=axis, dim=dim, num_samples=num_samples)
+
+
+@overload
+def perturb_argmax(
+    x: np.ndarray[Any, Any] | Numbers,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> np.ndarray[Any, Any]: ...
+@overload
+def perturb_argmax(
+    x: ArrayT,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> ArrayT: ...
+@answering(logits="x", key="generator")
+def perturb_argmax(
+    x: Any,
+    noise: str | Noise = "normal",
+    scale: float = 1.0,
+    *,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    num_samples: int | None = None,
+) -> Any:
+    """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
+
+    Perturb and argmax, for any noise; the probabilities themselves are `perturb_max(x, noise)`.
+
+    x: the scores; -inf masks a class.
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
+    scale: a number of at least 0, which multiplies the noise.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    num_samples: how many to draw from each row, as a new first axis.
+
+    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
+
+    >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
+    array(1)
+    """
+    refuse_sharded("perturb_argmax", x)
+    scale = number(scale)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
+    rows, xp = _rows(x, pick_axis(axis, dim))
+    y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
+    lead, n = tuple(y.shape[:-1]), y.shape[-1]
+    size = 1 if num_samples is None else _count(num_samples)
+    with quiet(y):
+        added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
+        z = xp.expand_dims(y, axis=-2) + scale * added
+    keep = xp.expand_dims(keep, axis=-2)
+    index = xp.argmax(xp.where(keep, z, -math.inf * xp.ones_like(z)), axis=-1)
+    dead = poisoned | ~xp.any(keep, axis=-1)
+    return _samples_first(xp.where(dead, -xp.ones_like(index), index), num_samples, xp)
+
+
+@answering({"eps": "leave it out"}, logits="x", tau="temperature", key="generator")
+def gumbel_softmax(
+    x: ArrayT | Numbers,
+    temperature: Parameter = 1.0,
+    *,
+    hard: bool = False,
+    generator: Any = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mapping: Mapping | str | None = None,
+) -> ArrayT:
+    """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or any other map of it.
+
+    For a discrete choice inside a model that gradients train; as `torch.nn.functional.gumbel_softmax`. Jang et al. 2017;
+    Maddison et al. 2017.
+
+    x: the scores; -inf masks a class.
+    temperature: a number of at least 0, or an array of them, one a row; 0 is one-hot with gradient 0.
+    hard: the one-hot of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
+        A map whose probabilities have an upper bound gives it to the largest in turn until their sum is reached: of `Budget(k)` the
+        k largest are 1.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mapping: the map, or its name; softmax by default.
+
+    Returns probabilities, an array of the kind, shape and dtype of x.
+
+    >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
+    array([0., 0., 1.])
+    """
+    refuse_sharded("gumbel_softmax", x)
+    if not isinstance(hard, bool):
+        raise TypeError(f"gumbel_softmax: hard must be True or False, got {hard!r}")
+    axis = pick_axis(axis, dim)
+    scores = asarray(x)
+    xp = namespace(scores)
+    scores = floating(scores, xp)
+    axis = check_axis(axis, scores.ndim)
+    z = tempered(temperature)(noisy("gumbel", generator=generator, axis=axis)(upcast(scores, xp)))
+    chosen = Softmax() if mapping is None else as_mapping(mapping, "gumbel_softmax")
+    p = apply(chosen, z, axis)
+    if hard:
+        corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
+        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
+    return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
+
+
+def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
+    """Rows of the p that a map tends to as the scores z grow: the whole sum is on the largest scores, on each as much as it may have."""
+    _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
+    most = own.ceiling(rows, xp) if isinstance(own, Separable) else None
+    if most is None:
+        first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
+        return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
+    order = xp.argsort(rows, axis=-1, descending=True, stable=True)
+    room = xp.take_along_axis(
+        xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
+    )
+    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # what the classes before do not have
+    share = xp.where(left < room, left, room)
+    share = xp.where(share > 0, share, xp.zeros_like(share))
+    return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
+
+
+@overload
+def sample(
+    mapping: Mapping | str,
+    x: np.ndarray[Any, Any] | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[False] = False,
+    return_support: Literal[False] = False,
+) -> np.ndarray[Any, Any]: ...
+@overload
+def sample(
+    mapping: Mapping | str,
+    x: ArrayT,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[False] = False,
+    return_support: Literal[False] = False,
+) -> ArrayT: ...
+@overload
+def sample(
+    mapping: Mapping | str,
+    x: AnyArray | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: Literal[True],
+    return_support: bool = False,
+) -> Sample: ...
+@overload
+def sample(
+    mapping: Mapping | str,
+    x: AnyArray | Numbers,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: bool = False,
+    return_support: Literal[True],
+) -> Sample: ...
+@answering(logits="x", key="generator")
+def sample(
+    mapping: Mapping | str,
+    x: Any,
+    *,
+    transform: Callable[[Any], Any] | None = None,
+    generator: Any = None,
+    num_samples: int | None = None,
+    axis: int | None = None,
+    dim: int | None = None,
+    mask: Any = None,
+    return_log_prob: bool = False,
+    return_support: bool = False,
+) -> Any:
+    """Classes drawn with the probabilities of any map, after any transforms of the scores.
+
+    A language model's sampler, or a policy's: `sample(Softmax(), logits, transform=compose(temperature(0.7), topk(50), topp(0.95)))`. One
+    uniform number a row, through the inverse of the distribution function; a class of probability exactly 0 is never drawn, so a sparse
+    map samples from its support.
+
+    mapping: the map, such as `Softmax()`, or its name, such as "softmax".
+    x: the scores; -inf masks a class.
+    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
+        Those of `anymax.transforms` go along `axis`, whichever it is.
+    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
+        From one generator row i, in C order of the other axes, takes the i-th number that it gives, or with `num_samples` = S the S
+        numbers from i * S on, so that more rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by
+        how many are asked for).
+    num_samples: how many to draw from each row, independently, as a new first axis.
+    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mask: boolean, broadcastable to x, True = keep; before the transforms.
+    return_log_prob: give `log_prob` and `full_log_prob` too.
+        `log_prob` is that of what was drawn, over the classes that were kept: what vLLM calls processed, and what belongs into the ratio
+        of importance of a trainer that restricts itself to the same support. `full_log_prob` is that of the same map after the same
+        transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
+        vocabulary; penalties, biases, temperatures and functions of your own are in both, and so is what a map truncates by itself, as
+        `SparseSoftmax` does.
+        Of a map whose probabilities sum to k (`Budget`) they are log(p / k): one class is drawn all the same.
+        Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
+        NaN or +inf. (`log_prob` of the -1 that such a row gives is 0: leave the row out of a ratio of the two.)
+    return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+
+    Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, where one of the last
+    two is asked for, a named tuple (index, log_prob, full_log_prob, support).
+
+    >>> from anymax import Softmax, compose, temperature, topk, topp
+    >>> sample(Softmax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
+    array([1, 0, 0, 0, 1, 1])
+    >>> cut = compose(temperature(0.7), topk(2), topp(0.9))
+    >>> drawn = sample(Softmax(), [1.0, 0.5, -3.0], transform=cut, generator=0, return_log_prob=True, return_support=True)
+    >>> int(drawn.index), float(drawn.log_prob.round(3)), float(drawn.full_log_prob.round(3)), drawn.support.ids
+    (0, -0.398, -0.401, array([0, 1]))
+    """
+    mapping, axis = as_mapping(mapping, "sample"), pick_axis(axis, dim)
+    refuse_sharded("sample", x)
+    _rows(x, axis)
+    scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
+    mapping, xp = mapping.frozen(), namespace(rows)
+    parts = transforms_of(transform, axis, scores.ndim, "sample")
+    read = None if return_support else read_steps(parts, rows, axis, mapping)
+    parts, steps = (parts, ()) if read is None else read
+    cut, full = stop_gradient(rows), None
+    if parts:
+        cut, full = cut_and_full("sample", parts, from_last(upcast(cut, xp), axis, xp), return_log_prob)
+        cut, full = (
+            stop_gradient(to_last(cut, axis, xp)),
+            None if full is cut else stop_gradient(to_last(full, axis, xp)),
+        )
+    size = 1 if num_samples is None else _count(num_samples)
+    if read is not None:
+        drawn = _in_one_pass(mapping, cut, cut if full is None else full, steps, size, generator, return_log_prob)
+        drawn = Sample(*(None if v is None else _samples_first(v, num_samples, xp) for v in drawn))
+        return drawn if return_log_prob else drawn.index
+    cut = upcast(cut, xp)
+    p = stop_gradient(apply(mapping, cut))
+    index = invert(p, uniforms(p, size, generator, xp), xp)
+    drawn = Sample(_samples_first(index, num_samples, xp))
+    if return_log_prob:
+        log_prob = _samples_first(_log_prob(mapping, cut, index, xp), num_samples, xp)
+        whole = log_prob if full is None else _samples_first(_log_prob(mapping, full, index, xp), num_samples, xp)
+        drawn = drawn._replace(log_prob=log_prob, full_log_prob=whole)
+    if return_support:
+        drawn = drawn._replace(support=_support(p, xp))
+    return drawn if return_log_prob or return_support else drawn.index
+
+
+def _in_one_pass(
+    mapping: Mapping,
+    cut: Array,
+    full: Array,
+    steps: tuple[tuple[decode.Step, bool], ...],
+    size: int,
+    generator: Any,
+    log_prob: bool,
+) -> Sample:
+    """Draws by the engine, [..., size], after transforms that it takes as steps."""
+    xp = namespace(cut)
+    every = tuple(step for step, _ in steps)
+    made = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
+    if not log_prob:
+        return Sample(made.index)
+    moved = tuple(step for step, truncates in steps if not truncates)
+    same = full is cut and len(moved) == len(every)
+    whole = made.log_p if same else decode.run(mapping, full, moved, given=made.index).log_p
+    wide = upcast(cut[..., :0], xp).dtype
+    return Sample(made.index, xp.astype(made.log_p, wide), xp.astype(whole, wide))
+
+
+def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
+    """log p at the indices, a constant of differentiation."""
+    return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
+
+
+def _support(p: Array, xp: Namespace) -> Support:
+    if not eager(p):
+        raise TypeError(
+            "return_support: how many classes there are depends on the scores; leave it out where they are traced (jit)"
+        )
+    keep = xp.reshape(p > 0, (-1, p.shape[-1]))
+    ids = xp.nonzero(keep)[1]
+    size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
+    place = {"device": p.device} if is_torch(p) else {}
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
+
+
+def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
+    """[..., samples] with the samples as a new first axis, or without them where one was drawn."""
+    if num_samples is None:
+        return index[..., 0]
+    last = index.ndim - 1
+    return xp.permute_dims(index, (last, *range(last)))
+
+
+def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
+    x = asarray(x)
+    xp = namespace(x)
+    x = floating(x, xp)
+    axis = check_axis(axis, x.ndim)
+    if x.shape[axis] == 0:
+        raise ValueError(
+            f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
+        )
+    return to_last(x, axis, xp), xp
+
+
+def _count(num_samples: Any) -> int:
+    if isinstance(num_samples, bool) or not isinstance(num_samples, (int, np.integer)) or num_samples < 0:
+        raise TypeError(f"num_samples: expected None or a non-negative integer, got {num_samples!r}")
+    return int(num_samples)

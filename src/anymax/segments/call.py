@@ -1,0 +1,87 @@
+"""What a caller gives to a verb on segments, read once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import _array
+from .._array import Array, asarray, check_axis, floating, from_last, namespace, pick_axis, to_last, upcast
+from .._core.mapping import Mapping
+from .._core.names import as_mapping
+from .._core.shards import refuse as refuse_sharded
+from ..kernels import ragged
+from .layout import Segments, along, read
+from .padded import of_segments
+
+
+@dataclasses.dataclass
+class Call:
+    """Scores, and the segments of their entries."""
+
+    xp: Any
+    mapping: Mapping  # its parameters, where they are arrays, with the segments last
+    x: Array  # as it was given, of a floating dtype
+    axis: int  # of the entries
+    segments: Segments
+
+    @classmethod
+    def of(cls, who: str, mapping: Mapping | str, x: Any, given: Any) -> Call:
+        index, ptr, lengths, num_segments, axis, dim = given
+        refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
+        mapping, x = as_mapping(mapping, who), asarray(x)
+        xp = namespace(x)
+        x = floating(x, xp)
+        axis = check_axis(pick_axis(axis, dim, 0), x.ndim)
+        what = f"x of shape {tuple(x.shape)} along axis {axis}"
+        segments = along(who, read(who, index, ptr, lengths, num_segments), x.shape[axis], what)
+        call = cls(xp, mapping, x, axis, segments)
+        params = {k: call.one_each(v, f"{mapping.name}: {k}") for k, v in mapping.params().items()}
+        call.mapping = mapping.replace(**params)
+        return call
+
+    def one_each(self, value: Any, name: str) -> Any:
+        """A number of each segment, broadcastable to what a verb gives, with the segments last."""
+        if not _array.is_array(value):
+            return value
+        value = _array.like(value, upcast(self.x[:0], self.xp), self.xp)
+        return of_segments(value, self.axis, self.shape, name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what has one number a segment."""
+        return tuple(self.segments.num_segments if i == self.axis else n for i, n in enumerate(self.x.shape))
+
+    @property
+    def rows(self) -> Array:
+        """The scores with the entries last; those of 8 bits as fp32."""
+        x = upcast(self.x, self.xp) if _array.narrow(self.x) else self.x
+        return to_last(x, self.axis, self.xp)
+
+    def back(self, out: Array) -> Array:
+        """From the last axis to where the entries were, in the dtype of the scores."""
+        out = from_last(out, self.axis, self.xp)
+        return out if out.dtype == self.x.dtype else self.xp.astype(out, self.x.dtype)
+
+    # -- the engine ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> ragged.Layout:
+        return self.segments.ptr, self.segments.order, self.axis
+
+    @property
+    def segments_first(self) -> Mapping:
+        """The mapping with parameters as the engine has what is one a segment: [segments, heads ...]."""
+        params = self.mapping.params()
+        return self.mapping.replace(**{k: segments_first(v) for k, v in params.items() if v.ndim})
+
+    def moved(self, each: Array) -> Array:
+        """[segments, heads ...] to the segments at their axis."""
+        axes = list(range(1, each.ndim))
+        axes.insert(self.axis, 0)
+        return self.xp.permute_dims(each, tuple(axes)) if self.axis else each
+
+
+def segments_first(value: Array) -> Array:
+    n = value.ndim
+    return namespace(value).permute_dims(value, (n - 1, *range(n - 1))) if n > 1 else value

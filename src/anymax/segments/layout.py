@@ -1,0 +1,317 @@
+"""Which entries belong to which segment: an index, bounds or lengths, read once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
+from .._core.options import answering
+from ..kernels import ragged, xla_segments
+
+
+class Bucket(NamedTuple):
+    """Segments of similar length, padded to rows of one length."""
+
+    ids: Any  # [rows]: which segment; of a row that is none, any
+    entry: Any  # [rows * width]: which entry; of a place that has none, any
+    valid: Any  # [rows, width]: whether the place has an entry
+    width: int
+
+
+class Rows(NamedTuple):
+    """All segments as rows of a few lengths, and the way back."""
+
+    buckets: tuple[Bucket, ...]
+    place: Any  # [entries]: where each entry is among the places of all buckets, one after another
+    row: Any  # [segments]: which of all rows each segment is; one after the last for an empty segment
+
+
+class _once(property):
+    """A property that is found once, as of functools, whose lock in Python 3.11 torch.compile can't trace."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        def get(self: Segments) -> Any:
+            if find.__name__ not in self._found:
+                self._found[find.__name__] = find(self)
+            return self._found[find.__name__]
+
+        super().__init__(get, doc=find.__doc__)
+
+
+class Segments:
+    """Which entries belong to which segment, made by `segments` and taken wherever an index is.
+
+    An index is sorted once, when this is made, and not at every call.
+
+    num_segments: how many segments there are, those without entries included.
+    num_entries: how many entries there are.
+    ptr: integers [num_segments + 1]; those from `ptr[s]` on, up to `ptr[s + 1]`, belong to segment s, in the order of `order`.
+    order: integers [num_entries], the entries by segment; None where they lie so already.
+
+    >>> rows = anymax.segments([1, 0, 1])
+    >>> rows.ptr, rows.order, rows.lengths
+    (array([0, 1, 3]), array([1, 0, 2]), array([1, 2]))
+    """
+
+    def __init__(self, ptr: Any, order: Any, num_entries: int) -> None:
+        self.ptr, self.order = ptr, order
+        self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
+        self._found: dict[str, Any] = {}
+        self._as: dict[Any, Any] = {}  # what was made of it for arrays of a kind and place
+
+    @property
+    def known(self) -> bool:
+        """False where a compiler traces, so that nothing may be asked of it."""
+        return isinstance(self.ptr, np.ndarray)
+
+    @property
+    def lengths(self) -> Any:
+        """How many entries each segment has, [num_segments]."""
+        return self.ptr[1:] - self.ptr[:-1]
+
+    @_once
+    def index(self) -> Any:
+        """The segment of each entry, [num_entries]; traced, num_segments for an entry of none."""
+        if isinstance(self.ptr, np.ndarray):
+            out = np.repeat(np.arange(self.num_segments), self.lengths)
+            if self.order is None:
+                return out
+            index = np.empty_like(out)
+            index[self.order] = out
+            return index
+        xp = namespace(self.ptr)
+        each = _arange(self.num_entries, self.ptr)
+        out = xp.searchsorted(self.ptr[1:], each, side="right")
+        out = xp.where(each < self.ptr[0], self.num_segments * xp.ones_like(out), out)
+        return out if self.order is None else out[self.inverse]
+
+    @_once
+    def inverse(self) -> Any:
+        """The place of each entry in `order`, [num_entries]; None where that is None."""
+        if self.order is None:
+            return None
+        if isinstance(self.order, np.ndarray):
+            out = np.empty_like(self.order)
+            out[self.order] = np.arange(self.num_entries)
+            return out
+        if is_jax(self.order):
+            return self.order.at[self.order].set(_arange(self.num_entries, self.order).astype(self.order.dtype))
+        return namespace(self.order).argsort(self.order)
+
+    @_once
+    def rank(self) -> Any:
+        """The place of each entry among those of its segment, [num_entries]."""
+        place = np.arange(self.num_entries) if self.order is None else self.inverse
+        return place - self.ptr[self.index]
+
+    def beside(self, name: str, x: Array) -> Any:
+        """`ptr`, `order`, `index`, `inverse` or `rank` as an array of the kind and place of x."""
+        return self.kept(name, x, lambda: getattr(self, name))
+
+    def kept(self, name: Any, x: Array, make: Any) -> Any:
+        """What `make()` gives, its NumPy arrays as arrays of the kind and place of x; made once where nothing is traced."""
+        if not self.known:
+            return make()
+        place = str(x.device) if is_torch(x) else "jax" if is_jax(x) else None
+        if (name, None) not in self._as:
+            self._as[name, None] = make()
+        if (name, place) not in self._as:
+            made = _placed(self._as[name, None], x)
+            if not eager(x) and is_torch(x):
+                return made
+            self._as[name, place] = made
+        return self._as[name, place]
+
+    def spread(self, values: Any, axis: int = 0) -> Any:
+        """A value of each segment at all of its entries, such as a temperature or a weight.
+
+        values: an array with the segments along `axis`, or a list of numbers.
+        axis: where the segments are.
+
+        Returns an array of the kind of values, with the entries in the place of the segments.
+
+        >>> anymax.segments([1, 0, 1]).spread([10.0, 20.0])
+        array([20., 10., 20.])
+        """
+        values = asarray(values, "values")
+        axis = check_axis(axis, values.ndim)
+        if values.shape[axis] != self.num_segments:
+            raise ValueError(
+                f"values of shape {tuple(values.shape)}: expected {self.num_segments} along axis {axis}, one for each segment"
+            )
+        return namespace(values).take(values, self.beside("index", values), axis=axis)
+
+    def __repr__(self) -> str:
+        return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"
+
+
+def _placed(made: Any, x: Array) -> Any:
+    if isinstance(made, np.ndarray):
+        if not (is_torch(x) or is_jax(x)):
+            return made
+        if is_torch(x):
+            xp = namespace(x)
+            return xp.asarray(np.ascontiguousarray(made), device=x.device)
+        jax: Any = sys.modules["jax"]
+        with jax.ensure_compile_time_eval():
+            return jax.numpy.asarray(made)
+    if isinstance(made, tuple):
+        parts = [_placed(part, x) for part in made]
+        return tuple(parts) if type(made) is tuple else type(made)(*parts)
+    return made
+
+
+def _arange(n: int, like: Any) -> Any:
+    xp = namespace(like)
+    return xp.arange(n, device=like.device) if is_torch(like) else xp.arange(n)
+
+
+# -- from what a caller gives -------------------------------------------------------------------------------------------------------
+
+
+@answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
+def segments(index: Any = None, *, ptr: Any = None, lengths: Any = None, num_segments: int | None = None) -> Segments:
+    """Which entries belong to which segment, to be given to several calls in the place of an index.
+
+    An index that is not sorted is sorted here, once. Give exactly one of index, ptr and lengths.
+
+    index: the segment of each entry, integers from 0 on, in any order; a `Segments` is handed back.
+    ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
+    lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
+    num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
+
+    Returns a `Segments`.
+
+    >>> rows = anymax.segments([1, 0, 1])
+    >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=rows)
+    array([0.5, 1. , 0.5])
+    """
+    return read("segments", index, ptr, lengths, num_segments)
+
+
+def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Segments:
+    given = [(name, a) for name, a in (("index", index), ("ptr", ptr), ("lengths", lengths)) if a is not None]
+    if len(given) != 1:
+        said = " and ".join(f"{name}=" for name, _ in given) or "none of them"
+        raise TypeError(
+            f"{who}: give exactly one of index= (the segment of each entry), ptr= (the bounds) and lengths=; got {said}"
+        )
+    ((name, value),) = given
+    if num_segments is not None:
+        if isinstance(num_segments, bool) or not isinstance(num_segments, (int, np.integer)) or num_segments < 0:
+            raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
+        num_segments = int(num_segments)
+    return _read(who, name, value, num_segments)
+
+
+def bounds(who: str, name: str, value: Any) -> Segments:
+    """The segments of what a caller calls by another name than ptr."""
+    return _read(who, name, value, None)
+
+
+def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments:
+    if isinstance(value, Segments):
+        if num_segments not in (None, value.num_segments):
+            raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {value.num_segments} segments")
+        return value
+    if isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+        value = sys.modules["torch"].tensor(value)
+    value = asarray(value, name)
+    if value.ndim != 1:
+        raise ValueError(f"{who}: {name} must have one axis, got the shape {tuple(value.shape)}")
+    if not is_integer(value) and not (isinstance(value, np.ndarray) and not value.size):
+        raise TypeError(f"{who}: {name} must be integers, got {value.dtype}")
+    if name not in ("index", "lengths") and not value.shape[0]:
+        raise ValueError(f"{who}: {name} is empty; it has one number more than there are segments, the first of them 0")
+    if eager(value):
+        return _known(who, name, value, num_segments)
+    return _traced(who, name, value, num_segments)
+
+
+def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
+    tensor = is_torch(value)
+    a = np.require(value.detach().cpu().numpy() if tensor else np.asarray(value), requirements=("C", "A"))
+    if a.dtype.kind == "u" and a.size and int(a.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{who}: {name}[{int(a.argmax())}] is {int(a.max())}, beyond 64 bits")
+    a = a.astype(np.int64, copy=False)
+    if name == "index":
+        try:
+            wrong, ptr, order = ragged.sort(a, num_segments, tensor)
+        except ragged.TooMany as error:
+            (count,) = error.args
+            which = f"num_segments={count}" if num_segments is not None else f"index[{int(a.argmax())}] is {count - 1}"
+            raise ValueError(
+                f"{who}: {which}, and at most {ragged.MOST} segments are served; number them from 0 on without gaps, as "
+                "numpy.unique(index, return_inverse=True) does"
+            ) from None
+        if wrong >= 0:
+            count = ptr.size - 1
+            allowed = f"from 0 to {count - 1}" if count else "none, since there are no segments"
+            few = "" if num_segments is None or a[wrong] < 0 else f" (num_segments={num_segments} is too small)"
+            raise IndexError(f"{who}: index[{wrong}] is {int(a[wrong])}; allowed is {allowed}{few}")
+        return Segments(ptr, order, a.size)
+    if name == "lengths":
+        if (a < 0).any():
+            first = int((a < 0).argmax())
+            raise ValueError(f"{who}: lengths[{first}] is {int(a[first])}; a length is 0 or more")
+        if a.sum(dtype=np.float64) >= 2.0**63:
+            raise ValueError(f"{who}: the lengths sum to {a.sum(dtype=np.float64):.4g}, beyond 64 bits")
+        a = np.concatenate([np.zeros(1, np.int64), np.cumsum(a)])
+    else:
+        if a[0]:
+            raise ValueError(f"{who}: {name}[0] is {int(a[0])}; the first segment begins at entry 0")
+        if (a[1:] < a[:-1]).any():
+            at = int((a[1:] < a[:-1]).argmax())
+            raise ValueError(
+                f"{who}: {name}[{at + 1}] is {int(a[at + 1])}, below {name}[{at}], {int(a[at])}; {name} must ascend"
+            )
+        a = a.copy() if a.flags.owndata is False or a is value else a  # what the caller changes later is another's
+    if num_segments not in (None, a.size - 1):
+        raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {a.size - 1} segments")
+    return Segments(a, None, int(a[-1]))
+
+
+def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
+    """The same in operations of the framework, where no value may be asked for. An entry whose index is out of range has no segment."""
+    xp = namespace(value)
+    if name == "index":
+        if num_segments is None:
+            raise TypeError(f"{who}: under a compiler an index needs num_segments=, which is part of the program")
+        if is_jax(value):
+            index, ptr, order = xla_segments.sort(value, num_segments)
+            out = Segments(ptr, order, value.shape[0])
+            out._found["index"] = index
+            return out
+        order = value.argsort(stable=True)
+        ptr = xp.searchsorted(value[order], _arange(num_segments + 1, value), side="left")
+        return Segments(ptr, order, value.shape[0])
+    count = value.shape[0] - (name != "lengths")
+    if num_segments not in (None, count):
+        raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {count} segments")
+    if name == "lengths":
+        value = xp.concat(
+            [xp.zeros_like(value[:1]), xp.cumsum(value, 0) if is_torch(value) else xp.cumulative_sum(value)]
+        )
+    return Segments(value, None, -1)
+
+
+def check(who: str, rows: Segments) -> Segments:
+    """What was traced, once its numbers are there."""
+    ptr, order, n = rows.ptr, rows.order, rows.num_entries
+    if order is not None and n and (ptr[0] > 0 or ptr[-1] < n):
+        wrong = int(order[0] if ptr[0] > 0 else order[-1])
+        raise IndexError(f"{who}: index[{wrong}] is out of range; allowed is from 0 to {rows.num_segments - 1}")
+    return along(who, read(who, None, ptr, None, None), n, "x") if order is None else rows
+
+
+def along(who: str, rows: Segments, n: int, what: str) -> Segments:
+    """The segments, if they have n entries, which are those of `what`."""
+    if rows.num_entries < 0:  # traced bounds
+        return Segments(rows.ptr, None, n)
+    if rows.num_entries != n:
+        raise ValueError(f"{who}: the segments have {rows.num_entries} entries in all, and {what} has {n}")
+    return rows

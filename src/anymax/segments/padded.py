@@ -1,0 +1,192 @@
+"""Segments as rows of a few lengths, padded: what serves every map, verb and framework, with all derivatives.
+
+Where the bounds are known, a row is as long as the longest segment of its class, and no class has segments of twice another's length. Under
+a compiler they are not: then each class has as many rows as could be, `entries / length`, so that the work is that of dense rows times the
+number of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._array import Array, from_last, is_array, is_torch, known_largest, namespace, to_last
+from .._core.mapping import Mapping
+from .layout import Bucket, Rows, Segments
+
+_STEP = 2  # traced: lengths of a class are up to 2 ** _STEP times those of the class below
+
+
+def rows_of(segments: Segments, x: Array) -> Rows:
+    """The rows, as arrays of the kind and place of x."""
+    return segments.kept("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
+
+
+def _known(segments: Segments) -> Rows:
+    lengths, ptr = segments.lengths, segments.ptr
+    place = np.zeros(segments.num_entries, np.int64)
+    row = np.zeros(segments.num_segments, np.int64)
+    exponent = np.frexp(np.maximum(lengths, 1) - 0.5)[1]  # of the least power of two that is no less
+    buckets, places, rows = [], 0, 0
+    for each in np.unique(exponent[lengths > 0]):
+        ids = np.nonzero((exponent == each) & (lengths > 0))[0]
+        width = int(lengths[ids].max())
+        at = np.arange(width)
+        valid = at < lengths[ids][:, None]
+        entry = np.where(valid, ptr[ids][:, None] + at, 0)
+        entry = entry if segments.order is None else np.where(valid, segments.order[entry], 0)
+        place[entry[valid]] = places + np.arange(entry.size).reshape(entry.shape)[valid]
+        row[ids] = rows + np.arange(ids.size)
+        buckets.append(Bucket(ids, entry.reshape(-1), valid, width))
+        places, rows = places + entry.size, rows + ids.size
+    row[lengths == 0] = rows
+    return Rows(tuple(buckets), place, row)
+
+
+def _traced(segments: Segments) -> Rows:
+    ptr, n, count = segments.ptr, segments.num_entries, segments.num_segments
+    xp = namespace(ptr)
+    place_of = {"device": ptr.device} if is_torch(ptr) else {}
+
+    def upto(size: int) -> Array:
+        return xp.arange(size, dtype=ptr.dtype, **place_of)
+
+    lengths, each = ptr[1:] - ptr[:-1], upto(n)
+    owner = xp.searchsorted(ptr[1:], each, side="right")  # of the entries in order
+    inside = (each >= ptr[0]) & (owner < count)
+    owner = xp.where(inside, owner, xp.zeros_like(owner))
+    rank = each - ptr[owner]
+    place, row = xp.zeros_like(each), xp.zeros_like(ptr[1:])
+    buckets, places, rows, width, least = [], 0, 0, 1, 1
+    while count and n:
+        most = min(count, n // least)
+        mine = (lengths >= least) & (lengths <= width)
+        slot = xp.astype(mine, ptr.dtype)
+        slot = xp.astype(xp.cumsum(slot, 0) if is_torch(slot) else xp.cumulative_sum(slot), ptr.dtype) - 1
+        ids = xp.sort(xp.where(mine, upto(count), count * xp.ones_like(slot)))[:most]
+        there = ids < count
+        ids = xp.where(there, ids, xp.zeros_like(ids))
+        at = upto(width)
+        valid = there[:, None] & (at[None, :] < lengths[ids][:, None])
+        entry = xp.where(valid, ptr[ids][:, None] + at[None, :], xp.zeros_like(ptr[:1]))
+        entry = xp.reshape(entry, (-1,))
+        entry = entry if segments.order is None else segments.order[entry]
+        place = xp.where(mine[owner], places + slot[owner] * width + rank, place)
+        row = xp.where(mine, rows + slot, row)
+        buckets.append(Bucket(ids, entry, valid, width))
+        places, rows = places + most * width, rows + most
+        if width >= n:
+            break
+        least, width = width + 1, min(width << _STEP, n)
+    place = xp.where(inside, place, places * xp.ones_like(place))  # beyond all of them: of no segment
+    row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
+    return Rows(tuple(buckets), place if segments.order is None else place[segments.inverse], row)
+
+
+# -- entries to rows, and back -----------------------------------------------------------------------------------------------------
+
+
+def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
+    """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least so wide."""
+    xp = namespace(x)
+    rows = xp.reshape(_take(x, bucket.entry), (*x.shape[:-1], -1, bucket.width))
+    rows = xp.where(bucket.valid, rows, fill * xp.ones_like(rows) if fill else xp.zeros_like(rows))
+    if bucket.width >= least:
+        return rows
+    more = (*rows.shape[:-1], least - bucket.width)
+    return xp.concat([rows, xp.broadcast_to(fill * xp.ones_like(rows[..., :1]), more)], axis=-1)
+
+
+def _take(x: Array, index: Array) -> Array:
+    return namespace(x).take(x, index, axis=-1)
+
+
+def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
+    """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry of no segment."""
+    xp = namespace(x)
+    flat = [
+        xp.reshape(part[..., : bucket.width], (*x.shape[:-1], -1))
+        for part, bucket in zip(parts, rows.buckets, strict=True)
+    ]
+    if not flat:
+        return xp.zeros_like(x)
+    if traced:
+        flat.append(math.nan * xp.ones_like(flat[0][..., :1]))
+    return _take(xp.concat(flat, axis=-1) if len(flat) > 1 else flat[0], rows.place)
+
+
+def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array, dtype: Any) -> Array:
+    """Numbers [..., rows] of each bucket as [..., segments]; `empty` for one without entries."""
+    xp = namespace(x)
+    place = {"device": x.device} if is_torch(x) else {}
+    none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype if parts else dtype, **place)
+    return _take(xp.concat([*parts, none], axis=-1), rows.row)
+
+
+def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
+    """What has one number a segment, and broadcasts to `shape` with the segments along an axis, with the segments last."""
+    if not is_array(value) or not value.ndim:
+        return value
+    xp = namespace(value)
+    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
+    if len(given) != len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not broadcast to {shape}, one value for each segment along axis {rows_axis}"
+        )
+    return to_last(xp.reshape(value, given), rows_axis, xp)
+
+
+def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
+    """The mapping with the parameters of the rows of a bucket, [..., rows, 1]; those of `mapping` have the segments last."""
+    params = {}
+    for name, value in mapping.params().items():
+        if value.ndim:
+            xp = namespace(value)
+            value = value if value.shape[-1] == 1 else _take(value, bucket.ids)
+            params[name] = xp.expand_dims(value, axis=-1)
+    return mapping.replace(**params)
+
+
+def least_width(mapping: Mapping) -> int:
+    """How many classes a map asks for at least; a row that has fewer unmasked ones gives each of them 1."""
+    mass = getattr(mapping, "mass", 1.0)
+    most = known_largest(mass) if is_array(mass) else mass
+    return math.ceil(most) if most is not None and math.isfinite(most) else 1
+
+
+def by_rows(
+    segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], fill: float = -math.inf, least: int = 1
+) -> Array:
+    """verb(bucket, rows) -> rows, of x [..., entries]; the same shape."""
+    rows = rows_of(segments, x)
+    parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
+    return entries_of(rows, parts, x, not segments.known)
+
+
+def each_row(
+    segments: Segments,
+    x: Array,
+    verb: Callable[[Bucket, Array], Array],
+    empty: Any,
+    fill: float = -math.inf,
+    least: int = 1,
+    dtype: Any = None,
+) -> Array:
+    """verb(bucket, rows) -> [..., rows], of x [..., entries]; [..., segments]."""
+    rows = rows_of(segments, x)
+    parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
+    return segments_of(rows, parts, empty, x, x.dtype if dtype is None else dtype)
+
+
+def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
+    """function(mapping, *rows) on arrays with the entries along an axis: scores, and others that are 0 where a row has no entry."""
+    xp = namespace(arrays[0])
+    x, *others = (to_last(a, axis, xp) for a in arrays)
+    rows, least, parts = rows_of(segments, x), least_width(mapping), []
+    for bucket in rows.buckets:
+        beside = [of_bucket(a, bucket, 0.0, least) for a in others]
+        parts.append(function(mapping_of(mapping, bucket), of_bucket(x, bucket, -math.inf, least), *beside))
+    return from_last(entries_of(rows, parts, x, not segments.known), axis, xp)

@@ -1,0 +1,249 @@
+"""PyTorch: segments by the engine of their device, with derivatives; what it refuses is for padded rows, differentiated as rows are.
+
+Under torch.compile the engine is an opaque operation, as it is for rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+
+from .._array import modes
+from .._core.mapping import Mapping
+from ..autodiff import library
+from ..autodiff.saving import save, saved
+from ..autodiff.torch import _learns, _transformed
+from ..autodiff.torch import apply as apply_to_rows
+from ..autodiff.torch_operations import _restore, spec_of
+from ..kernels import ragged, reference
+from ..kernels.triton import ragged as on_gpu
+from . import padded
+from .call import Call
+from .layout import Segments, check
+
+Tensor = torch.Tensor
+_LIBRARY = library(__name__)
+
+
+# -- what the leaf answers: None where the engine refuses ------------------------------------------------------------------------------
+
+
+def apply(call: Call) -> Tensor | None:
+    mapping, x = call.mapping, call.x
+    if _compiled():
+        return _opaque(call)
+    engine = None if _plain(call) else _engine("forward", mapping, x)
+    if engine is None:
+        return None
+    if _wants(x):
+        return _Apply.apply(x, call, engine)
+    return engine.forward(call.segments_first, x, _layout(engine, call))
+
+
+def log(call: Call) -> Tensor | None:
+    mapping, x = call.mapping, call.x
+    engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
+    if engine is None:
+        return None
+    if _wants(x):
+        return _Log.apply(x, call, engine)
+    return engine.log_forward(call.segments_first, x, _layout(engine, call))
+
+
+def threshold(call: Call) -> Tensor | None:
+    mapping, x = call.mapping, call.x
+    engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
+    return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
+
+
+def index_loss(call: Call, place: Tensor) -> Tensor | None:
+    mapping, x = call.mapping, call.x
+    engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
+    if engine is None:
+        return None
+    if _wants(x):
+        return _IndexLoss.apply(x, place, call, engine)
+    return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
+
+
+def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
+    """The engine that serves segments of tensors like x; None: padded rows do."""
+    return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
+
+
+def _layout(engine: Any, call: Call) -> Any:
+    """The segments as the engine takes them."""
+    return (call.segments, call.axis) if engine is on_gpu else call.layout
+
+
+def _wants(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _compiled() -> bool:
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def _plain(call: Call) -> bool:
+    """True where plain operations are to be seen."""
+    return not call.segments.known or modes() or _transformed() or _learns(call.mapping)
+
+
+# -- the autograd functions ---------------------------------------------------------------------------------------------------------------
+
+
+def _rows(call: Call, formula: Any, *tensors: Tensor) -> Tensor:
+    """formula(mapping, *rows) on padded rows: the first is padded with -inf, the others with 0."""
+    return padded.formula(call.segments, call.mapping, call.axis, formula, *tensors)
+
+
+def _slope(call: Call, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
+    """The gradient of the loss of the place of each target, `g (p - y)`, in plain operations."""
+    p = apply(dataclasses.replace(call, x=x))
+    p = (_rows(call, apply_to_rows, x) if p is None else p).movedim(call.axis, 0)
+    index, rank = (call.segments.beside(name, x) for name in ("index", "rank"))
+    target = place.index_select(0, index)
+    y = (rank.reshape(-1, *[1] * (p.ndim - 1)) == target).to(p.dtype)
+    out = torch.where(target >= 0, g.to(p.dtype).index_select(0, index) * (p - y), torch.zeros_like(p))
+    return out.movedim(0, call.axis)
+
+
+class _Apply(torch.autograd.Function):
+    """p(x), eager, as the engine has made it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+        p, kept = engine.forward_keeping(call.segments_first, x.detach(), _layout(engine, call))
+        ctx.call = call
+        save(ctx, p, x if call.mapping.needs_scores else None, kept)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (p, x, kept), call = grads, saved(ctx), ctx.call
+        engine = None if torch.is_grad_enabled() else _engine("vjp", call.mapping, g)
+        if engine is None:  # to be differentiated itself
+            return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
+        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), None, None
+
+
+class _Log(torch.autograd.Function):
+    """log p(x), eager."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+        log_p = engine.log_forward(call.segments_first, x.detach(), _layout(engine, call))
+        ctx.call = call
+        save(ctx, log_p, x)
+        return log_p
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (log_p, x), call = grads, saved(ctx), ctx.call
+        engine = None if torch.is_grad_enabled() else _engine("log_vjp", call.mapping, g)
+        if engine is None:
+            with torch.enable_grad():
+                free = x if x.requires_grad else x.detach().requires_grad_()
+                out = _rows(call, reference.log_forward, free)
+            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], None, None
+        return engine.log_vjp(call.segments_first, x, log_p, g, _layout(engine, call)), None, None
+
+
+class _IndexLoss(torch.autograd.Function):
+    """The loss of the place of each segment's target, eager."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any) -> Tensor:
+        ctx.call = call, engine
+        value, kept = engine.index_loss_keeping(call.segments_first, x.detach(), place, _layout(engine, call))
+        save(ctx, x, place, kept)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (g,), (x, place, kept), (call, engine) = grads, saved(ctx), ctx.call
+        none = (None,) * 3
+        if torch.is_grad_enabled() or engine.refuse("vjp", call.mapping, g) is not None:
+            return _slope(call, x, place, g), *none
+        scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+        return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
+
+
+# -- opaque operations, for torch.compile -----------------------------------------------------------------------------------------------
+
+_LIBRARY.define("segments(Tensor x, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor")
+_LIBRARY.define(
+    "segments_vjp(Tensor x, Tensor p, Tensor g, Tensor ptr, Tensor? order, Tensor[] params, str spec, int axis) -> Tensor"
+)
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, ptr: Tensor, order: Tensor | None, spec: str, axis: int, scores: bool, *params: Tensor
+    ) -> Tensor:
+        return torch.ops.anymax.segments(x, ptr, order, params, spec, axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, ptr, ctx.order, ctx.spec, ctx.axis, scores, *params = inputs
+        ctx.count, ctx.sorted = len(params), ctx.order is None
+        ctx.save_for_backward(x if scores else output, output, ptr, *([] if ctx.sorted else [ctx.order]), *params)
+        ctx.order = None
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, p, ptr, *rest = ctx.saved_tensors
+        order = None if ctx.sorted else rest.pop(0)
+        out = torch.ops.anymax.segments_vjp(x, p, grads[0], ptr, order, rest, ctx.spec, ctx.axis)
+        return out, None, None, None, None, None, *([None] * ctx.count)
+
+
+def _opaque(call: Call) -> Tensor | None:
+    mapping, segments, x = call.mapping, call.segments, call.x
+    spec = spec_of(mapping)
+    if spec is None or _learns(mapping) or _transformed():
+        return None
+    ptr, order = (segments.beside(name, x) for name in ("ptr", "order"))
+    params = list(mapping.params().values())
+    if _wants(x):
+        return _Compiled.apply(x, ptr, order, spec, call.axis, mapping.needs_scores, *params)
+    return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
+
+
+def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: int) -> Call:
+    """The call that an opaque operation stands for: its numbers are there now."""
+    bounds, places = (None if a is None else a.detach().cpu().numpy().astype(np.int64) for a in (ptr, order))
+    segments = check("segment_apply", Segments(bounds, places, x.shape[axis]))
+    return Call(xp, mapping, x, axis, segments)
+
+
+def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int) -> Tensor:
+    call = _of(_restore(spec, params), x, ptr, order, axis)
+    with torch.no_grad():
+        if (engine := _engine("forward", call.mapping, x)) is not None:
+            return engine.forward(call.segments_first, x, _layout(engine, call))
+        return _rows(call, apply_to_rows, x).contiguous()
+
+
+def _vjp_op(
+    x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int
+) -> Tensor:
+    call = _of(_restore(spec, params), x, ptr, order, axis)
+    with torch.no_grad():
+        if (engine := _engine("vjp", call.mapping, p)) is not None:
+            return engine.vjp(call.segments_first, x, p, g, _layout(engine, call))
+        return _rows(call, reference.vjp, x, p, g).contiguous()
+
+
+def _like(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+for _name, _impl in (("segments", _forward_op), ("segments_vjp", _vjp_op)):
+    _LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"anymax::{_name}", _like, lib=_LIBRARY)

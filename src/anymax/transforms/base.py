@@ -1,0 +1,330 @@
+"""What a transform is: a frozen function on rows with its parameters, lined up with the scores; and several of them in a row.
+
+It is data: a name, parameters by name, an axis. A composition is a tuple of them, which an engine may read instead of calling it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._array import (
+    Array,
+    Namespace,
+    adopt,
+    asarray,
+    check_axis,
+    dtype_name,
+    duplicate,
+    eager,
+    floating,
+    from_last,
+    is_array,
+    is_floating,
+    is_integer,
+    is_jax,
+    is_torch,
+    known_any,
+    like,
+    namespace,
+    narrow,
+    number,
+    quiet,
+    safe,
+    stop_gradient,
+    to_last,
+    upcast,
+)
+from .._array import compiling as _compiling
+from .._core.mapping import Mapping
+from .._core.typing import ArrayT, Numbers
+from ..kernels import decode
+from ..mappings import Softmax
+
+_SOFTMAX = Softmax()
+_BROADCAST = (
+    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta", "mass", "epsilon", "threshold", "probability", "penalty",
+    "presence", "frequency", "bias",
+)  # the parameters that line up with the scores  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Transform:
+    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters.
+
+    >>> from anymax import topp
+    >>> cut = topp(0.9)
+    >>> cut.name, cut.params, cut.axis
+    ('topp', (('p', 0.9),), -1)
+    """
+
+    rows: Callable[..., Array]
+    params: tuple[tuple[str, Any], ...]
+    axis: int = -1
+    whole: bool = False  # True: a part of the rows does not get what it gets among all
+    truncates: bool = False  # True: it masks classes by their scores, and leaves the others as they are
+    random: bool = False  # True: it adds numbers that it draws
+    value: str | Callable[..., Any] = (
+        ""  # what the engine's step of this name takes: a parameter, or a function of what `rows` gets
+    )
+
+    def __call__(self, x: ArrayT | Numbers) -> ArrayT:
+        scores = asarray(x)
+        xp = namespace(scores)
+        axis = check_axis(self.axis, scores.ndim)
+        scores = floating(scores, xp)
+        y = to_last(upcast(scores, xp), axis, xp)
+        with quiet(scores):
+            cut = _in_one_pass((self,), y, axis, xp) if _truncates(self) else None
+            y = self.rows(y, xp, **self.aligned(y, axis, xp)) if cut is None else cut
+        y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
+        return from_last(y, axis, xp)
+
+    def aligned(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
+        """Its parameters, lined up with rows whose classes were at `axis` and are last."""
+        return {k: _align(k, v, rows, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+
+    def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
+        """True where the engine has a step in its place, for these parameters."""
+        return bool(self.value) and all(_one_a_row(v, rows) for k, v in params.items() if k in _BROADCAST)
+
+    def step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
+        """What the engine does in its place. It may draw, so ask once, and only where the engine serves."""
+        value = params[self.value] if isinstance(self.value, str) else self.value(rows, namespace(rows), **params)
+        return decode.Step(self.name, value, params.get("min_keep", 1))
+
+    def __repr__(self) -> str:
+        given = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
+        given += [f"axis={self.axis}"] if self.axis != -1 else []
+        return f"{self.name}({', '.join(given)})"
+
+    @property
+    def name(self) -> str:
+        return self.rows.__name__.strip("_")
+
+    @property
+    def by_rows(self) -> bool:
+        """True where a part of the rows can be had on its own, from its part of the parameters."""
+        return not self.whole and all(k in _BROADCAST or not is_array(v) for k, v in self.params)
+
+    def _key(self) -> tuple:
+        return self.rows, self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, Transform) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Composed:
+    """Transforms one after the other, left to right.
+
+    >>> from anymax import compose, temperature, topk
+    >>> [part.name for part in compose(temperature(0.7), topk(50)).transforms]
+    ['temperature', 'topk']
+    """
+
+    transforms: tuple[Callable[[Array], Array], ...]
+
+    def __call__(self, x: ArrayT | Numbers) -> ArrayT:
+        scores = asarray(x)
+        xp = namespace(scores)
+        scores = floating(scores, xp)
+        y = upcast(scores, xp)  # once: no rounding to half precision in between
+        for parts in _together(self.transforms):
+            y = _cut(parts, y, xp)
+        return y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
+
+    def __repr__(self) -> str:
+        return f"compose({', '.join(map(repr, self.transforms))})"
+
+
+def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
+    """Truncations that follow each other along one axis, which the engine does in one pass; the others one by one."""
+    out: list[list[Any]] = []
+    for t in transforms:
+        last = out[-1][-1] if out else None
+        if _truncates(t) and _truncates(last) and t.axis == last.axis:  # type: ignore[union-attr]
+            out[-1].append(t)
+        else:
+            out.append([t])
+    return out
+
+
+def _truncates(t: Any) -> bool:
+    return isinstance(t, Transform) and t.truncates and bool(t.value)
+
+
+def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
+    if len(parts) > 1:
+        axis = check_axis(parts[0].axis, y.ndim)
+        cut = _in_one_pass(tuple(parts), to_last(y, axis, xp), axis, xp)
+        if cut is not None:
+            return from_last(cut, axis, xp)
+    for t in parts:
+        y = put_through("compose", t, y, reshapes=True)
+    return y
+
+
+def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
+    """Truncations of rows whose classes were at `axis`, by the engine; None where it does not serve them all."""
+    if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
+        return None
+    params = [t.aligned(rows, axis, xp) for t in parts]
+    if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
+        return None
+    steps = tuple(t.step(rows, given) for t, given in zip(parts, params, strict=True))
+    if is_torch(rows) and rows.requires_grad:  # as an operation that a gradient goes through
+        return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
+    return decode.run(_SOFTMAX, rows, steps, left=True).left
+
+
+# -- the transforms of a verb --------------------------------------------------------------------------------------------------
+
+
+def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:
+    """t(x), held to the shape and the kind of x and in its dtype: the one way through which scores go through a transform.
+
+    A function of a user's own gets a copy, which it may change in place, but where x is `own`: made for it.
+    """
+    xp = namespace(x)
+    out = t(x if own or isinstance(t, (Transform, Composed)) else duplicate(x, xp))
+    fits = is_array(out) and _kind(out) == _kind(x) and (is_floating(out) or is_integer(out))
+    if not fits or not (reshapes or tuple(out.shape) == tuple(x.shape)):
+        got = f" of {dtype_name(out)} {tuple(out.shape)}" if is_array(out) else ""
+        raise ValueError(
+            f"{who}: transform must give back scores of the shape and kind that it got, {tuple(x.shape)} of {dtype_name(x)}, but "
+            f"gave {type(out).__name__}{got}"
+        )
+    return out if out.dtype == x.dtype else xp.astype(out, x.dtype)
+
+
+def _kind(x: Array) -> tuple[bool, bool, bool]:
+    return is_torch(x), is_jax(x), isinstance(x, np.ndarray)
+
+
+def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
+    """The transforms that a verb applies, one after the other, each along the axis of its classes."""
+    if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
+        raise TypeError(
+            f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
+            f"anymax.compose(anymax.temperature(0.7), anymax.topk(50)); got {transform!r}"
+        )
+    parts = () if transform is None else transform.transforms if isinstance(transform, Composed) else (transform,)
+    return tuple(_along(t, axis, ndim, who) for t in parts)
+
+
+def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
+    if not isinstance(t, Transform) or t.axis in (axis, axis - ndim):
+        return t
+    if t.axis != -1:
+        raise ValueError(f"{who}: {t!r} goes along axis {t.axis} and the classes are axis {axis}; leave its axis out")
+    return dataclasses.replace(t, axis=axis)
+
+
+def read_steps(
+    parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
+    """The transforms to be called, and those after them as steps of the engine, each with whether it truncates; None: it does not serve."""
+    if _compiling() or decode.refuse(mapping, rows) is not None:
+        return None
+    xp = namespace(rows)
+    one, readable = upcast(rows[..., :1], xp), []
+    for t in reversed(parts[-decode.MOST :]):
+        params = t.aligned(one, axis, xp) if isinstance(t, Transform) else {}
+        if not isinstance(t, Transform) or not t.is_step(one, params):
+            break
+        readable.insert(0, (t, params))
+    return parts[: len(parts) - len(readable)], tuple((t.step(one, params), t.truncates) for t, params in readable)
+
+
+def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
+    """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
+    cut = full = x
+    for t in parts:
+        if both and isinstance(t, Transform) and t.truncates:
+            cut = put_through(who, t, cut)
+        elif cut is full:
+            cut = full = put_through(who, t, full)
+        elif isinstance(t, Transform) and t.random:
+            added = put_through(who, t, namespace(x).zeros_like(x))
+            cut, full = cut + added, full + added
+        else:
+            cut, full = put_through(who, t, cut), put_through(who, t, full)
+    return cut, full
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------------
+
+
+def masked(x: Array, keep: Array, xp: Namespace) -> Array:
+    """-inf where not `keep`."""
+    return xp.where(keep, x, -math.inf * xp.ones_like(x))
+
+
+def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
+    """`function(x)`, with masked entries masked still and no derivative through them."""
+    keep = x != -math.inf
+    return masked(function(safe(x, keep, 0.0, xp)), keep, xp)
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------------
+
+
+def cast(value: Any, x: Array, xp: Namespace) -> Any:
+    """A parameter as an array of the kind, device and dtype of `x`; numbers as they are."""
+    return like(native(value, x, xp), x, xp)
+
+
+def native(value: Any, x: Array, xp: Namespace) -> Any:
+    """A NumPy parameter as an array of the kind and device of `x`."""
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(x, np.ndarray):
+        return adopt(value, x, xp)
+    return value
+
+
+def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
+    """A parameter lined up with scores whose class axis has been moved last."""
+    if value is None or isinstance(value, (int, float, tuple)):
+        return value
+    value = native(value, x, xp) if name == "keep" else cast(value, x, xp)
+    if value.ndim < 2 or axis == x.ndim - 1:
+        return value
+    if value.ndim > x.ndim:
+        raise ValueError(
+            f"a parameter of shape {tuple(value.shape)} does not broadcast to scores with {x.ndim} dimensions"
+        )
+    return to_last(xp.reshape(value, (1,) * (x.ndim - value.ndim) + tuple(value.shape)), axis, xp)
+
+
+def _one_a_row(value: Any, rows: Array) -> bool:
+    return not is_array(value) or not value.ndim or (value.ndim <= rows.ndim and value.shape[-1] == 1)
+
+
+def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
+    """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
+    value = number(value)
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
+        raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
+    if is_array(value):
+        xp = namespace(value)
+        value = floating(value, xp, name)
+        ok = not known_any(~allowed(value), xp)
+    else:
+        ok = bool(allowed(value))
+    if not ok:
+        raise ValueError(f"{who}: {name} must be {words}; got {brief(value)}")
+
+
+def brief(value: Any) -> str:
+    if not is_array(value):
+        return repr(value)
+    if value.ndim == 0 and eager(value) and "key" not in dtype_name(value):
+        return f"{float(stop_gradient(value)):g}"
+    return f"{dtype_name(value)}{list(value.shape)}"
