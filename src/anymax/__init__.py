@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import mappings, transforms
+from . import mappings, margins, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
 from ._core.mapping import Facts, Mapping, RatioMap, Separable
@@ -31,16 +31,15 @@ from .functional import (
 )
 from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
 from .kernels import choose, explain, use, warm_up
-from .likelihood.verbs import kl, log_prob, log_prob_entropy, topk_kl
-from .losses import margins
-from .losses.multilabel import multilabel_softmax_loss
-from .losses.verbs import (
+from .likelihood import kl, log_prob, log_prob_entropy, topk_kl
+from .losses import (
     accuracy_loss,
     cross_entropy,
     entmax15_loss,
     entmax_loss,
     fenchel_young,
     margin_loss,
+    multilabel_softmax_loss,
     nll,
     normmax_loss,
     perturb_max_loss,
@@ -51,8 +50,15 @@ from .losses.verbs import (
     taylor_softmax_loss,
 )
 from .mappings import *  # noqa: F403 (the maps are public by being in its `__all__`)
-from .sampling.decoding import gumbel_topk, speculative_accept, topk_log_prob
-from .sampling.samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .sampling import (
+    gumbel_max,
+    gumbel_softmax,
+    gumbel_topk,
+    perturb_argmax,
+    sample,
+    speculative_accept,
+    topk_log_prob,
+)
 from .segments import (
     Segments,
     segment_apply,
@@ -95,14 +101,14 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import sklearn as sklearn
     from ._attention.packed import attention_varlen
-    from .linear.verbs import linear_log_prob, linear_loss, linear_threshold
+    from .linear import linear_log_prob, linear_loss, linear_threshold
 
 _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
 _LATE_NAMES = {  # functions whose modules take a while to load, and where they are
-    "attention_varlen": "attention.packed",
-    "linear_log_prob": "output_layers",
-    "linear_loss": "output_layers",
-    "linear_threshold": "output_layers",
+    "attention_varlen": "_attention.packed",
+    "linear_log_prob": "linear",
+    "linear_loss": "linear",
+    "linear_threshold": "linear",
 }
 
 __all__ = [

@@ -177,5 +177,3 @@ def _kl(p: TorchCategorical, q: TorchCategorical) -> Tensor:
 
 for _pair in ((Categorical, Categorical), (Categorical, TorchCategorical), (TorchCategorical, Categorical)):
     register_kl(*_pair)(_kl)
-
-Categorical.__module__ = "anymax.nn"  # where it is public

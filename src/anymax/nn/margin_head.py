@@ -208,6 +208,3 @@ def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor
     targets = group.stack(torch.cat([target, target.new_zeros(more)]))
     every = [(rows[i][:n], targets[i][:n]) for i, n in enumerate(sizes)]
     return torch.cat([e for e, _ in every]), torch.cat([t for _, t in every])
-
-
-MarginHead.__module__ = "anymax.nn"  # where it is public

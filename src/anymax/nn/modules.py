@@ -1,24 +1,12 @@
-"""torch modules, generic over maps: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
-
-A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
-learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
-
-A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
-`Sequential(Linear(20, 5), Activation("sparsemax"))`.
-"""
+"""The modules that apply a map: `Activation`, `Loss` and `Attention`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-try:
-    import torch
-    from torch import Tensor, nn
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
-    ) from None
+import torch
+from torch import Tensor, nn
 
 from .. import functional, losses
 from .._array import asarray
@@ -32,26 +20,6 @@ from ..mappings import Softmax as _Softmax
 from . import multihead
 from .adaptive_scale import AdaptiveScale
 from .base import OfMapping
-from .categorical import Categorical
-from .graphs import AttentionPool, GraphAttention
-from .linear_loss import LinearLoss
-from .margin_head import MarginHead
-
-__all__ = [
-    "Activation",
-    "AdaptiveScale",
-    "Attention",
-    "AttentionPool",
-    "Categorical",
-    "GraphAttention",
-    "LinearLoss",
-    "Loss",
-    "MarginHead",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class Activation(OfMapping):

@@ -415,9 +415,6 @@ def jacobian(
     return ax
 
 
-for _picture in (attention, calibration, reliability, support_histogram):
-    _picture.__module__ = __name__  # the public path
-
 # -- helpers ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,35 @@
+"""torch modules, generic over maps: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
+
+A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
+learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
+
+A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
+`Sequential(Linear(20, 5), Activation("sparsemax"))`.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "anymax.nn needs torch; install it with: pip install 'anymax[torch]'", name=error.name
+    ) from None
+
+from .adaptive_scale import AdaptiveScale
+from .categorical import Categorical
+from .graphs import AttentionPool, GraphAttention
+from .linear_loss import LinearLoss
+from .margin_head import MarginHead
+from .modules import Activation, Attention, Loss
+
+__all__ = [
+    "Activation", "AdaptiveScale", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead",
+]  # fmt: skip
+
+for _kind in (Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead):
+    _kind.__module__ = __name__  # the public path, by which pickles find them
+
+
+def __dir__() -> list[str]:
+    return __all__
