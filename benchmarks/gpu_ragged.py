@@ -24,7 +24,7 @@ def operands(shape: tuple[int, ...], lengths: str, dtype: str) -> tuple[Any, Any
     """Buffers of scores, the segments, and the segment of each entry on the device."""
     d = data(shape, lengths, False)
     xs = [torch.randn_like(d.x).to(DEVICE.kind, getattr(torch, dtype)) for _ in range(BUFFERS)]
-    return xs, anymax.segments(ptr=d.ptr), d.index.to(DEVICE.kind)
+    return xs, anymax.Segments.of(ptr=d.ptr), d.index.to(DEVICE.kind)
 
 
 def run(case: Case) -> Workload:

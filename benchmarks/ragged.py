@@ -82,7 +82,7 @@ def ours_on_jax(mapping: Any, d: Ragged) -> Callable[[], Any]:
     """A call outside of jit, which runs a program that was compiled for its mapping and shape."""
     import jax
 
-    x, rows = jax.numpy.asarray(d.x.detach().numpy()), anymax.segments(ptr=d.ptr)
+    x, rows = jax.numpy.asarray(d.x.detach().numpy()), anymax.Segments.of(ptr=d.ptr)
     return lambda: anymax.segment_apply(mapping, x, index=rows).block_until_ready()
 
 
@@ -106,7 +106,7 @@ def run(case: Case) -> Workload:
     g, dense_g = (torch.randn(a.shape, generator=torch.Generator().manual_seed(1)) for a in (x, dense))
     given: dict[str, Any] = {"ptr": d.ptr} if case.note.startswith("bounds") else {"index": d.index}
     if case.note.startswith("shuffled"):
-        given = {"index": anymax.segments(d.index)}
+        given = {"index": anymax.Segments.of(d.index)}
 
     def both_ways(function: Callable[[], Any], x: Any, g: Any) -> Callable[[], Any]:
         return (lambda: torch.autograd.grad(function(), x, g)[0]) if both else function

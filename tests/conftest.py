@@ -156,13 +156,13 @@ def environment(monkeypatch):
     """`environment(name)`: as if ANYMAX_ENGINE had asked for an engine of this name when anymax was imported."""
 
     def ask(name):
-        monkeypatch.setattr(am.kernels, "_environment", name)
+        monkeypatch.setattr(am.kernels.choice, "environment", name)
         if native.isa() is not None:
-            native.load().bind({"forced": am.kernels.free_to_ask()})
+            native.load().bind({"forced": am.kernels.choice.quickest()})
 
     yield ask
     monkeypatch.undo()
-    ask(am.kernels._environment)
+    ask(am.kernels.choice.environment)
 
 
 @pytest.fixture(params=["chosen", "reference"])

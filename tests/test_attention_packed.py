@@ -10,13 +10,13 @@ import anymax
 from anymax import (
     Budget,
     Entmax,
+    Segments,
     Softmax,
     Sparsemax,
     SparseSoftmax,
     Taylor,
     attention,
     attention_varlen,
-    segments,
     temperature,
     topk,
 )
@@ -125,7 +125,7 @@ def test_one_sequence_is_attention():
 def test_keys_have_the_bounds_of_queries_by_default_and_segments_serve():
     q, k, v = operands(keys=TOTAL_Q)
     want = one_by_one(q, k, v, CU_Q, CU_Q, Sparsemax())
-    for bounds in (CU_Q, np.array(CU_Q, np.int32), segments(ptr=CU_Q)):
+    for bounds in (CU_Q, np.array(CU_Q, np.int32), Segments.of(ptr=CU_Q)):
         np.testing.assert_allclose(attention_varlen(q, k, v, bounds, mapping="sparsemax"), want, atol=1e-13)
 
 

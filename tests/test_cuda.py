@@ -176,7 +176,7 @@ def test_segments_wait_for_nothing_and_repeat_their_bits_also_in_a_graph(name, s
     lengths = torch.cat([torch.arange(2000) % 50, torch.tensor([30_000, 0, 5000])])
     index = torch.arange(len(lengths)).repeat_interleave(lengths)
     index = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(0))] if shuffled else index
-    rows = am.segments(index, num_segments=len(lengths))
+    rows = am.Segments.of(index, num_segments=len(lengths))
     x, g = scores(rows.num_entries, 4), scores(rows.num_entries, 4, seed=1)
     want = segmented(RAGGED[name], x, g, rows)
     with am.use("reference"):

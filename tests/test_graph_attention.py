@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import anymax
-from anymax import Entmax, Softmax, Sparsemax, Taylor, nn, segments
+from anymax import Entmax, Segments, Softmax, Sparsemax, Taylor, nn
 from anymax._core.names import as_mapping
 
 pytestmark = [
@@ -326,7 +326,7 @@ def test_pool_is_a_loop_over_segments(mapping, heads):
     pool = nn.AttentionPool(mapping, 6, heads)
     want = pooled(mapping, x, x @ pool.query.T if heads else x @ pool.query)
     want = want if heads else want[:, 0]
-    for given in ({"index": INDEX}, {"ptr": PTR}, {"lengths": LENGTHS}, {"index": segments(lengths=LENGTHS)}):
+    for given in ({"index": INDEX}, {"ptr": PTR}, {"lengths": LENGTHS}, {"index": Segments.of(lengths=LENGTHS)}):
         given = {**given, "num_segments": 4}
         torch.testing.assert_close(pool(x, **given), want)
     order = torch.randperm(9)

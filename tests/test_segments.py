@@ -12,6 +12,7 @@ from anymax import (
     Entmax,
     NormMax,
     PerturbMax,
+    Segments,
     Sigsoftmax,
     Softmax,
     Sparsemax,
@@ -25,7 +26,6 @@ from anymax import (
     segment_sample,
     segment_support,
     segment_threshold,
-    segments,
 )
 from anymax.kernels import native
 
@@ -96,7 +96,7 @@ def test_p_is_that_of_the_rows_to_the_last_bit(mapping, heads, dtype):
     np.testing.assert_array_equal(got, want)
     assert got.dtype == x.dtype
     want = by_segment(x, SORTED, lambda row: anymax.apply(mapping, row))
-    for given in ({"index": SORTED}, {"ptr": PTR}, {"lengths": LENGTHS}, {"index": segments(ptr=PTR)}):
+    for given in ({"index": SORTED}, {"ptr": PTR}, {"lengths": LENGTHS}, {"index": Segments.of(ptr=PTR)}):
         np.testing.assert_array_equal(segment_apply(mapping, x, **given), want)
 
 
@@ -120,9 +120,9 @@ def test_long_segments(mapping, long):
     index = np.empty(len(x), int)
     index[order] = np.repeat(np.arange(5), lengths)
     mixed = np.empty_like(x)
-    mixed[segments(index).order] = x
+    mixed[Segments.of(index).order] = x
     p, q = segment_apply(mapping, x, ptr=ptr), segment_apply(mapping, mixed, index=index)
-    np.testing.assert_array_equal(q[segments(index).order], p)
+    np.testing.assert_array_equal(q[Segments.of(index).order], p)
     tau, shuffled = segment_threshold(mapping, x, ptr=ptr).tau, segment_threshold(mapping, mixed, index=index).tau
     np.testing.assert_array_equal(shuffled, tau)
     for s, (a, b) in enumerate(itertools.pairwise(ptr)):
@@ -234,7 +234,7 @@ def test_a_learned_parameter_of_each_segment():
 
 
 def test_a_temperature_of_each_segment():
-    rows, t = segments(SHUFFLED, num_segments=COUNT), np.linspace(0.5, 2.0, COUNT)
+    rows, t = Segments.of(SHUFFLED, num_segments=COUNT), np.linspace(0.5, 2.0, COUNT)
     x = scores(dtype="float64")
     want = each_segment(x, SHUFFLED, anymax.logsumexp, -np.inf)
     np.testing.assert_allclose(segment_logsumexp(x, index=rows), want)
@@ -456,7 +456,7 @@ def test_half_precision(dtype):
 def test_under_torch_compile(mapping):
     x, w = torch.tensor(scores(2), requires_grad=True), torch.tensor(scores(2, seed=3))
     index, ptr = torch.tensor(SHUFFLED), torch.tensor(PTR)
-    rows = segments(index)
+    rows = Segments.of(index)
     ways = [
         (lambda x, i: segment_apply(mapping, x, index=i, num_segments=COUNT), index),
         (lambda x, i: segment_apply(mapping, x, ptr=i), ptr),
@@ -700,17 +700,17 @@ def test_the_cases_of_jraph_and_dgl():
 
 
 def test_what_segments_are():
-    rows = segments(SHUFFLED, num_segments=COUNT)
+    rows = Segments.of(SHUFFLED, num_segments=COUNT)
     np.testing.assert_array_equal(rows.ptr, PTR)
     np.testing.assert_array_equal(rows.lengths, LENGTHS)
     np.testing.assert_array_equal(rows.order, np.argsort(SHUFFLED, kind="stable"))
     np.testing.assert_array_equal(rows.order[rows.inverse], np.arange(ENTRIES))
     np.testing.assert_array_equal(rows.index, SHUFFLED)
-    assert segments(rows) is rows
-    assert segments(SORTED).order is None
+    assert Segments.of(rows) is rows
+    assert Segments.of(SORTED).order is None
     assert repr(rows) == f"Segments(num_segments={COUNT}, num_entries={ENTRIES})"
     given = PTR.copy()
-    rows = segments(ptr=given)
+    rows = Segments.of(ptr=given)
     given[1] = 9
     np.testing.assert_array_equal(rows.ptr, PTR)
 
@@ -718,13 +718,13 @@ def test_what_segments_are():
 def test_an_index_is_sorted_without_an_engine_too(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: "none")
     for index in (SHUFFLED, SORTED):
-        rows = segments(index, num_segments=COUNT)
+        rows = Segments.of(index, num_segments=COUNT)
         np.testing.assert_array_equal(rows.ptr, PTR)
         np.testing.assert_array_equal(
             np.arange(ENTRIES) if rows.order is None else rows.order, np.argsort(index, kind="stable")
         )
     with pytest.raises(IndexError, match=r"index\[1\] is 7"):
-        segments([0, 7], num_segments=7)
+        Segments.of([0, 7], num_segments=7)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import anymax
-from anymax import Budget, Entmax, NormMax, Softmax, Sparsemax, SparseSoftmax, segment_apply, segments
+from anymax import Budget, Entmax, NormMax, Segments, Softmax, Sparsemax, SparseSoftmax, segment_apply
 from anymax.kernels import native, ragged
 
 torch = pytest.importorskip("torch")
@@ -46,7 +46,7 @@ def test_p_and_its_gradient_are_those_of_the_rows_to_the_last_bit(mapping, mixed
         return torch.autograd.grad(anymax.apply(mapping, t), t, torch.tensor(g))[0].numpy()
 
     index = np.repeat(np.arange(len(lengths)), lengths)
-    index = segments(rng.permutation(index) if mixed else index, num_segments=len(lengths))
+    index = Segments.of(rng.permutation(index) if mixed else index, num_segments=len(lengths))
     assert (index.order is not None) == mixed
     order = index.order if mixed else np.arange(entries)
     want_p, want = (np.empty_like(x) for _ in range(2))
@@ -74,7 +74,7 @@ def test_the_gradient_of_entries_apart_along_any_axis(axis):
 
 
 def test_what_is_kept_for_the_gradient_is_p_by_segment():
-    index = segments(np.array([1, 0, 1, 1, 0]))
+    index = Segments.of(np.array([1, 0, 1, 1, 0]))
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     p, kept = ragged.forward_keeping(Sparsemax(), x, (index.ptr, index.order, 0))
     np.testing.assert_array_equal(kept, p[index.order])
@@ -101,7 +101,7 @@ def test_bounds_of_an_index_in_order(size, known):
         index = np.sort(rng.integers(0, max(size // 50, 1) * gaps, size))
         count = int(index[-1]) + 4 if known else None
         for make in (np.asarray, torch.tensor):
-            got = segments(make(index), num_segments=count)
+            got = Segments.of(make(index), num_segments=count)
             assert got.order is None
             np.testing.assert_array_equal(got.ptr, np.searchsorted(index, np.arange(got.num_segments + 1)))
             assert got.num_segments == (count if known else index[-1] + 1)
@@ -113,7 +113,7 @@ def test_order_of_an_index_that_is_not(size):
     for index in (rng.integers(0, 100, size), np.sort(rng.integers(0, 100, size))):
         index[size // 2 :] = index[size // 2 :][::-1]
         index[-1], index[0] = 0, 3
-        got = segments(index)
+        got = Segments.of(index)
         np.testing.assert_array_equal(got.order, np.argsort(index, kind="stable"))
         np.testing.assert_array_equal(got.lengths, np.bincount(index))
 
@@ -127,17 +127,17 @@ def test_an_entry_out_of_range_is_named(size, at):
             wrong = index.copy()
             wrong[where] = value
             with pytest.raises(IndexError, match=rf"index\[{where}\] is {value}; allowed is from 0 to {size - 1}"):
-                segments(wrong, num_segments=size)
+                Segments.of(wrong, num_segments=size)
         wrong[where] = -2
         with pytest.raises(IndexError, match=rf"index\[{where}\] is -2"):
-            segments(wrong)
+            Segments.of(wrong)
 
 
 def test_an_index_of_negatives_alone():
     with pytest.raises(IndexError, match=r"index\[0\] is -1; allowed is none"):
-        segments(np.full(20, -1))
+        Segments.of(np.full(20, -1))
     with pytest.raises(IndexError, match=r"index\[0\] is 5; allowed is none"):
-        segments(np.full(20, 5), num_segments=0)
+        Segments.of(np.full(20, 5), num_segments=0)
 
 
 # -- a value of k for each segment -------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, 
 @pytest.mark.filterwarnings("ignore")
 def test_ragged_rows_compile_ahead_of_time(monkeypatch, compiler):
     monkeypatch.setattr(ragged, "_SPARE", 0)
-    calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.segments(lengths=[9, 0, 40_000]), 0)
+    calls, mapping, rows = recorded(monkeypatch), am.Softmax(), (am.Segments.of(lengths=[9, 0, 40_000]), 0)
     x, t = torch.zeros(40_009, 2, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
     ragged.forward(mapping, x, rows)
     ragged.vjp(mapping, x, x, x, rows)

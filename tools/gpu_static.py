@@ -375,7 +375,7 @@ def ragged_cases() -> Iterator[Case]:
             for name, mapping in maps.items():
 
                 def both(mapping: Any = mapping, lengths: Any = lengths, heads: int = heads) -> None:
-                    rows = (am.segments(lengths=lengths), 0)
+                    rows = (am.Segments.of(lengths=lengths), 0)
                     x = torch.zeros((int(lengths.sum()), heads), dtype=torch.bfloat16)
                     ragged.forward(mapping, x, rows)
                     ragged.vjp(mapping, x, x, x, rows)

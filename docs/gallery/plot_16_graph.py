@@ -36,7 +36,7 @@ scores = (features[source] * features[target]).sum(1) / np.sqrt(8)
 # %%
 # The index of an edge's target says which row it is in, in any order; `segments` sorts it once for all maps.
 
-rows = anymax.segments(target, num_segments=nodes)
+rows = anymax.Segments.of(target, num_segments=nodes)
 names = {"softmax": "softmax", "entmax15": "1.5-entmax", "sparsemax": "sparsemax"}
 weights = {name: anymax.segment_apply(name, scores, index=rows) for name in names}
 for name, w in weights.items():

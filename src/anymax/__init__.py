@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import mappings, margins, transforms
+from . import functional, mappings, margins, segments, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
+from ._core.handed import hand_down
 from ._core.mapping import Facts, Mapping, RatioMap, Separable
 from ._version import __version__
 from .contract import check_mapping
@@ -69,7 +70,6 @@ from .segments import (
     segment_sample,
     segment_support,
     segment_threshold,
-    segments,
 )
 from .thresholds import Threshold, logsumexp, threshold
 from .transforms import (
@@ -103,6 +103,27 @@ if TYPE_CHECKING:
     from ._attention.packed import attention_varlen
     from .linear import linear_log_prob, linear_loss, linear_threshold
 
+
+def _notebook_page(mapping: Mapping) -> str:
+    from .plot import notebook  # late: plots are loaded when they are first used
+
+    return notebook.page(mapping)
+
+
+def _over_devices() -> Any:
+    from .distributed import _dtensor  # late: a DTensor is at hand, so torch is loaded
+
+    return _dtensor
+
+
+hand_down(
+    catalogue=mappings.CATALOGUE,
+    call=functional.call,
+    notebook_page=_notebook_page,
+    apply_to_ragged=segments.apply_tensor,
+    over_devices=_over_devices,
+)
+
 _LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
 _LATE_NAMES = {  # functions whose modules take a while to load, and where they are
     "attention_varlen": "_attention.packed",
@@ -122,7 +143,7 @@ __all__ = [
     "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
     "perturb_max_loss", "prior", "repetition_penalty", "sample", "scalable", "segment_apply",
     "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss", "segment_sample",
-    "segment_support", "segment_threshold", "segments", "show_config", "sigsoftmax", "smoothed_nll",
+    "segment_support", "segment_threshold", "show_config", "sigsoftmax", "smoothed_nll",
     "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept",
     "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold",
     "topk", "topk_kl", "topk_log_prob", "topnsigma", "topp", "transforms", "typical", "use", "warm_up", "xtc",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, Unpack
 
 import numpy as np
 
 from . import _array
 from ._array import Array, is_ragged, is_torch, namespace, pick_axis, quiet, to_last, upcast
+from ._core import handed
 from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import allowed, answering, names, spelled
@@ -68,9 +68,7 @@ def apply(
         return p
     mapping, axis = as_mapping(mapping, "apply"), pick_axis(axis, dim)
     if is_ragged(x) and mask is None and out is None and dtype is None and not isinstance(axis, (tuple, list)):
-        return sys.modules["anymax.segments"].apply_tensor(
-            mapping, x, axis
-        )  # a floor above; `import anymax` has loaded it
+        return handed.apply_to_ragged(mapping, x, axis)
     if sharded(x):
         whole = lambda m, x, keep: apply(m, x, axis, mask=keep)  # noqa: E731
         p = over_devices().like_scores("apply", whole, mapping, x, axis, mask, dtype)
@@ -197,7 +195,7 @@ def _second(kind: Any, value: Any) -> Mapping:
         raise type(error)(f"{error}{hint}") from None
 
 
-def _sugar(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
+def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
     """`apply` in the name of a function of its own."""
     if options:
         return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
@@ -222,7 +220,7 @@ def softmax(
     >>> anymax.softmax([2.0, 1.0, -1.0]).round(3)
     array([0.705, 0.259, 0.035])
     """
-    return _sugar("softmax", _SOFTMAX, x, axis, out, options)
+    return call("softmax", _SOFTMAX, x, axis, out, options)
 
 
 @spelled(log_apply)
@@ -249,7 +247,7 @@ def sparsemax(
     >>> anymax.sparsemax([2.0, 1.5, -1.0])
     array([0.75, 0.25, 0.  ])
     """
-    return _sugar("sparsemax", _SPARSEMAX, x, axis, out, options)
+    return call("sparsemax", _SPARSEMAX, x, axis, out, options)
 
 
 @spelled(apply)
@@ -271,7 +269,7 @@ def entmax(
     >>> anymax.entmax([2.0, 1.0, -1.0], alpha=1.5).round(3)
     array([0.831, 0.169, 0.   ])
     """
-    return _sugar("entmax", _second(Entmax, alpha), x, axis, out, options)
+    return call("entmax", _second(Entmax, alpha), x, axis, out, options)
 
 
 @spelled(apply)
@@ -285,7 +283,7 @@ def entmax15(
     >>> anymax.entmax15([2.0, 1.0, -1.0]).round(3)
     array([0.831, 0.169, 0.   ])
     """
-    return _sugar("entmax15", _ENTMAX15, x, axis, out, options)
+    return call("entmax15", _ENTMAX15, x, axis, out, options)
 
 
 @spelled(apply)
@@ -325,11 +323,11 @@ def sparse_softmax(
     array([0.731, 0.269, 0.   ])
     """
     if type(k) is int and p is None and not options and not _dynamo():  # as calls have it over and over
-        return _sugar("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
+        return call("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
     allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
     if k is None and p is None and type(axis) is int:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
-    return _sugar("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
+    return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
 
 
 @spelled(apply)

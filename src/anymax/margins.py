@@ -1,5 +1,5 @@
-"""Margins of cosine losses: what `margin_loss` and `nn.MarginHead` subtract from the score of the target."""
+"""Margins of cosine losses: what `margin_loss` and `nn.MarginHead` take off the score of the target."""
 
-from .losses.margins import AM, ArcFace, Combined, Margin, SphereFace
+from .losses.margins import AM, ArcFace, Combined, CosFace, Margin, SphereFace, as_margin
 
-__all__ = ["AM", "ArcFace", "Combined", "Margin", "SphereFace"]
+__all__ = ["AM", "ArcFace", "Combined", "CosFace", "Margin", "SphereFace", "as_margin"]

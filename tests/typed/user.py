@@ -55,7 +55,7 @@ def of_torch(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     assert_type(anymax.logit_gap(x, 10), torch.Tensor)
     assert_type(anymax.sample(Sparsemax(), x, num_samples=3, generator=[1, 2]), torch.Tensor)
     assert_type(anymax.gumbel_max(x), torch.Tensor)
-    rows = anymax.segments(y, num_segments=7)
+    rows = anymax.Segments.of(y, num_segments=7)
     assert_type(anymax.segment_apply(Sparsemax(), x, index=rows), torch.Tensor)
     assert_type(anymax.segment_loss("softmax", x, y, lengths=[3, 4], reduction="none"), torch.Tensor)
     assert_type(anymax.segment_threshold(Sparsemax(), x, ptr=y, axis=1), Threshold[torch.Tensor])

@@ -14,8 +14,8 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import beside, modes
-from ..autodiff import library
 from ..autodiff.saving import As, restored, save, saved
+from ..autodiff.torch_library import library
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -33,6 +32,7 @@ from .._array import (
     top,
     total,
 )
+from . import handed
 from .facts import Facts
 from .solve import Totals, root, totals
 from .typing import ArrayT, Axes, LogOptions, Numbers
@@ -89,8 +89,7 @@ class Mapping(ABC):
         self, x: ArrayT | Numbers, axis: Axes = None, *, out: Any = None, **options: Unpack[LogOptions]
     ) -> ArrayT:
         """`apply(mapping, x, axis, ...)`: p(x) along the last axis, or along `axis`; the options are those of `apply`."""
-        functional = sys.modules["anymax.functional"]  # a floor above; `import anymax` has loaded it
-        return functional._sugar(self.name, self, x, axis, out, options)
+        return handed.call(self.name, self, x, axis, out, options)
 
     @property
     @abstractmethod
@@ -200,9 +199,7 @@ class Mapping(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: name, parameters, formula, promises and a picture."""
-        from ..plot import notebook  # late: it stands on the verbs, and loads nothing but them
-
-        return notebook.page(self)
+        return handed.notebook_page(self)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

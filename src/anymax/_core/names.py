@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import is_array, shown
+from . import handed
 from .mapping import Mapping
 
 ALIASES = {"entmax15": "entmax:alpha=1.5", "taylor_softmax": "taylor"}
@@ -49,16 +50,13 @@ def _said(given: Any, place: str) -> str:
 
 def classes() -> dict[str, type[Mapping]]:
     """The catalogue by names."""
-    from .. import mappings  # late: the maps stand on a floor above, and whoever names one has loaded them
-
-    return {kind.name: kind for kind in mappings.CATALOGUE}
+    return {kind.name: kind for kind in handed.catalogue}
 
 
 def ratios() -> dict[str, Callable[[], Mapping]]:
     """The ready-made kinds of Ratio."""
-    from ..mappings import Ratio  # late: as above
-
-    return {"square": Ratio.square, "sigmoid": Ratio.sigmoid, "relu": Ratio.relu}
+    ratio: Any = classes()["ratio"]
+    return {"square": ratio.square, "sigmoid": ratio.sigmoid, "relu": ratio.relu}
 
 
 def names() -> list[str]:

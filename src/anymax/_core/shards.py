@@ -1,12 +1,14 @@
 """torch's DTensor: which tensors are spread over devices, and where verbs send them.
 
-What becomes of them is said in `distributed/_dtensor.py`, and nowhere else.
+`distributed/_dtensor.py` says what becomes of them, and nothing else does.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+from . import handed
 
 _APART = ("sample", "linear_loss")  # those of them that anymax.distributed has too
 
@@ -32,7 +34,5 @@ def refuse(who: str, x: Any, **others: Any) -> None:
 
 
 def over_devices() -> Any:
-    """What serves DTensors: a floor above, and loaded for the first of them."""
-    from ..distributed import _dtensor  # late: as above
-
-    return _dtensor
+    """What serves DTensors, loaded for the first of them."""
+    return handed.over_devices()

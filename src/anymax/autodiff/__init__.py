@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -69,18 +68,6 @@ class plain:
     def into(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         """Writes p(x) to `out`, where an engine can."""
         return kernels.choose("forward", mapping, x) is native and native.write(mapping, x, mask, out)
-
-
-_registered: dict[str, Any] = {}
-
-
-def library(leaf: str) -> Any:
-    """Where a leaf registers its operations with torch. What an interrupted import of it has left there is taken back first."""
-    torch = sys.modules["torch"]
-    if leaf in _registered:
-        _registered[leaf]._destroy()
-    _registered[leaf] = torch.library.Library("anymax", "FRAGMENT")
-    return _registered[leaf]
 
 
 def bridge(x: Array) -> Any:

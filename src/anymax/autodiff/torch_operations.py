@@ -12,7 +12,7 @@ from .. import kernels
 from .._array import floating, upcast
 from .._core.mapping import Mapping
 from ..mappings import CATALOGUE
-from . import library
+from .torch_library import library
 
 Tensor = torch.Tensor
 

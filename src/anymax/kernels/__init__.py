@@ -9,12 +9,10 @@ others.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import itertools
-import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +20,8 @@ from .._array import Array, asarray
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
-from . import framework, native, reference, triton, xla
+from . import choice, framework, native, reference, triton, xla
+from .choice import asked
 
 ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)
 COMPILED = (
@@ -30,11 +29,6 @@ COMPILED = (
     triton,
 )  # kernels of our own: they take a mask and `out`, and have the operations that others compose
 OPS = ("forward", "log_forward", "vjp", "loss", "index_loss")
-
-_forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
-_environment: str | None = (
-    os.environ.get("ANYMAX_ENGINE") or None
-)  # read once: a call of a microsecond has no time to look again
 
 
 def names() -> tuple[str, ...]:
@@ -51,17 +45,7 @@ def _by_name(name: str, source: str) -> ModuleType:
 def forced() -> ModuleType | None:
     """The one engine that `use` or the environment variable ANYMAX_ENGINE asks for, if any."""
     name = asked()
-    return _by_name(name, "anymax.use" if _forced.get() else "ANYMAX_ENGINE") if name else None
-
-
-def asked() -> str | None:
-    """The name of the one engine that is asked for, None where all may serve."""
-    return _forced.get() or _environment
-
-
-def free_to_ask() -> Callable[[], str | None]:
-    """What answers as `asked` does, as quick as it can: without the environment's word the context variable itself."""
-    return asked if _environment else _forced.get
+    return _by_name(name, "anymax.use" if choice.forced.get() else "ANYMAX_ENGINE") if name else None
 
 
 class _Use(contextlib.ContextDecorator):
@@ -73,10 +57,10 @@ class _Use(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         self.idle = False
-        self.tokens.append(_forced.set(self.name))
+        self.tokens.append(choice.forced.set(self.name))
 
     def __exit__(self, *raised: object) -> None:
-        _forced.reset(self.tokens.pop())
+        choice.forced.reset(self.tokens.pop())
 
     def _recreate_cm(self) -> _Use:  # a decorated function runs in threads too, whose tokens are their own
         self.idle = False

@@ -9,7 +9,8 @@ import numpy as np
 
 from .._array import Array, is_array, is_torch
 from .._core.mapping import Mapping
-from . import asked, native
+from . import native
+from .choice import asked
 from .link import NEED_SCORES, link_of
 
 STEPS = {

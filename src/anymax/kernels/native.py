@@ -17,7 +17,7 @@ import numpy as np
 
 from .._array import Array, ask_torch, is_jax, is_torch, modes, namespace, top, upcast
 from .._core.mapping import Mapping
-from . import library
+from . import choice, library
 from ._memory import LARGE, SMALLEST, kept
 from .library import get_num_threads as get_num_threads
 from .library import pool
@@ -41,13 +41,11 @@ _AXES = 32  # of an array, as many as it takes
 @functools.lru_cache(maxsize=1)
 def load() -> Any:
     """The engine, or the sentence that says why there is none."""
-    from . import free_to_ask  # late: this module is one of those that `kernels` walks
-
     engine = library.load()
     if not isinstance(engine, str):
         engine.bind({
-            "link_of": link_of, "forced": free_to_ask(), "pool": pool, "result": _result, "room": _room, "copied": _copied, "store": _store,
-            "bits": _bits, "ndarray": np.ndarray, "empty_like": np.empty_like, "smallest": SMALLEST,
+            "link_of": link_of, "forced": choice.quickest(), "pool": pool, "result": _result, "room": _room, "copied": _copied,
+            "store": _store, "bits": _bits, "ndarray": np.ndarray, "empty_like": np.empty_like, "smallest": SMALLEST,
         })  # fmt: skip
     return engine
 

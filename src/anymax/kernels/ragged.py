@@ -10,7 +10,8 @@ import numpy as np
 
 from .._array import Array, from_last, is_torch, namespace
 from .._core.mapping import Mapping
-from . import asked, native
+from . import native
+from .choice import asked
 from .link import NEED_SCORES, OPS, Link, link_of
 
 

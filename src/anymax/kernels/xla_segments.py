@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from .._array import Array
-from . import asked, xla
+from . import xla
+from .choice import asked
 
 
 def sort(index: Array, segments: int) -> tuple[Array, Array, Array]:

@@ -1,12 +1,8 @@
-"""What a row of scores says under softmax: log p of given classes, its entropy, and log p of all the other classes together.
-
-In plain operations, which every framework differentiates; NumPy a few rows at a time. torch has a pass of its own, forward and backward
-(`softmax_terms_torch`).
-"""
+"""What a row of scores says under softmax, in plain operations, which every framework differentiates: log p of given classes, its entropy,
+and log p of all the other classes together."""
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -19,7 +15,6 @@ from .._core.mapping import row_top
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
-_BLOCK = 1 << 18  # scores at a time: what is made of them stays in the cache
 
 
 class Terms(NamedTuple):
@@ -28,36 +23,6 @@ class Terms(NamedTuple):
     log_p: Array  # [..., m], of the classes asked for; -inf for one that is masked
     entropy: Array | None  # [..., 1]
     rest: Array | None  # [..., 1], log of what the classes that were not asked for have together
-
-
-def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: Namespace) -> Terms:
-    """The terms of softmax(scale x) for classes [..., m], of which those that are no class are n, and mean nothing."""
-    if is_torch(x):
-        from . import softmax_torch as leaf  # late: only where torch is loaded already
-
-        return leaf.terms(x, index, scale, entropy, rest)
-    if is_jax(x):
-        return _compiled()(x, index, scale, entropy, rest)
-    if not isinstance(x, np.ndarray):
-        return plain(x, index, scale, entropy, rest, xp)
-    parts = list(blocks(tuple(x.shape[:-1]), x.shape[-1], _BLOCK))
-    if len(parts) == 1:
-        return plain(x, index, scale, entropy, rest, xp)
-    kind = upcast(x[..., :1], xp).dtype
-    sizes = (index.shape[-1], 1 if entropy else 0, 1 if rest else 0)
-    out = [np.empty((*x.shape[:-1], size), kind) for size in sizes]
-    for part in parts:
-        for whole, piece in zip(out, plain(x[part], index[part], scale, entropy, rest, xp)):
-            if piece is not None:
-                whole[part] = piece
-    return Terms(out[0], out[1] if entropy else None, out[2] if rest else None)
-
-
-@functools.lru_cache(maxsize=1)
-def _compiled() -> Any:
-    """`plain` for JAX, as one program, of which XLA keeps what does not have to be an array."""
-    jax = sys.modules["jax"]
-    return jax.jit(functools.partial(plain, xp=jax.numpy), static_argnums=(2, 3, 4))
 
 
 def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: Namespace) -> Terms:

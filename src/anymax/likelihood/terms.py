@@ -32,7 +32,7 @@ from ..mappings import Softmax
 from ..transforms import temperature as tempered
 from ..transforms.base import put_through, transforms_of
 from .softmax_plain import Terms
-from .softmax_plain import terms as softmax_terms
+from .softmax_terms import terms as softmax_terms
 
 _SOFTMAX = Softmax()
 

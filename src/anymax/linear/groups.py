@@ -10,17 +10,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, is_jax, is_torch, namespace, upcast
-from .layer import Layer
+from .._array import Array, is_jax, is_torch, namespace
+from .layer import Layer, dots, rows_at_a_time
 
-_GROUP = 1 << 22  # scores of a group of rows
 _PIECE = 1 << 20  # features that are gathered at a time
-
-
-def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
-    """As many as make `chunk` scores for each row of the layer, or `group` in all."""
-    room = layer.rows * chunk if chunk is not None else group
-    return max(1, min(layer.rows, room // layer.classes))
 
 
 def by_rows(
@@ -71,10 +64,3 @@ def gathered(layer: Layer, classes: Array) -> Array:
         for i in range(0, max(layer.rows, 1), step)
     ]
     return xp.concat(parts)
-
-
-def dots(layer: Layer, classes: Array, xp: Any) -> Array:
-    """The same of all rows at once, in plain operations."""
-    x, weight = upcast(layer.x, xp), upcast(layer.weight[classes], xp)
-    s = xp.matmul(weight, x[:, :, None])[:, :, 0]
-    return s if layer.bias is None else s + upcast(layer.bias[classes], xp)

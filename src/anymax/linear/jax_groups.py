@@ -13,8 +13,7 @@ import jax
 from .. import kernels
 from .._array import Array
 from ..kernels.xla import Static
-from .groups import dots
-from .layer import Layer
+from .layer import Layer, dots
 
 
 def by_rows(layer: Layer, ask: Any, target: Array | None, weight: Array | None, step: int) -> Any:

@@ -19,12 +19,15 @@ from .._array import (
     known_any,
     namespace,
     stop_gradient,
+    upcast,
 )
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.rows import aligned
 from .._core.shards import refuse as refuse_sharded
 from ..losses.targets import result_dtype
+
+_GROUP = 1 << 22  # scores of a group of rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,3 +206,16 @@ def class_indices(
             f"values from {int(xp.min(index))} to {int(xp.max(index))}"
         )
     return index, out
+
+
+def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
+    """As many as make `chunk` scores for each row of the layer, or `group` in all."""
+    room = layer.rows * chunk if chunk is not None else group
+    return max(1, min(layer.rows, room // layer.classes))
+
+
+def dots(layer: Layer, classes: Array, xp: Any) -> Array:
+    """The scores of some classes of each row, all rows at once, in plain operations."""
+    x, weight = upcast(layer.x, xp), upcast(layer.weight[classes], xp)
+    s = xp.matmul(weight, x[:, :, None])[:, :, 0]
+    return s if layer.bias is None else s + upcast(layer.bias[classes], xp)

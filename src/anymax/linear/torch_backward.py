@@ -25,8 +25,7 @@ from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS, _transformed
 from ..kernels import triton
 from ..mappings import Softmax
-from .groups import dots
-from .layer import Layer
+from .layer import Layer, dots
 from .torch_candidates import Blocks, Bound, Kept, Scores, collect, logsumexp
 
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from ..autodiff import library
+from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
 from . import torch_kept as quick
 from .ask import Ask

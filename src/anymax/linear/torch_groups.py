@@ -10,8 +10,7 @@ import torch
 
 from .._core.mapping import Mapping
 from ..autodiff.saving import save, saved
-from .groups import rows_at_a_time
-from .layer import Layer
+from .layer import Layer, rows_at_a_time
 from .torch_backward import plain_grads
 
 Tensor = torch.Tensor

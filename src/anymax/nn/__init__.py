@@ -27,7 +27,17 @@ __all__ = [
     "Activation", "AdaptiveScale", "Attention", "AttentionPool", "Categorical", "GraphAttention", "LinearLoss", "Loss", "MarginHead",
 ]  # fmt: skip
 
-for _kind in (Activation, AdaptiveScale, Attention, AttentionPool, Categorical, GraphAttention, LinearLoss, Loss, MarginHead):
+for _kind in (
+    Activation,
+    AdaptiveScale,
+    Attention,
+    AttentionPool,
+    Categorical,
+    GraphAttention,
+    LinearLoss,
+    Loss,
+    MarginHead,
+):
     _kind.__module__ = __name__  # the public path, by which pickles find them
 
 

@@ -19,7 +19,17 @@ from .style import DIVERGING as DIVERGING
 from .style import SEQUENTIAL as SEQUENTIAL
 from .style import pyplot as pyplot
 
-__all__ = ["attention", "bars", "calibration", "curves", "jacobian", "losses", "reliability", "simplex", "support_histogram"]
+__all__ = [
+    "attention",
+    "bars",
+    "calibration",
+    "curves",
+    "jacobian",
+    "losses",
+    "reliability",
+    "simplex",
+    "support_histogram",
+]
 
 for _picture in (attention, bars, calibration, curves, jacobian, losses, reliability, simplex, support_histogram):
     _picture.__module__ = __name__  # the public path

@@ -1,6 +1,6 @@
 """The verbs on segments: rows of unequal length, one after another or in any order, as graphs, sets and packed sequences have them."""
 
-from .layout import Segments, segments
+from .layout import Segments
 from .loss import segment_loss
 from .verbs import (
     apply_tensor,
@@ -15,5 +15,5 @@ from .verbs import (
 
 __all__ = [
     "Segments", "apply_tensor", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss",
-    "segment_sample", "segment_support", "segment_threshold", "segments",
+    "segment_sample", "segment_support", "segment_threshold",
 ]  # fmt: skip

@@ -43,7 +43,7 @@ class _once(property):
 
 
 class Segments:
-    """Which entries belong to which segment, made by `segments` and taken wherever an index is.
+    """Which entries belong to which segment, made by `Segments.of` and taken wherever an index is.
 
     An index is sorted once, when this is made, and not at every call.
 
@@ -52,7 +52,7 @@ class Segments:
     ptr: integers [num_segments + 1]; those from `ptr[s]` on, up to `ptr[s + 1]`, belong to segment s, in the order of `order`.
     order: integers [num_entries], the entries by segment; None where they lie so already.
 
-    >>> rows = anymax.segments([1, 0, 1])
+    >>> rows = anymax.Segments.of([1, 0, 1])
     >>> rows.ptr, rows.order, rows.lengths
     (array([0, 1, 3]), array([1, 0, 2]), array([1, 2]))
     """
@@ -62,6 +62,26 @@ class Segments:
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
         self._found: dict[str, Any] = {}
         self._as: dict[Any, Any] = {}  # what was made of it for arrays of a kind and place
+
+    @staticmethod
+    @answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
+    def of(index: Any = None, *, ptr: Any = None, lengths: Any = None, num_segments: int | None = None) -> Segments:
+        """Which entries belong to which segment, to be given to several calls in the place of an index.
+
+        An index that is not sorted is sorted here, once. Give exactly one of index, ptr and lengths.
+
+        index: the segment of each entry, integers from 0 on, in any order; a `Segments` is handed back.
+        ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
+        lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
+        num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
+
+        Returns a `Segments`.
+
+        >>> rows = anymax.Segments.of([1, 0, 1])
+        >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=rows)
+        array([0.5, 1. , 0.5])
+        """
+        return read("Segments.of", index, ptr, lengths, num_segments)
 
     @property
     def known(self) -> bool:
@@ -134,7 +154,7 @@ class Segments:
 
         Returns an array of the kind of values, with the entries in the place of the segments.
 
-        >>> anymax.segments([1, 0, 1]).spread([10.0, 20.0])
+        >>> anymax.Segments.of([1, 0, 1]).spread([10.0, 20.0])
         array([20., 10., 20.])
         """
         values = asarray(values, "values")
@@ -171,26 +191,6 @@ def _arange(n: int, like: Any) -> Any:
 
 
 # -- from what a caller gives -------------------------------------------------------------------------------------------------------
-
-
-@answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
-def segments(index: Any = None, *, ptr: Any = None, lengths: Any = None, num_segments: int | None = None) -> Segments:
-    """Which entries belong to which segment, to be given to several calls in the place of an index.
-
-    An index that is not sorted is sorted here, once. Give exactly one of index, ptr and lengths.
-
-    index: the segment of each entry, integers from 0 on, in any order; a `Segments` is handed back.
-    ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
-    lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
-    num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
-
-    Returns a `Segments`.
-
-    >>> rows = anymax.segments([1, 0, 1])
-    >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=rows)
-    array([0.5, 1. , 0.5])
-    """
-    return read("segments", index, ptr, lengths, num_segments)
 
 
 def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Segments:

@@ -14,10 +14,10 @@ import torch
 
 from .._array import modes
 from .._core.mapping import Mapping
-from ..autodiff import library
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import _learns, _transformed
 from ..autodiff.torch import apply as apply_to_rows
+from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
 from ..kernels import ragged, reference
 from ..kernels.triton import ragged as on_gpu

@@ -17,6 +17,7 @@ from typing import Any
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
 from .. import native
+from ..choice import asked
 from ..link import SPARSE, Link
 from ..link import link_of as known_link
 
@@ -43,8 +44,6 @@ def load() -> Any:
 
 def _interpreted() -> bool:
     """True where the interpreter of Triton is to serve the CPU, for tests: it was asked for by both names."""
-    from .. import asked  # late: this module is one of those that `kernels` walks
-
     if asked() != name:
         return False
     launch = load()
@@ -106,8 +105,6 @@ def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
 
 def output_layer(*operands: Array | None) -> Any:
     """The module that has the kernels of output layers; None where they don't serve these features, weight and bias."""
-    from .. import asked  # late: as above
-
     given = [a for a in operands if a is not None]
     kind = given[0].device.type
     if asked() not in (None, name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):

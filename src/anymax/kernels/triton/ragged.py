@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._array import Array
 from ..._core.mapping import Mapping
-from .. import asked
+from ..choice import asked
 from ..link import NEED_SCORES, Link
 from . import _prepared, link_of, name
 from . import refuse as refuse_rows
