@@ -56,14 +56,12 @@ PAGES = {
         "The contract of a map of your own; {doc}`contributing </contributing>` has an example.",
     ),
 }
-# module of the top level -> page
+# where a name is defined -> its page
 OF = {
-    "mappings": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
-    "multilabel": "losses", "transforms": "transforms", "samplers": "samplers", "decoding": "decoding",
-    "segments": "segments", "_segments": "segments",
-    "distributions": "distributions", "output_layers": "output_layers",
-    "_config": "inspection", "attention": "attention", "inspection": "inspection", "kernels": "inspection",
-    "_mapping": "contract", "_facts": "contract", "contract": "contract", "_noises": "maps",
+    "mappings": "maps", "_random.noises": "maps", "functional": "functional", "thresholds": "functional", "losses": "losses",
+    "transforms": "transforms", "sampling.samplers": "samplers", "sampling.decoding": "decoding", "segments": "segments",
+    "likelihood": "distributions", "linear": "output_layers", "_attention": "attention",
+    "_config": "inspection", "inspection": "inspection", "kernels": "inspection", "_core": "contract", "contract": "contract",
 }  # fmt: skip
 TYPES = {  # names in signatures -> what they mean
     "ArrayT": "an array of NumPy, torch or JAX; what comes back is of the same kind.",
@@ -78,12 +76,12 @@ TYPES = {  # names in signatures -> what they mean
     "Reduction": '`"mean"`, `"sum"` or `"none"`.',
     "Entropy": '`"shannon"`, `"renyi"`, `"renyi2"` or `"tsallis"`.',
 }
-RESULTS = {  # types that public functions return or raise
-    "transforms": ("Transform", "Composed"),
-    "samplers": ("Sample", "Support"),
-    "decoding": ("TopK", "Accepted"),
-    "kernels": ("Explanation",),
-    "contract": ("BrokenLaw",),
+RESULTS = {  # page -> types that its functions return or raise
+    "transforms": ("transforms.Transform", "transforms.Composed"),
+    "samplers": ("sampling.Sample", "sampling.Support"),
+    "decoding": ("sampling.TopK", "sampling.Accepted"),
+    "inspection": ("kernels.Explanation",),
+    "contract": ("contract.BrokenLaw",),
 }
 MODULES = ("distributed", "margins", "nn", "hf", "numpyro", "sklearn", "plot")  # modules whose own names are public
 
@@ -95,18 +93,22 @@ def names() -> dict[str, list[str]]:
         thing = getattr(anymax, name)
         if isinstance(thing, types.ModuleType) or name == "__version__":
             continue
-        module = thing.__module__.removeprefix("anymax.").split(".")[0]
-        if module not in OF:
-            raise LookupError(
-                f"anymax.{name} is defined in {thing.__module__}: say on which page of the API it belongs"
-            )
-        out[OF[module]].append(f"anymax.{name}")
-    for module, types_ in RESULTS.items():
-        out[OF[module]] += [f"anymax.{module}.{name}" for name in types_]
+        out[_page(name, thing.__module__)].append(f"anymax.{name}")
+    for page, types_ in RESULTS.items():
+        out[page] += [f"anymax.{name}" for name in types_]
     for module in MODULES:
         if importlib.util.find_spec(f"anymax.{module}") and (module != "numpyro" or importlib.util.find_spec(module)):
             out[module] = [f"anymax.{module}.{name}" for name in _own(importlib.import_module(f"anymax.{module}"))]
     return {page: found for page, found in out.items() if found}
+
+
+def _page(name: str, module: str) -> str:
+    """The page of what is defined in a module."""
+    place = f"{module.removeprefix('anymax.')}."
+    found = next((page for home, page in OF.items() if place.startswith(f"{home}.")), None)
+    if found is None:
+        raise LookupError(f"anymax.{name} is defined in {module}: say on which page of the API it belongs")
+    return found
 
 
 def _own(module: types.ModuleType) -> list[str]:

@@ -1,9 +1,8 @@
 """Attention with any map, one idea a file.
 
 `verb` is what a caller says, `call` its arguments, checked (`operands`: q, k and v; `scores`: masks, biases and what else stands between
-q k^T and the map); `packed` is it for packed sequences, imported late. `implementations` is the table of those who serve: `blockwise` and
-`flash` (Triton) are torch's, imported late; `linear` is Taylor attention in linear time, with torch's gradient of the compiled engine in
-`linear_torch`.
+q k^T and the map); `packed` serves packed sequences. `implementations` is the table of what can compute it: `torch_blockwise` and
+`torch_flash` (Triton) for torch, `linear` for Taylor attention in linear time, whose gradient for torch is in `torch_linear`.
 """
 
 from .call import is_causal_bias as is_causal_bias
