@@ -48,7 +48,7 @@ class _Case:
 
     @property
     def mass(self) -> Any:
-        return getattr(self.mapping, "mass", 1.0)
+        return self.mapping.mass
 
     @property
     def widths(self) -> tuple[int, ...]:

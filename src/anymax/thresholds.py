@@ -64,7 +64,7 @@ def threshold(
     """
     mapping = as_mapping(mapping, "threshold")
     if not mapping.has_threshold:
-        raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+        raise TypeError(mapping.no_threshold())
     axis, keepdims = pick_axis(axis, dim), keepdims or keepdim
     if sharded(x):
         whole = lambda m, x, **given: threshold(m, x, axis, keepdims=keepdims, **given)  # noqa: E731

@@ -92,7 +92,7 @@ def _source(call: Call) -> Any:
 
 def _refuse_sdpa(call: Call) -> str | None:
     s = call.scores
-    if s.mapping.kernel != "softmax":
+    if not s.mapping.is_softmax:
         return f"torch has attention with softmax, not with {s.mapping.name}"
     if not is_torch(call.q):
         return "it serves torch tensors"

@@ -35,7 +35,6 @@ from .._core.typing import AnyArray, ArrayT
 from .._random.generators import apart
 from ..mappings import Softmax
 from ..segments.layout import Segments, along, bounds
-from ..segments.padded import least_width
 from . import operands
 from .verb import ImplementationName, attention
 
@@ -216,7 +215,7 @@ class _Job:
         keys = int(k_lengths.max(initial=0))
         seen = self.causal and bool((q_lengths + offsets <= k_lengths).all())  # no query sees beyond its own last key
         even = bool((k_lengths == keys).all())
-        least = least_width(self.mapping)
+        least = self.mapping.least_classes
         if 0 < keys < least:
             keys, even = least, False
         xp = namespace(self.q)
@@ -258,7 +257,7 @@ class _Job:
         q_lengths, k_lengths = at_q[1:] - at_q[:-1], at_k[1:] - at_k[:-1]
         offset = k_lengths - q_lengths if self.offset is None else self.offset
         q = _gathered(self.q, at_q, q_lengths, most_q, xp)
-        k, v = (_gathered(a, at_k, k_lengths, max(most_k, least_width(self.mapping)), xp) for a in (self.k, self.v))
+        k, v = (_gathered(a, at_k, k_lengths, max(most_k, self.mapping.least_classes), xp) for a in (self.k, self.v))
         batch = _Batch(q, k, v, self.mapping, self.scale, k_lengths, offset)
 
         def place(out: Array) -> Array:

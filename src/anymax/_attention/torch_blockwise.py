@@ -54,7 +54,7 @@ class _Job:
         for g, row in itertools.product(range(0, heads, together), range(0, rows, height)):
             stop = min(rows, row + height)
             low, high = self.scores.seen(row, stop)
-            least = min(keys, max(_KEYS, _at_least(self.scores.mapping)))
+            least = min(keys, max(_KEYS, self.scores.mapping.least_classes + 1))
             if high - low < least:
                 low = max(0, min(low, keys - least))
                 high = low + least
@@ -68,12 +68,6 @@ class _Block:
     heads: slice
     rows: slice
     keys: slice
-
-
-def _at_least(mapping: Mapping) -> int:
-    """A map of k classes is not to be given fewer of them than there are."""
-    k = getattr(mapping, "k", None)
-    return int(k) + 1 if isinstance(k, (int, float)) else 1
 
 
 def attend(call: Any, source: Any) -> Tensor:

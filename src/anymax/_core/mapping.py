@@ -23,6 +23,7 @@ from .._array import (
     is_array,
     known,
     known_any,
+    known_largest,
     like,
     poison,
     running_sum,
@@ -62,7 +63,10 @@ class Mapping(ABC):
     instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
     traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
     iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
-    has_threshold: ClassVar[bool] = False  # True for a class that has `threshold(x, xp)`, the one number of each row
+    mass: Any = 1.0  # what p sums to: a number, or an array with one value a row
+    array_field: ClassVar[str | None] = (
+        None  # the parameter of which every number runs the same program, as an array does
+    )
     needs_scores: bool = True  # False where `vjp` needs p and not x
     # the parameters that show the map where none are given; needed for a field without a default
     example: ClassVar[dict[str, Any]] = {}
@@ -72,10 +76,9 @@ class Mapping(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """Kernel and formula hold for the class that names them: one that inherits them and overrides a method is served by its own."""
         super().__init_subclass__(**options)
-        cls.has_threshold = any("threshold" in vars(c) for c in cls.__mro__)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        free = "name formula kernel facts instead example has_threshold check no_potential no_constant"
+        free = "name formula kernel facts instead example check no_potential no_constant"
         spared = {*free.split(), *fields}
         if owner is not cls and any(
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
@@ -121,6 +124,30 @@ class Mapping(ABC):
     def hold(self, x: Array, xp: Namespace) -> Array:
         """The numbers of each row, [..., m], that `differentiable` takes as constants: the outcome of its iteration."""
         raise TypeError(f"{self.name} has no iteration")
+
+    def as_softmax(self) -> Any:
+        """The temperature T with which this map is `softmax(x / T)`, a number or an array; None for a map that is no softmax."""
+        return None
+
+    @property
+    def is_softmax(self) -> bool:
+        """True where p is the softmax of the scores as they are."""
+        t = self.as_softmax()
+        return type(t) is float and t == 1.0
+
+    # -- the threshold ---------------------------------------------------------------------------------------------------
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """tau, [..., 1], the one number of each row from which p follows."""
+        raise TypeError(self.no_threshold())
+
+    @property
+    def has_threshold(self) -> bool:
+        return type(self).threshold is not Mapping.threshold
+
+    def no_threshold(self) -> str:
+        having = [kind.name for kind in handed.catalogue if kind.threshold is not Mapping.threshold]
+        return f"{self.name} has no threshold; {', '.join(having[:-1])} and {having[-1]} have one"
 
     # -- the loss of a map with a potential -----------------------------------------------------------------------------
 
@@ -170,6 +197,16 @@ class Mapping(ABC):
 
     def check(self, n: int) -> None:
         """An error if the map can't serve rows of n classes."""
+
+    @property
+    def least_classes(self) -> int:
+        """How many classes a row needs for its probabilities to reach `mass`; one with fewer gives each of them 1."""
+        most = known_largest(self.mass) if is_array(self.mass) else self.mass
+        return math.ceil(most) if most is not None and math.isfinite(most) else 1
+
+    @property
+    def sums_to_one(self) -> bool:
+        return not is_array(self.mass) and self.mass == 1.0
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -250,7 +287,6 @@ class Separable(Mapping):
 
     iterative = True
     needs_scores = False
-    mass: Any = 1.0
     steep: bool = False  # True where the link has infinite slope at the edge of the support
 
     @abstractmethod

@@ -26,7 +26,7 @@ from .._core.mapping import Mapping
 from ..kernels import reference, xla
 from ..kernels.link import Link, link_of
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
-from ..mappings import Budget, Entmax, NormMax, Softmax, SparseSoftmax
+from ..mappings import Softmax, SparseSoftmax
 
 
 def _zero(tangent: Any) -> bool:
@@ -233,9 +233,6 @@ def _key(mapping: Mapping) -> Static:
     return Static(mapping, kernels.forced())
 
 
-_NUMBERS: dict[type, str] = {Entmax: "alpha", NormMax: "alpha", Budget: "k", SparseSoftmax: "p"}  # that may be arrays
-
-
 def _usual(value: Any) -> bool:
     """True for numbers that people write down, of one decimal, quarters and thirds; and near 1, where fp32 has too few digits."""
     if type(value) is not float or not 1e-3 < abs(value - 1.0) < 1e3:
@@ -245,7 +242,7 @@ def _usual(value: Any) -> bool:
 
 def _opened(mapping: Mapping, x: Array) -> Mapping:
     """Outside of jit, with an unusual number as an array: a program is compiled for all of them, not one for each."""
-    name = _NUMBERS.get(type(mapping))
+    name = mapping.array_field
     if name is None or _usual(value := getattr(mapping, name)):
         return mapping
     while isinstance(x, Tracer):  # of grad and vmap: what they look at
@@ -311,7 +308,7 @@ def quick(mapping: Mapping, x: Array, axis: Any, mask: Any, out: Any) -> Array |
     if type(link) is not Link or link.params is not None or link.kind == "perturb_max":
         return None
     mapping.check(x.shape[-1])
-    name = _NUMBERS.get(type(mapping))
+    name = mapping.array_field
     return None if name is not None and not _usual(getattr(mapping, name)) else _short(mapping)(x)
 
 

@@ -8,23 +8,20 @@ from typing import Any
 
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ..mappings import Entmax, PerturbMax, Sigsoftmax, Softmax
+from ..mappings import PerturbMax, Sigsoftmax
 from ..mappings.sigsoftmax import _log_weight
 from ._shard import Met, Shard, divided, place_of
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
     """a with p = softmax(a), -inf where the class is masked; None for a map that is no softmax."""
-    if mapping.kernel is None:
-        return None
-    if isinstance(mapping, Softmax) or (isinstance(mapping, Entmax) and mapping._is_softmax()):
-        return rows
-    if isinstance(mapping, Sigsoftmax):
+    temperature = mapping.as_softmax()
+    if temperature is not None:
+        return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
+    if isinstance(mapping, Sigsoftmax) and mapping.kernel is not None:
         keep = rows != -math.inf
         a = _log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
         return xp.where(keep, a, -math.inf * xp.ones_like(a))
-    if isinstance(mapping, PerturbMax) and mapping.noise == "gumbel":
-        return divided(rows, like(mapping.scale, rows, xp), xp)
     return None
 
 

@@ -167,14 +167,14 @@ class Aim:
                 f"target: class indices must be from 0 to {n - 1} (or ignore_index={self.options.ignore_index}), "
                 f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
             )
-        mass: Any = getattr(out.shard.mapping, "mass", 1.0)
+        mass: Any = out.shard.mapping.mass
         if not self.options.nll and not _array.is_array(mass) and mass != 1.0:
             raise ValueError(
                 f"{out.shard.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
             )
 
     def _check_sums(self, out: Solved) -> None:
-        xp, mass = out.shard.xp, getattr(out.shard.mapping, "mass", 1.0)
+        xp, mass = out.shard.xp, out.shard.mapping.mass
         if self.options.nll or _array.is_array(mass):
             return
         if known_any(xp.abs(self.whole - mass) > 1e-2 * mass, xp):
@@ -323,7 +323,7 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
         part = mapping.loss(x, p, xp.zeros_like(p), xp)
         return xp.sum(out.met.stack(part), axis=0) + aim.gap
     mapping, z = out.inner()
-    mass: Any = getattr(mapping, "mass", 1.0)
+    mass: Any = mapping.mass
     high = out.high
     if _array.is_array(mass) or mass != 1.0:  # no class index has this mass: Omega*(x - M) itself
         shifted = z - high

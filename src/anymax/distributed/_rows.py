@@ -23,7 +23,7 @@ def threshold(asked: Asked, talk: Talk, keepdims: bool) -> Threshold:
     call = asked.call(talk)
     mapping: Any = call.mapping
     if not mapping.has_threshold:
-        raise TypeError(f"{mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one")
+        raise TypeError(mapping.no_threshold())
     call.mapping, call.x = mapping.frozen(), stop_gradient(call.x)
     return solve(call, lambda out: _threshold(out, keepdims))
 
@@ -173,7 +173,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
     sums = xp.sum(out.met.stack(xp.concat(parts, axis=-1)), axis=0)
     found, lost, pull = (sums[..., i * many : (i + 1) * many] for i in range(3))
     mean, entropy, mass = (sums[..., 3 * many + i : 3 * many + i + 1] for i in range(3))
-    given: Any = getattr(shard.mapping, "mass", 1.0)
+    given: Any = shard.mapping.mass
     if _array.is_array(given) or given != 1.0:  # probabilities that sum to k: one class is drawn all the same
         mass = xp.where(mass > 0, mass, xp.ones_like(mass))
         found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)

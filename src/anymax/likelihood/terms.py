@@ -11,7 +11,6 @@ from .._array import (
     Namespace,
     dot,
     from_last,
-    is_array,
     known,
     known_any,
     namespace,
@@ -50,12 +49,7 @@ def read(
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp, scale = namespace(rows), 1.0
     temperature = _array.number(temperature)
-    if (
-        type(temperature) in (int, float)
-        and temperature > 1e-30
-        and mapping.kernel == _SOFTMAX.kernel
-        and transform is None
-    ):
+    if type(temperature) in (int, float) and temperature > 1e-30 and mapping.is_softmax and transform is None:
         return rows, mapping, 1.0 / temperature
     if temperature is not None:
         value = one_a_row(aligned(temperature, rows, axis, "temperature"), "temperature")
@@ -81,7 +75,7 @@ def terms_of(
     stray = (index < -1) | (index >= n)
     none = index < 0
     at = xp.where(none | stray, n * xp.ones_like(index), index)
-    if mapping.kernel == _SOFTMAX.kernel:
+    if mapping.is_softmax:
         out = None
         if not entropy and not rest and scale == 1.0 and index.shape[-1] == 1:
             out = _by_loss(mapping, rows, xp.where(none, -xp.ones_like(at), at)[..., 0])
@@ -129,7 +123,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
         p = xp.exp(log_p) if p is None and (entropy or pulled) else p
-        if _sums_to_more(mapping):
+        if not mapping.sums_to_one:
             p = xp.exp(log_p) if p is None else p
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
         if pulled:  # the value is lost, the gradient e_y - p is not
@@ -161,19 +155,13 @@ def kl_rows(mapping_p: Mapping, x: Array, mapping_q: Mapping, y: Array, xp: Name
 def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     """p of rows, which sums to 1 for every map."""
     p = bridge(rows).apply(mapping, rows)
-    return p / _sums(p, xp) if _sums_to_more(mapping) else p
+    return p if mapping.sums_to_one else p / _sums(p, xp)
 
 
 def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
     """The logarithm of it."""
     log_p = log_rows(mapping, rows)
-    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if _sums_to_more(mapping) else log_p
-
-
-def _sums_to_more(mapping: Mapping) -> bool:
-    """True for a map whose probabilities do not sum to 1 (budget): one class is drawn all the same."""
-    mass = getattr(mapping, "mass", 1.0)
-    return is_array(mass) or mass != 1.0
+    return log_p - xp.log(_sums(xp.exp(log_p), xp)) if not mapping.sums_to_one else log_p
 
 
 def _sums(p: Array, xp: Namespace) -> Array:

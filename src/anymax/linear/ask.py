@@ -59,7 +59,7 @@ def loss_of(mapping: Mapping) -> str:
     """The loss that an output layer has for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
     if isinstance(mapping, SparseSoftmax):
         return "sparse_softmax_loss"
-    return "fenchel_young" if mapping.facts.has_potential and mapping.kernel != _SOFTMAX.kernel else "nll"
+    return "fenchel_young" if mapping.facts.has_potential and not isinstance(mapping, Softmax) else "nll"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 from .._array import Array, Namespace, is_array, known
 from .._core.mapping import Mapping, Separable
 from ..likelihood.terms import terms_of
-from ..mappings import Entmax, Softmax, SparseSoftmax
+from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support, tau_of
-from .ask import Thresholds
+from .ask import Thresholds, loss_of
 from .groups import by_rows
 from .layer import Layer
 
@@ -24,12 +24,6 @@ def _leaf() -> Any:
     return torch_backward
 
 
-def _is_softmax(mapping: Mapping) -> bool:
-    return mapping.kernel == _SOFTMAX.kernel or (
-        isinstance(mapping, Entmax) and not is_array(mapping.alpha) and mapping.alpha == 1
-    )
-
-
 def values(
     layer: Layer, index: Array, out: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace
 ) -> Array | None:
@@ -37,7 +31,7 @@ def values(
     leaf = _leaf()
     if not leaf.serves(layer, weight):
         return None
-    of = _of_softmax if _is_softmax(layer.mapping) else _of_kept if _bound(layer.mapping, xp) is not None else None
+    of = _of_softmax if layer.mapping.is_softmax else _of_kept if _bound(layer.mapping, xp) is not None else None
     if of is None:
         return None
     if ask.smoothing and layer.keep is not None and layer.keep.shape[0] != 1:
@@ -56,7 +50,7 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
     leaf = _leaf()
     if not leaf.serves(layer) or not layer.rows:
         return None
-    if _is_softmax(layer.mapping):
+    if layer.mapping.is_softmax:
         first = xp.zeros(layer.rows, dtype=xp.int64, device=layer.x.device)
         two = leaf.of_softmax(layer, first, None, chunk)[0]
         size = xp.full_like(first, layer.classes)
@@ -80,7 +74,7 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
 
 
 def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
-    cross_entropy = layer.mapping.kernel == _SOFTMAX.kernel
+    cross_entropy = loss_of(layer.mapping) == "nll"
     u = _spread(layer, weight if cross_entropy else None, ask, xp)
     two, even = _leaf().of_softmax(layer, index, u, chunk, ask.least)
     place = xp.zeros_like(index)

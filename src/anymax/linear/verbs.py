@@ -97,7 +97,7 @@ def linear_loss(
     least = _array.number(least)
     if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
         raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
-    if least and layer.mapping.kernel != _SOFTMAX.kernel:
+    if least and not layer.mapping.is_softmax:
         raise ValueError(
             f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
         )
@@ -195,9 +195,7 @@ def linear_threshold(
     who = "linear_threshold"
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
     if not layer.mapping.has_threshold:
-        raise TypeError(
-            f"{layer.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
-        )
+        raise TypeError(layer.mapping.no_threshold())
     xp, chunk = namespace(layer.x), _checked(who, chunk)
     layer = layer.constant()
     found = quick.thresholds(layer, chunk, xp) if is_torch(layer.x) else None

@@ -120,7 +120,7 @@ class Batch:
 
     def check_mass(self) -> None:
         """An error where the target can't be a distribution of the map; only where values may be looked at."""
-        xp, mass = self.xp, getattr(self.mapping, "mass", 1.0)
+        xp, mass = self.xp, self.mapping.mass
         if is_array(mass):
             return
         if self.indices:
@@ -150,7 +150,7 @@ class Batch:
         # of the scores below the centre only those of targets count: p makes the terms of the others small
         size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
         share = (64.0 + 4.0 * math.sqrt(x.shape[-1])) * float(xp.finfo(x.dtype).eps)
-        return (share + 4.0 * xp.abs(mass - _array.like(getattr(self.mapping, "mass", 1.0), x, xp))) * size
+        return (share + 4.0 * xp.abs(mass - _array.like(self.mapping.mass, x, xp))) * size
 
     def not_below_zero(self, value: Array, masked: Array) -> Array:
         """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be

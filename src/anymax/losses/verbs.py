@@ -93,7 +93,7 @@ def nll(
     if sharded(scores):
         return over_devices().loss("nll", nll, mapping, scores, target, weight, options)
     mapping, scores, target = one_axis(as_mapping(mapping, "nll"), scores, target, options)
-    if mapping.kernel == Softmax.kernel:  # for class indices it is the same loss
+    if mapping.is_softmax:  # for class indices it is the same loss
         out = _by_index(mapping, scores, target, weight, options)
         if out is not None:
             return out
@@ -430,7 +430,7 @@ def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: 
         or options["label_smoothing"] != 0
     ):
         return None
-    mass = getattr(mapping, "mass", 1.0)
+    mass = mapping.mass
     if is_array(mass) or mass != 1.0 or type(options.get("ignore_index", -100)) is not int:
         return None
     reduction = options.get("reduction", "mean")

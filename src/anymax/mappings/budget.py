@@ -41,6 +41,7 @@ class Budget(Separable):
     name = "budget"
     formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
     kernel = "budget"
+    array_field = "k"
     example: ClassVar[dict[str, Any]] = {"k": 2}
 
     def __post_init__(self) -> None:

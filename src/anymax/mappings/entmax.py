@@ -54,6 +54,7 @@ class Entmax(Separable):
     name = "entmax"
     formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
     kernel = "entmax"
+    array_field = "alpha"
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -206,16 +207,19 @@ class Entmax(Separable):
     # -- exactly softmax at alpha = 1 ---------------------------------------------------------------------------------------
 
     def forward(self, x: Array, xp: Namespace) -> Array:
-        return Softmax().forward(x, xp) if self._is_softmax() else super().forward(x, xp)
+        return Softmax().forward(x, xp) if self._at_one() else super().forward(x, xp)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
-        return Softmax().differentiable(x, xp) if self._is_softmax() else super().differentiable(x, xp, held)
+        return Softmax().differentiable(x, xp) if self._at_one() else super().differentiable(x, xp, held)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array | None:
-        return Softmax().log_forward(x, xp) if self._is_softmax() else None
+        return Softmax().log_forward(x, xp) if self._at_one() else None
 
-    def _is_softmax(self) -> bool:
+    def _at_one(self) -> bool:
         return not is_array(self.alpha) and self.alpha == 1
+
+    def as_softmax(self) -> float | None:
+        return 1.0 if self._at_one() and self.kernel is not None else None
 
 
 def _link(t: Array, c: Any, xp: Namespace) -> Array:

@@ -45,6 +45,7 @@ class NormMax(Mapping):
     name = "normmax"
     formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
+    array_field = "alpha"
     iterative = True
     needs_scores = False
 

@@ -96,6 +96,9 @@ class PerturbMax(Mapping):
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)
 
+    def as_softmax(self) -> Any:
+        return None if self._quadrature or self.kernel is None else self.scale
+
     # -- the contract -------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, xp: Namespace) -> Array:

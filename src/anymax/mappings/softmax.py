@@ -30,6 +30,9 @@ class Softmax(Separable):
     def facts(self) -> Facts:
         return Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
 
+    def as_softmax(self) -> float | None:
+        return 1.0 if self.kernel is not None else None
+
     def omega_terms(self, q: Array, xp: Namespace) -> Array:
         return xlogx(q, xp)
 

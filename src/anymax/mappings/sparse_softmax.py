@@ -52,6 +52,7 @@ class SparseSoftmax(Mapping):
     name = "sparse_softmax"
     formula = "softmax over the k largest scores, or the fewest of mass p"
     kernel = "sparse_softmax"
+    array_field = "p"
     example: ClassVar[dict[str, Any]] = {"k": 2}
     needs_scores = False
 

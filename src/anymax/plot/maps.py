@@ -289,7 +289,7 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """The loss of one row as a function of the lead: of the target, or where the map gives k probabilities, of k targets together."""
     loss = fenchel_young if mapping.facts.has_potential else nll
-    n, mass = 1 + len(others), float(getattr(mapping, "mass", 1.0))
+    n, mass = 1 + len(others), float(mapping.mass)
     y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels, and for a k that is not whole a part of the next
     targets = max(1, int(mass))
 

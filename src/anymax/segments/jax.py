@@ -67,7 +67,7 @@ def _mapping(static: Static, params: Any) -> Mapping:
 
 def _plain(static: Static, params: dict[str, Array], x: Array, ptr: Array, order: Array) -> Array:
     segments, mapping = _segments(ptr, order, x.shape[0]), _mapping(static, params.values())
-    if mapping.kernel == "softmax":
+    if mapping.is_softmax:
         return jnp.moveaxis(reductions.softmax(segments, jnp.moveaxis(x, 0, -1)), -1, 0)
     return padded.formula(segments, mapping, 0, apply_to_rows, x)
 

@@ -16,7 +16,7 @@ from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import Call
 from .leaf import leaf_of
-from .padded import Bucket, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
+from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
 from .verbs import _HINTS, SegmentOptions, opened, segment_apply
 
 
@@ -96,7 +96,7 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     place = xp.where(ignored, none, counts(place, xp))
     value = None
     leaf = leaf_of(call)
-    mass = getattr(call.mapping, "mass", 1.0)
+    mass = call.mapping.mass
     if leaf is not None and not is_array(mass) and mass == 1.0:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
         made = leaf.index_loss(call, native_ready(first))
@@ -130,7 +130,7 @@ def _by_rows(call: Call, place: Array) -> Array:
         each = xp.take(place, bucket.ids, axis=-1)
         return fenchel_young(mapping_of(call.mapping, bucket), rows, each, axis=-1, reduction="none", ignore_index=-1)
 
-    value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=least_width(call.mapping))
+    value = each_row(call.segments, upcast(call.rows, xp), verb, 0.0, least=call.mapping.least_classes)
     return _array.from_last(value, call.axis, xp)
 
 
@@ -143,7 +143,7 @@ def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
         )
     x = upcast(call.rows, xp)
     y = _array.to_last(xp.astype(target, x.dtype) if target.dtype != x.dtype else target, call.axis, xp)
-    rows, least, parts = rows_of(call.segments, x), least_width(call.mapping), []
+    rows, least, parts = rows_of(call.segments, x), call.mapping.least_classes, []
     for bucket in rows.buckets:
         one_hot = of_bucket(y, bucket, 0.0, least)
         scores = of_bucket(x, bucket, -float("inf"), least)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_array, is_torch, known_largest, namespace, to_last
+from .._array import Array, from_last, is_array, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from .layout import Bucket, Rows, Segments
 
@@ -150,13 +150,6 @@ def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
     return mapping.replace(**params)
 
 
-def least_width(mapping: Mapping) -> int:
-    """How many classes a map asks for at least; a row that has fewer unmasked ones gives each of them 1."""
-    mass = getattr(mapping, "mass", 1.0)
-    most = known_largest(mass) if is_array(mass) else mass
-    return math.ceil(most) if most is not None and math.isfinite(most) else 1
-
-
 def by_rows(
     segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], fill: float = -math.inf, least: int = 1
 ) -> Array:
@@ -185,7 +178,7 @@ def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arr
     """function(mapping, *rows) on arrays with the entries along an axis: scores, and others that are 0 where a row has no entry."""
     xp = namespace(arrays[0])
     x, *others = (to_last(a, axis, xp) for a in arrays)
-    rows, least, parts = rows_of(segments, x), least_width(mapping), []
+    rows, least, parts = rows_of(segments, x), mapping.least_classes, []
     for bucket in rows.buckets:
         beside = [of_bucket(a, bucket, 0.0, least) for a in others]
         parts.append(function(mapping_of(mapping, bucket), of_bucket(x, bucket, -math.inf, least), *beside))

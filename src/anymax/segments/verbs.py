@@ -21,7 +21,7 @@ from . import reductions, tensors
 from .call import Call
 from .layout import Segments
 from .leaf import leaf_of
-from .padded import Bucket, by_rows, each_row, least_width, mapping_of, of_bucket, rows_of, segments_of
+from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, segments_of
 
 
 class SegmentOptions(TypedDict, total=False):
@@ -103,13 +103,13 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
 def apply_rows(call: Call) -> Array:
     """p of [..., entries], by plain operations and dense rows."""
     x = call.rows
-    if is_jax(x) and call.mapping.kernel == _SOFTMAX.kernel:
+    if is_jax(x) and call.mapping.is_softmax:
         return reductions.softmax(call.segments, x)
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return apply(mapping_of(call.mapping, bucket), rows)
 
-    return by_rows(call.segments, x, verb, least=least_width(call.mapping))
+    return by_rows(call.segments, x, verb, least=call.mapping.least_classes)
 
 
 @answering(_HINTS)
@@ -133,13 +133,13 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
     x = upcast(call.rows, call.xp)
-    if is_jax(x) and call.mapping.kernel == _SOFTMAX.kernel:
+    if is_jax(x) and call.mapping.is_softmax:
         return call.back(reductions.log_softmax(call.segments, x))
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return log_rows(mapping_of(call.mapping, bucket), rows)
 
-    return call.back(by_rows(call.segments, x, verb, least=least_width(call.mapping)))
+    return call.back(by_rows(call.segments, x, verb, least=call.mapping.least_classes))
 
 
 @answering(_HINTS)
@@ -206,13 +206,11 @@ def segment_threshold(
     tensors.refuse("segment_threshold", x)
     call = Call.of("segment_threshold", mapping, x, opened("segment_threshold", options))
     if not call.mapping.has_threshold:
-        raise TypeError(
-            f"{call.mapping.name} has no threshold; softmax, sparsemax, entmax, budget and normmax have one"
-        )
+        raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
     leaf = leaf_of(call)
     out = None if leaf is None else leaf.threshold(call)
-    least = least_width(call.mapping)
+    least = call.mapping.least_classes
     if out is not None:
         tau = _narrowed(call.moved(out), call)
     else:
