@@ -1,0 +1,250 @@
+"""`Separable`: the maps `p_i = link(x_i - tau)`, their threshold, their loss and all of their derivatives."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from .._array import (
+    Array,
+    Namespace,
+    counts,
+    descending,
+    dot,
+    finish,
+    finite_scores,
+    is_array,
+    known,
+    known_any,
+    like,
+    poison,
+    running_sum,
+    safe,
+    stop_gradient,
+    take,
+    total,
+)
+from .mapping import Mapping, positive, row_top
+from .solve import Totals, root, totals
+
+
+class Separable(Mapping):
+    """`p = argmax <p, x> - sum_i omega(p_i)` on the simplex: `p_i = link(x_i - tau)`, tau such that the row sums to `mass`.
+
+    A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
+    form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
+    upper bound is said by `ceiling`: a link that falls short of the mass is an error.
+
+    >>> @dataclasses.dataclass(frozen=True, eq=False)
+    ... class Squares(anymax.Separable):  # sparsemax
+    ...     name = "squares"
+    ...     facts = anymax.Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
+    ...     def omega_terms(self, q, xp): return 0.5 * q * q
+    ...     def link(self, t, xp): return xp.where(t > 0, t, 0.0 * t)
+    ...     def slope(self, q, xp): return q
+    ...     def curvature(self, q, xp): return xp.ones_like(q)
+    >>> anymax.apply(Squares(), [2.0, 1.5, -1.0])
+    array([0.75, 0.25, 0.  ])
+    """
+
+    iterative = True
+    needs_scores = False
+    steep: bool = False  # True where the link has infinite slope at the edge of the support
+
+    @abstractmethod
+    def omega_terms(self, q: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def link(self, t: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def slope(self, q: Array, xp: Namespace) -> Array: ...
+
+    @abstractmethod
+    def curvature(self, q: Array, xp: Namespace) -> Array: ...
+
+    def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
+        return None
+
+    def ceiling(self, x: Array, xp: Namespace) -> Any:
+        """The largest probability of each class, where the link is bounded: a number, or an array that broadcasts to rows; None: no bound.
+
+        A row whose ceilings sum to less than the mass gets its ceilings.
+        """
+        return None
+
+    def sensitivity(self, p: Array, xp: Namespace) -> Array:
+        """s = 1 / omega''(p) on the support and below the ceiling, else 0: dp_i/dt_i."""
+        inside, most = positive(p), self.ceiling(p, xp)
+        inside = inside if most is None else inside & ~(p >= most)
+        # a constant curvature knows nothing of p: 0 p hands on its NaN
+        return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.zeros_like(p))
+
+    # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
+
+    def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """(anchor, level), both [..., 1], constants of differentiation."""
+        most = self.ceiling(x, xp)
+        if most is not None:
+            return self._below(most, x, keep, xp)
+        anchor = row_top(x, keep, xp)
+        y = x - anchor
+        # running sums over a long row may round the closed form away by any amount: a start for Newton, not the answer
+        return anchor, self.search(y, keep, xp, self.closed(y, keep, xp))
+
+    def search(
+        self, y: Array, keep: Array, xp: Namespace, start: Array | None = None, totals: Totals = totals
+    ) -> Array:
+        """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it, `totals` adds up."""
+        (count,), mass = totals([xp.astype(keep, y.dtype)], xp), like(self.mass, y, xp)
+        high = self.slope(xp.ones_like(count) * mass, xp)
+        return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start, totals)
+
+    def _lowest(self, count: Array, mass: Any, xp: Namespace) -> Array:
+        """A level at which the largest score, and so every score, has at most its even share of the mass."""
+        one = xp.ones_like(count)
+        share = mass / xp.where(count > 0, count, one)
+        return self.slope(xp.where(share < 1.0, share, one) * one, xp)
+
+    def _between(
+        self,
+        low: Array,
+        high: Array,
+        y: Array,
+        keep: Array,
+        reachable: Array,
+        xp: Namespace,
+        start: Array | None = None,
+        totals: Totals = totals,
+    ) -> Array:
+        mass, one = like(self.mass, y, xp), xp.ones_like(high)
+
+        def evaluate(level: Array) -> tuple[Array, Array]:
+            p = xp.where(keep, self.link(y + level, xp), xp.zeros_like(y))
+            sum_p, rate = totals([p, self.sensitivity(p, xp)], xp)
+            residual = sum_p - mass
+            return residual, -residual / xp.where(rate > 0, rate, one)
+
+        level = root(evaluate, low, high, xp, start=start)
+        at_end = reachable & ~(level < high - 1e-3 * xp.abs(high))
+        if known(at_end) and not bool(xp.any(at_end)):
+            return level
+        short = at_end & (evaluate(high)[0] < -1e-2 * mass)
+        if known_any(short, xp):
+            raise ValueError(
+                f"{self!r}: its link doesn't reach the sum {_brief(self.mass)} at the upper end of the search for the threshold; if its "
+                "probabilities have an upper bound, define ceiling(), and else see that slope() is the inverse of link()"
+            )
+        return poison(level, short, xp)
+
+    def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
+        """(anchor, level) under a ceiling. The anchor is the first class, in the order in which a rising level fills them, at which the
+        full ones reach the mass: it is in the support, and from there nothing cancels."""
+        mass, none = like(self.mass, x, xp), -math.inf * xp.ones_like(x)
+        count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+        last = xp.where(count > 0, count, xp.ones_like(count)) - 1
+        high = row_top(x, keep, xp)
+        low = self._lowest(xp.astype(count, x.dtype), mass, xp) - high  # the opposite of a threshold
+        if not is_array(most) or most.ndim == 0 or most.shape[-1] == 1:
+            ordered, each = descending(xp.where(keep, x, none), xp), most * xp.ones_like(high)
+            needed, n = xp.ceil(mass / each), x.shape[-1] + 1
+            rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
+            rank = xp.where(rank > 0, rank, xp.zeros_like(rank))
+            reachable = (count > 0) & (rank <= last)
+            anchor = take(ordered, xp.where(rank < last, rank, last), xp)
+            anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
+            one = xp.where(
+                each < mass, each, mass * xp.ones_like(each)
+            )  # no class has more than the mass, which may be tiny
+            end, edge = self.slope(one, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+        else:
+            most = most * xp.ones_like(x)
+            key = xp.where(keep, x - self.slope(most, xp), none)  # full above this threshold
+            order = xp.argsort(-key, axis=-1)
+            full = running_sum(xp.take_along_axis(xp.where(keep, most, xp.zeros_like(most)), order, axis=-1), xp)
+            rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
+            reachable = (count > 0) & (rank <= last)
+            first = take(order, xp.where(rank < last, rank, last), xp)
+            anchor = xp.where(count > 0, take(xp.where(keep, x, xp.zeros_like(x)), first, xp), xp.zeros_like(high))
+            end, edge = self.slope(take(most, first, xp), xp), none[..., :1]
+        low = low + anchor
+        low = xp.where(edge > low, edge, low)
+        return anchor, self._between(low, end, x - anchor, keep, reachable, xp)
+
+    def at(self, x: Array, anchor: Array, level: Array, xp: Namespace) -> Array:
+        return self.link(x - anchor + level, xp)
+
+    def rate(self, p: Array, level: Array, xp: Namespace) -> Array:
+        """dp_i / dlevel."""
+        return self.sensitivity(p, xp)
+
+    def threshold(self, x: Array, xp: Namespace) -> Array:
+        """tau, [..., 1], with p = link(x - tau)."""
+        y, keep, poisoned = finite_scores(x, xp)
+        anchor, level = self.solve(y, keep, xp)
+        tau = xp.where(xp.any(keep, axis=-1, keepdims=True), anchor - level, -math.inf * xp.ones_like(level))
+        return poison(tau, poisoned, xp)
+
+    # -- the contract -----------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Array, xp: Namespace) -> Array:
+        y, keep, poisoned = finite_scores(x, xp)
+        anchor, level = self.solve(y, keep, xp)
+        p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+        return finish(p + self.remainder(p, level, xp), keep, poisoned | xp.isnan(level), xp)
+
+    def hold(self, x: Array, xp: Namespace) -> Array:
+        y, keep, _ = finite_scores(x, xp)
+        return xp.concat(self.solve(y, keep, xp), axis=-1)
+
+    def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
+        """Two Newton steps on a constant level: the first carries the first derivative, the second the second."""
+        ends: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
+        y, keep, poisoned = finite_scores(x, xp)
+        return self.on_level(y, keep, poisoned, ends[..., :1], ends[..., 1:], xp)
+
+    def on_level(
+        self, y: Array, keep: Array, poisoned: Array, anchor: Array, level: Array, xp: Namespace, totals: Totals = totals
+    ) -> Array:  # fmt: skip
+        mass = like(self.mass, y, xp)
+        for _ in range(2):
+            p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+            sum_p, rate = totals([p, stop_gradient(self.rate(p, level, xp))], xp)
+            rate = stop_gradient(rate)
+            level = level + (mass - sum_p) / xp.where(rate > 0, rate, xp.ones_like(rate))
+        p = xp.where(keep, self.at(y, anchor, level, xp), xp.zeros_like(y))
+        return finish(p + stop_gradient(self.remainder(p, level, xp, totals)), keep, poisoned | xp.isnan(level), xp)
+
+    def remainder(self, p: Array, level: Array, xp: Namespace, totals: Totals = totals) -> Array:
+        """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
+        rate = self.rate(p, level, xp)
+        sum_p, sum_rate = totals([p, rate], xp)
+        lost = like(self.mass, p, xp) - sum_p
+        change = lost * rate / xp.where(sum_rate > 0, sum_rate, xp.ones_like(sum_rate))
+        change, most = xp.where(change > -p, change, -p), self.ceiling(p, xp)
+        return change if most is None else xp.where(change < most - p, change, most - p)
+
+    def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
+        s = self.sensitivity(p, xp)
+        if self.steep:
+            # One entry may outweigh all others by many orders: measured from its own g, nothing cancels.
+            largest = xp.finfo(s.dtype).max ** 0.75
+            s = xp.where(s > largest, largest * xp.ones_like(s), s)
+            g = g - take(g, xp.argmax(stop_gradient(s), axis=-1, keepdims=True), xp)
+        rate = total(s, xp)
+        return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
+
+    def omega(self, q: Array, xp: Namespace) -> Array:
+        """The sum of `omega_terms`, less the affine function that makes it 0 at every vertex: no term is to be normalised."""
+        zero = xp.zeros_like(q[..., :1])
+        base = self.omega_terms(zero, xp)
+        rise = self.omega_terms(zero + 1.0, xp) - base
+        return total(self.omega_terms(q, xp) - base - rise * q, xp)
+
+    def omega_slope(self, q: Array, xp: Namespace) -> Array:
+        return self.slope(safe(q, q > 0, 1.0, xp), xp)
+
+
+def _brief(value: Any) -> str:
+    return f"{list(value.shape)} of each row" if is_array(value) else f"{value:g}"
