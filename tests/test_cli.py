@@ -629,11 +629,11 @@ class Sparsegen(anymax.Sparsemax):
 
 @pytest.fixture
 def with_sparsegen(monkeypatch):
-    from anymax import mappings
+    from anymax._core import handed
     from anymax.cli import commands
 
     with monkeypatch.context() as patch:
-        patch.setattr(mappings, "CATALOGUE", (*CATALOGUE, Sparsegen))
+        patch.setattr(handed, "catalogue", (*CATALOGUE, Sparsegen))
         importlib.reload(names)
         importlib.reload(commands)
         yield

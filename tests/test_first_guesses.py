@@ -215,7 +215,7 @@ def test_a_map_of_ones_own_in_the_catalogue_has_its_name(monkeypatch):
         def forward(self, x, xp):
             return super().forward(self.by * x, xp)
 
-    monkeypatch.setattr(am.mappings, "CATALOGUE", (*CATALOGUE, Sharper))
+    monkeypatch.setattr(am._core.handed, "catalogue", (*CATALOGUE, Sharper))
     np.testing.assert_allclose(am.apply("sharper:by=2", X), am.sparsemax(2 * X))
     with pytest.raises(ValueError, match="sharper needs by; write sharper:by="):
         am.apply("sharper", X)

@@ -358,7 +358,7 @@ while left <= 0:
     try:
         A.softmax(x)
         if "triton" in sys.argv:
-            import anymax.attention.flash
+            import anymax._attention.torch_flash
     except KeyboardInterrupt:
         pass
 assert times > 20, times
