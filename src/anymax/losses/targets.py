@@ -221,7 +221,7 @@ def ask_for_axis(x: Array, target: Any, axis: Any, dim: Any) -> None:
         return
     _warned = True
     depth, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "anymax":
         depth, frame = depth + 1, frame.f_back
     warnings.warn(
         f"a loss of scores of shape {shape}: the classes are axis 1, as in torch, and could be the last axis by these shapes; "

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._array import is_array
 from .._core.mapping import Mapping
+from .maps import curve, rivals
 from .style import numbers
 
 _LINES = 5  # of a parameter that is an array, this many of its numbers have a curve
@@ -116,8 +117,8 @@ def picture(mapping: Mapping) -> str:
     """The probability of the first class over its score, as SVG; "" where these scores are not for this map."""
     try:
         maps = _each(mapping)
-        others = maps.rivals(maps)
-        lines = [maps.curve(m, _GRID, others) for m in maps]
+        others = rivals(maps)
+        lines = [curve(m, _GRID, others) for m in maps]
     except Exception:  # functions of a user's own may do anything, and a map must show itself all the same
         return ""
     drawn = [_line(p, (n + 1) / len(lines)) for n, p in enumerate(lines) if np.isfinite(p).all()]
