@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from . import functional, mappings, margins, segments, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
+from ._core.facts import Facts
 from ._core.handed import hand_down
-from ._core.mapping import Facts, Mapping, RatioMap, Separable
+from ._core.mapping import Mapping
+from ._core.ratio_map import RatioMap
+from ._core.separable import Separable
 from ._version import __version__
 from .contract import check_mapping
 from .functional import (

@@ -13,8 +13,11 @@ import numpy as np
 
 from . import kernels
 from ._array import Array, is_array, quiet
-from ._core.mapping import Facts, Mapping, RatioMap, Separable
+from ._core.facts import Facts
+from ._core.mapping import Mapping
 from ._core.names import as_mapping
+from ._core.ratio_map import RatioMap
+from ._core.separable import Separable
 from .functional import apply
 from .inspection import jacobian
 from .losses.verbs import fenchel_young, nll

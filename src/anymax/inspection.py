@@ -9,7 +9,8 @@ import numpy as np
 
 from . import _array
 from ._array import Array, asarray, floating, is_array, known_any, namespace, pick_axis, quiet, shown, total, upcast
-from ._core.mapping import Facts, Mapping
+from ._core.facts import Facts
+from ._core.mapping import Mapping
 from ._core.names import as_mapping
 from ._core.options import answering, spelled
 from ._core.rows import prepare

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
-from .._core.mapping import Separable
+from .._core.separable import Separable
 from ..autodiff import bridge
 from ..losses.targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype, to_spread
 from ..losses.verbs import fenchel_young as whole_loss

@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, total
-from .._core.mapping import Mapping, Separable
+from .._core.mapping import Mapping
+from .._core.separable import Separable
 from .._random.truncation import topk_keep
 from ..functional import apply
 from ..mappings import Budget, Entmax, NormMax, Sparsemax, SparseSoftmax

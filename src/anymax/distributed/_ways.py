@@ -9,7 +9,9 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, known_any, like, stop_gradient, total
-from .._core.mapping import Mapping, RatioMap, Separable
+from .._core.mapping import Mapping
+from .._core.ratio_map import RatioMap
+from .._core.separable import Separable
 from .._random.truncation import topp_keep
 from ..functional import apply, log_apply
 from ..mappings import Entmax, Softmax, SparseSoftmax

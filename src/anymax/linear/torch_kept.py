@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .._array import Array, Namespace, is_array, known
-from .._core.mapping import Mapping, Separable
+from .._core.mapping import Mapping
+from .._core.separable import Separable
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support, tau_of

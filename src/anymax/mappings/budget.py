@@ -18,7 +18,8 @@ from .._array import (
     top,
     total,
 )
-from .._core.mapping import Facts, Separable
+from .._core.facts import Facts
+from .._core.separable import Separable
 from .._core.typing import Parameter
 
 

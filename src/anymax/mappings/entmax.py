@@ -22,7 +22,9 @@ from .._array import (
     safe,
     total,
 )
-from .._core.mapping import Facts, Separable, positive, row_top
+from .._core.facts import Facts
+from .._core.mapping import positive, row_top
+from .._core.separable import Separable
 from .._core.solve import Totals, anchored_power, pivot, root, sorted_power_threshold, totals
 from .._core.typing import Parameter
 from .softmax import Softmax

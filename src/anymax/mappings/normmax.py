@@ -20,7 +20,8 @@ from .._array import (
     stop_gradient,
     total,
 )
-from .._core.mapping import Facts, Mapping, positive, row_top
+from .._core.facts import Facts
+from .._core.mapping import Mapping, positive, row_top
 from .._core.solve import root
 from .._core.typing import Parameter
 

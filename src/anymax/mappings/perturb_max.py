@@ -31,7 +31,8 @@ from .._array import (
     total,
     upcast,
 )
-from .._core.mapping import Facts, Mapping, row_top
+from .._core.facts import Facts
+from .._core.mapping import Mapping, row_top
 from .._core.typing import Parameter
 from .._random.noises import Law, Noise, constant, draw, find
 from ._nodes import CHUNK, Chunk, Nodes, first, softplus

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from .._array import Array, Namespace, known_any, namespace, stop_gradient, top
-from .._core.mapping import Facts, Mapping, RatioMap, row_top
+from .._core.facts import Facts
+from .._core.mapping import Mapping, row_top
+from .._core.ratio_map import RatioMap
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,9 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, finish, finite_scores, stop_gradient, total
-from .._core.mapping import Facts, RatioMap, row_top
+from .._core.facts import Facts
+from .._core.mapping import row_top
+from .._core.ratio_map import RatioMap
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

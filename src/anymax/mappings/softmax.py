@@ -6,7 +6,9 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, counts, dot, finish, finite_scores, stop_gradient, total, xlogx
-from .._core.mapping import Facts, Separable, row_top
+from .._core.facts import Facts
+from .._core.mapping import row_top
+from .._core.separable import Separable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,7 +25,8 @@ from .._array import (
     total,
     xlogx,
 )
-from .._core.mapping import Facts, Mapping, row_top
+from .._core.facts import Facts
+from .._core.mapping import Mapping, row_top
 from .._core.typing import AnyArray, Parameter
 from .._random.truncation import topk_keep, topp_keep
 

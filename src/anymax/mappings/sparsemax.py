@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from .._array import Array, Namespace, is_jax
-from .._core.mapping import Facts, Separable
+from .._core.facts import Facts
+from .._core.separable import Separable
 from .._core.solve import sorted_power_threshold
 
 

@@ -6,7 +6,8 @@ import dataclasses
 import math
 
 from .._array import Array, Namespace, check_integer, stop_gradient, top
-from .._core.mapping import Facts, RatioMap
+from .._core.facts import Facts
+from .._core.ratio_map import RatioMap
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

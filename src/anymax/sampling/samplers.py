@@ -36,10 +36,11 @@ from .._array import (
     to_last,
     upcast,
 )
-from .._core.mapping import Mapping, Separable
+from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import answering
 from .._core.rows import prepare
+from .._core.separable import Separable
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
 from .._random.draws import at, invert, uniforms
