@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
