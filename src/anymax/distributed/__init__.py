@@ -17,7 +17,7 @@ from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
 from ._agree import Talk, agreeing
-from ._group import as_group
+from ._choose_group import as_group
 from ._shard import Asked
 from ._ways import solve
 

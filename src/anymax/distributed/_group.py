@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
-from .._array import Array, differentiates, is_jax, is_torch, shown
+from .._array import Array, differentiates
 
 _CALLS = 8  # of which a run tells what comes next
 _RUNS = 4096  # that are remembered of a group
@@ -74,29 +74,6 @@ class Group(ABC):
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:
         """stacked[block], for the block of this process."""
-
-
-def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
-    """The group that is meant, for scores like x."""
-    if isinstance(group, Group):
-        return group
-    if is_torch(x):
-        if axis_name is not None:
-            raise TypeError(f"{who}: axis_name= is for JAX; for torch give group=, a ProcessGroup or a DeviceMesh")
-        from ._torch import torch_group  # late: torch is loaded already, since x is a tensor
-
-        return torch_group(who, group)
-    if is_jax(x):
-        if group is not None or axis_name is None:
-            raise TypeError(
-                f"{who}: for JAX say axis_name=, the axis of the mesh along which the classes lie, inside jax.shard_map"
-            )
-        from ._jax import JaxGroup  # late: as above
-
-        return JaxGroup(who, axis_name)
-    raise TypeError(
-        f"{who}: expected this process's part of the scores, a torch tensor with group= or a JAX array with axis_name=, got {shown(x)}"
-    )
 
 
 def jax() -> Any:

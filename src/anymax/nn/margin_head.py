@@ -13,7 +13,8 @@ from .. import distributed, functional, linear, losses, transforms
 from .._array import eager, is_integer
 from .._core.mapping import Mapping
 from .._core.typing import Reduction
-from ..distributed._group import Group, as_group
+from ..distributed._choose_group import as_group
+from ..distributed._group import Group
 from ..losses import margins
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes
