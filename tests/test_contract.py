@@ -7,6 +7,9 @@ from typing import Any
 import laws
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
+import scipy.stats
 from cases import each_first
 from kinds import KINDS, back, every_kind
 
@@ -172,6 +175,92 @@ def test_an_upper_bound_is_kept(kind, u, sigma):
         p = back(am.apply(Capped(u if isinstance(u, float) else to(u)), to(x)))
     laws.close(p, capped(x, u), 1e-14 * max(1.0, sigma))
     assert (p <= u).all()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sigmoids(am.Separable):
+    """`p_i = u_i sigmoid(x_i - tau)`: a class comes to its ceiling in the limit only. Its Omega has the binary entropies."""
+
+    u: Any = 1.0
+
+    name = "sigmoids"
+    per_class = ("u",)
+    facts = am.Facts(monotone=False, shift_invariant=True, sparse=False, has_potential=True)
+    mass = 2.5
+    law = staticmethod(scipy.special.expit)
+
+    def link(self, t, xp):
+        e = xp.exp(-xp.abs(t))
+        return like(self.u, t, xp) * xp.where(t > 0, 1.0 / (1.0 + e), e / (1.0 + e))
+
+    def slope(self, q, xp):
+        r = q / like(self.u, q, xp)
+        return xp.log(r) - xp.log1p(-r)
+
+    def curvature(self, q, xp):
+        return like(self.u, q, xp) / (q * (like(self.u, q, xp) - q))
+
+    def omega_terms(self, q, xp):
+        def part(v):
+            return xp.where(v > 0, v * xp.log(xp.where(v > 0, v, xp.ones_like(v))), xp.zeros_like(v))
+
+        r = q / like(self.u, q, xp)
+        return like(self.u, q, xp) * (part(r) + part(1.0 - r))
+
+    def ceiling(self, x, xp):
+        return self.u
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Laplaces(Sigmoids):
+    """`p_i = F(x_i - tau)` of the Laplace distribution, whose F has two pieces."""
+
+    name = "laplaces"
+    law = staticmethod(scipy.stats.laplace.cdf)
+
+    def link(self, t, xp):
+        e = 0.5 * xp.exp(-xp.abs(t))
+        return like(self.u, t, xp) * xp.where(t > 0, 1.0 - e, e)
+
+    def slope(self, q, xp):
+        r = q / like(self.u, q, xp)
+        return xp.where(r < 0.5, xp.log(2.0 * r), -xp.log(2.0 - 2.0 * r))
+
+    def curvature(self, q, xp):
+        r = q / like(self.u, q, xp)
+        return 1.0 / (like(self.u, q, xp) * xp.where(r < 0.5, r, 1.0 - r))
+
+
+@pytest.mark.thin(2)
+@every_kind
+@pytest.mark.parametrize("mass", [0.4, 2.0, 2.5, 6.9])
+@pytest.mark.parametrize("u", [1.0, np.array([0.5, 1.0, 2.0, 0.7, 1.0, 1.3, 0.9])], ids=["number", "array"])
+@pytest.mark.parametrize("base", [Sigmoids, Laplaces])
+def test_a_ceiling_that_is_reached_in_the_limit_only(base, u, mass, kind):
+    mapping = type("Open", (base,), {"mass": mass})
+    x = np.concatenate([laws.scores(2, 7, sigma=s, seed=11) for s in (0.02, 1.0, 30.0, 1e3)])
+    with wide(kind):
+        to = KINDS[kind]
+        p = back(am.apply(mapping(u if isinstance(u, float) else to(u)), to(x)))
+    for row, got in zip(x, p):
+        tau = scipy.optimize.brentq(lambda t, row=row: (u * base.law(row - t)).sum() - mass, -1e4, 1e4, xtol=1e-13)
+        laws.close(got, u * base.law(row - tau), 1e-11 * max(1.0, np.abs(row).max()))
+
+
+def test_open_ceilings_that_are_not_reached():
+    """As many classes as the sum, or fewer: each has its ceiling, and no derivative. The sum may miss so many ceilings by rounding."""
+    sums = am.apply(type("Open", (Sigmoids,), {"mass": 0.8999999999999999})(0.3), np.zeros((1, 4))).sum()
+    laws.close(sums, 0.9, 1e-14)
+    x = np.array([[0.3, -1.0, -np.inf, -np.inf], [0.3, -1.0, 2.0, -np.inf]])
+    laws.close(am.apply(Sigmoids(), x), [[1, 1, 0, 0], [*am.apply(Sigmoids(), x[1, :3]), 0]], 1e-15)
+    s = torch.tensor(x, requires_grad=True)
+    am.apply(Sigmoids(), s)[:, 0].sum().backward()
+    assert s.grad[0].tolist() == [0, 0, 0, 0]
+    assert (s.grad[1, :3] != 0).all()
+
+
+def test_a_map_with_open_ceilings_keeps_the_contract():
+    assert "frameworks" in am.check_mapping(Sigmoids())
 
 
 def test_what_the_bounds_can_not_reach():

@@ -137,6 +137,13 @@ FAULTS = {
   ),
   "solvers": (
     Fault("what a bracket takes for the support", "src/anymax/_core/solve.py",
+    Fault("where the search under an open ceiling begins", "src/anymax/_solve.py",
+          "needed = xp.where(opened, more, xp.ceil(ratio))",
+          "needed = xp.ceil(ratio)", "contract"),
+    Fault("the share of open ceilings, one a class", "src/anymax/_solve.py",
+          "share = 0.5 + 0.5 * mass / xp",
+          "share = 1.0 + 0.0 * mass / xp", "contract"),
+    Fault("what a bracket takes for the support", "src/anymax/_solve.py",
           "inside = counts(mass < 1.0, xp)",
           "inside = counts(mass < 1.2, xp)", "solver law_kkt law_symmetry law_simplex law_jacobian law_accuracy"),
     Fault("Newton's third moment", "src/anymax/_core/solve.py",

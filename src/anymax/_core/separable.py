@@ -10,7 +10,6 @@ from .._array import (
     Array,
     Namespace,
     counts,
-    descending,
     dot,
     finish,
     finite_scores,
@@ -19,14 +18,13 @@ from .._array import (
     known_any,
     like,
     poison,
-    running_sum,
     safe,
     stop_gradient,
     take,
     total,
 )
 from .mapping import Mapping, positive, row_top
-from .solve import Totals, root, totals
+from .solve import Totals, below_ceilings, below_one_ceiling, root, totals
 
 
 class Separable(Mapping):
@@ -70,7 +68,8 @@ class Separable(Mapping):
     def ceiling(self, x: Array, xp: Namespace) -> Any:
         """The largest probability of each class, where the link is bounded: a number, or an array that broadcasts to rows; None: no bound.
 
-        A row whose ceilings sum to less than the mass gets its ceilings.
+        A link that comes to it in the limit only, as a sigmoid does, has an infinite slope there. A row whose ceilings sum to no more than
+        the mass gets its ceilings.
         """
         return None
 
@@ -139,36 +138,15 @@ class Separable(Mapping):
         return poison(level, short, xp)
 
     def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(anchor, level) under a ceiling. The anchor is the first class, in the order in which a rising level fills them, at which the
-        full ones reach the mass: it is in the support, and from there nothing cancels."""
-        mass, none = like(self.mass, x, xp), -math.inf * xp.ones_like(x)
-        count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
-        last = xp.where(count > 0, count, xp.ones_like(count)) - 1
-        high = row_top(x, keep, xp)
-        low = self._lowest(xp.astype(count, x.dtype), mass, xp) - high  # the opposite of a threshold
+        """(anchor, level) under a ceiling."""
+        mass = like(self.mass, x, xp)
         if not is_array(most) or most.ndim == 0 or most.shape[-1] == 1:
-            ordered, each = descending(xp.where(keep, x, none), xp), most * xp.ones_like(high)
-            needed, n = xp.ceil(mass / each), x.shape[-1] + 1
-            rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
-            rank = xp.where(rank > 0, rank, xp.zeros_like(rank))
-            reachable = (count > 0) & (rank <= last)
-            anchor = take(ordered, xp.where(rank < last, rank, last), xp)
-            anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
-            one = xp.where(
-                each < mass, each, mass * xp.ones_like(each)
-            )  # no class has more than the mass, which may be tiny
-            end, edge = self.slope(one, xp), self.slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+            count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+            lowest = self._lowest(xp.astype(count, x.dtype), mass, xp)
+            anchor, edge, end, reachable = below_one_ceiling(self.slope, most, mass, x, keep, xp)
         else:
-            most = most * xp.ones_like(x)
-            key = xp.where(keep, x - self.slope(most, xp), none)  # full above this threshold
-            order = xp.argsort(-key, axis=-1)
-            full = running_sum(xp.take_along_axis(xp.where(keep, most, xp.zeros_like(most)), order, axis=-1), xp)
-            rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
-            reachable = (count > 0) & (rank <= last)
-            first = take(order, xp.where(rank < last, rank, last), xp)
-            anchor = xp.where(count > 0, take(xp.where(keep, x, xp.zeros_like(x)), first, xp), xp.zeros_like(high))
-            end, edge = self.slope(take(most, first, xp), xp), none[..., :1]
-        low = low + anchor
+            lowest, anchor, edge, end, reachable = below_ceilings(self.slope, most, mass, x, keep, xp)
+        low = lowest - row_top(x, keep, xp) + anchor
         low = xp.where(edge > low, edge, low)
         return anchor, self._between(low, end, x - anchor, keep, reachable, xp)
 

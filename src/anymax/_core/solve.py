@@ -7,10 +7,11 @@ common offset of the scores costs a digit, and the unknown lies in a known inter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, counts, descending, loop, running_sum, take, total
+from .._array import Array, Namespace, counts, descending, known, loop, running_sum, take, top, total
 
 
 def totals(parts: list[Array], xp: Namespace) -> list[Array]:
@@ -69,6 +70,73 @@ def root(
         )
 
     return loop(lambda s: active(s), body, (level, low, high, step), limit, traced)[0]
+
+
+# -- under a ceiling --------------------------------------------------------------------------------------------------------
+#
+# The anchor is the first class, in the order in which a rising level fills them, at which the full ones reach the mass: it is in
+# the support, and from there nothing cancels. A ceiling may be open: the link comes to it in the limit, and its slope is infinite
+# there. No level fills such a class, and the anchor is the first class at which those with one share of their ceilings, less than
+# all of it, reach the mass: m classes with mass / m each.
+
+
+def below_one_ceiling(
+    slope: Callable[[Array, Namespace], Array], most: Any, mass: Any, x: Array, keep: Array, xp: Namespace
+) -> tuple[Array, Array, Array, Array]:
+    """(anchor, the level at the edge of the support, a level that is not too low, True where the mass can be reached), [..., 1].
+
+    Under a ceiling that all classes of a row have.
+    """
+    count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+    ordered = descending(xp.where(keep, x, -math.inf * xp.ones_like(x)), xp)
+    each = most * xp.ones_like(x[..., :1])
+    one = xp.where(each < mass, each, mass * xp.ones_like(each))  # no class has more than the mass, which may be tiny
+    end, edge = slope(one, xp), slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+    opened, n = end == math.inf, x.shape[-1] + 1
+    ratio = mass / each
+    more = (
+        xp.floor(ratio * (1.0 + 8.0 * xp.finfo(x.dtype).eps)) + 1.0
+    )  # mass / more is below the ceiling, also once rounded
+    needed = xp.where(opened, more, xp.ceil(ratio))
+    rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
+    rank = xp.where(rank > 0, rank, xp.zeros_like(rank))
+    last = xp.where(count > 0, count, xp.ones_like(count)) - 1
+    reachable = (count > 0) & (rank <= last)
+    anchor = take(ordered, xp.where(rank < last, rank, last), xp)
+    anchor = xp.where(anchor > -math.inf, anchor, xp.zeros_like(anchor))
+    if not known(opened) or bool(xp.any(opened)):
+        end = xp.where(opened & reachable, slope(mass / needed, xp), end)
+    return anchor, edge, end, reachable
+
+
+def below_ceilings(
+    slope: Callable[[Array, Namespace], Array], most: Array, mass: Any, x: Array, keep: Array, xp: Namespace
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The same under a ceiling for each class, with a link of its own; before it the argument of the links up to which none has more than
+    its even share of the mass."""
+    zero, infinite = xp.zeros_like(x), math.inf * xp.ones_like(x)
+    count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
+    some = count > 0
+    most = most * xp.ones_like(x)
+    room = xp.where(keep, most, zero)
+    even = mass / xp.astype(xp.where(some, count, xp.ones_like(count)), x.dtype) + zero
+    lowest = slope(xp.where(even < most, even, most), xp)
+    lowest = -top(-xp.where(keep & (even <= most), lowest, infinite), xp)
+    opened = xp.any(keep & (slope(most, xp) == math.inf), axis=-1, keepdims=True)
+    share = 0.5 + 0.5 * mass / xp.where(some, total(room, xp), xp.ones_like(lowest))
+    share = xp.where(opened & (share < 1.0), share, xp.ones_like(share))
+    ends = slope(share * most, xp)
+    order = xp.argsort(
+        -xp.where(keep, x - ends, -infinite), axis=-1
+    )  # from the threshold at which a class has its share
+    full = running_sum(xp.take_along_axis(share * room, order, axis=-1), xp)
+    rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
+    last = xp.where(some, count, xp.ones_like(count)) - 1
+    reachable = some & (rank <= last)
+    first = take(order, xp.where(rank < last, rank, last), xp)
+    anchor = xp.where(some, take(xp.where(keep, x, zero), first, xp), xp.zeros_like(lowest))
+    end = xp.where(opened & ~reachable, infinite[..., :1], take(ends, first, xp))
+    return lowest, anchor, -infinite[..., :1], end, reachable
 
 
 def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:

@@ -239,8 +239,7 @@ def gumbel_softmax(
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
     """Rows of the p that a map tends to as the scores z grow: the whole sum is on the largest scores, on each as much as it may have."""
     _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
-    most = own.ceiling(rows, xp) if isinstance(own, Separable) else None
-    if most is None:
+    if not isinstance(own, Separable) or (most := own.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
         return xp.astype((positions(p, first.dtype, xp) == first) & ~(p <= 0), p.dtype)
     order = xp.argsort(rows, axis=-1, descending=True, stable=True)
