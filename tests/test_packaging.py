@@ -8,9 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import anymax
 from anymax.kernels import library, link
@@ -120,6 +123,21 @@ def test_pins_agree():
         assert pin
         assert rev
         assert pin[1] == rev[1]
+
+
+def test_constraints_pin_every_dependency():
+    """Of the library and of all extras, transitive ones come with them, to a release within the extra's range."""
+    lines = [line for line in read("constraints.txt").splitlines() if line and not line.startswith("#")]
+    pins = {canonicalize_name(pin.name): str(pin.specifier) for pin in map(Requirement, lines)}
+    assert len(pins) == len(lines), "one release for all Pythons and systems"
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *(text for extra in extras.values() for text in extra)):
+        asked = Requirement(text)
+        if asked.name != "anymax":
+            pin = re.fullmatch(r"==([\w.]+)", pins.get(canonicalize_name(asked.name), ""))
+            assert pin, f"constraints.txt has no {asked.name}: `python -m tools.pins` writes it anew"
+            assert asked.specifier.contains(pin[1]), f"{text}, and constraints.txt has {pin[1]}"
 
 
 # -- the compiled library ---------------------------------------------------------------------------------------------------
