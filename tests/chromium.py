@@ -18,9 +18,10 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 KEYS = {
     "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, "Enter": 13, "Escape": 27, "Delete": 46, "z": 90,
 }  # fmt: skip
+# As root, without a graphics card, and without a word to any server but the one of the test.
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-extensions "
-    "--remote-debugging-pipe"
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run --disable-extensions "
+    "--disable-background-networking --disable-component-update --disable-sync --remote-debugging-pipe"
 ).split()
 
 

@@ -214,6 +214,7 @@ def test_the_story(opened):
             alpha = "Number(document.getElementById('type-alpha').value)"
             page.wait(f"{alpha} > 1.05")  # it moves by itself
             click(page, "story-play")
+            page.js(DRAWN)  # what was moved before the click is painted in the next frame
             held = page.js(alpha)
             assert held < 2
             page.js("new Promise((done) => setTimeout(done, 200))")

@@ -37,8 +37,8 @@ export const STEPS = [
   },
   {
     title: "The loss",
-    words: `Suppose cat is the truth. How wrong is the model? Each map has a loss of its own; softmax's is cross-entropy. Their gradients look alike: $p − y$, the
-      probabilities less 1 at the target. Softmax always asks for more. Sparsemax is content: once cat leads by 1, its loss is exactly 0, and nothing is left to learn.`,
+    words: `Suppose cat is the truth. How wrong is the model? Each map has a loss of its own; softmax's is cross-entropy. Their gradients look alike: $p − y$.
+      Softmax always asks for more. Sparsemax is content: once cat leads by 1, its loss is exactly 0, and nothing is left to learn.`,
     state: { ...ANIMALS, maps: ["softmax", "entmax", "sparsemax"], focus: "sparsemax" },
     parts: ["cards", "gradient", "losses"],
     motion: { symbol: "score of cat", seconds: 7, at: (t) => ({ x: [between(0.2, 3, t), 1.4, 0.6, -0.9] }) },
