@@ -172,7 +172,7 @@ def test_log_p_and_thresholds(name):
     x, weight, bias, t = operands()
     scores = x.double() @ weight.double().T + bias.double()
     t = torch.where(t % 2 == 1, scores.argmax(1), t.clamp(min=0))  # some have a probability, others not
-    tau, size = am.linear_threshold(x, weight, MAPS[name], linear_bias=bias)
+    tau, size = am.linear.linear_threshold(x, weight, MAPS[name], linear_bias=bias)
     log_p = am.linear_log_prob(x, weight, t, MAPS[name], linear_bias=bias)
     with am.use("reference"):
         taus, sizes = am.threshold(MAPS[name], scores)

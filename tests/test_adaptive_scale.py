@@ -84,7 +84,7 @@ def test_arrays_of_numpy_and_jax_take_the_same_terms():
     want = A.attention(q, k, v, "entmax15", is_causal=True, transform=scale(x)).detach().numpy()
     terms = {name: value.detach().numpy() for name, value in scale(x).params if name in ("beta", "gamma")}
     for make in (np.asarray, jnp.asarray):
-        t = A.scalable(**{name: make(value) for name, value in terms.items()}, delta=1.0)
+        t = A.transforms.scalable(**{name: make(value) for name, value in terms.items()}, delta=1.0)
         got = A.attention(*(make(a.numpy()) for a in (q, k, v)), "entmax15", is_causal=True, transform=t)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 

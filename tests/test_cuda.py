@@ -80,7 +80,7 @@ def test_a_first_call_may_be_captured_after_warm_up(name, dtype, monkeypatch):
     from triton import knobs
 
     mapping, shape = MAPS[name], (48, 1184) if dtype == torch.float32 else (80, 1184)
-    am.warm_up(mapping, [shape], [dtype])
+    am.kernels.warm_up(mapping, [shape], [dtype])
     x, t = scores(*shape, dtype=dtype), torch.arange(shape[0], device="cuda")
     made: list[object] = []
     monkeypatch.setattr(knobs.compilation, "listener", lambda **said: made.append(said))

@@ -240,7 +240,7 @@ def test_the_codes_of_the_header():
 @pytest.mark.parametrize("engine", ["native", "reference"])
 def test_what_is_drawn_is_drawn_once_and_in_order(engine):
     x, drawn, alone = scores(50), np.random.default_rng(0), np.random.default_rng(0)
-    first, second = (anymax.xtc(0.01, 0.5, generator=drawn) for _ in range(2))
+    first, second = (anymax.transforms.xtc(0.01, 0.5, generator=drawn) for _ in range(2))
     with anymax.use(engine):
         first(x)
         alone.random((4, 1))

@@ -13,8 +13,8 @@ from scipy.special import log_softmax as scipy_log_softmax
 from scipy.special import softmax as scipy_softmax
 
 import anymax as am
-from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, compose
-from anymax.sampling.decoding import gumbel_topk, speculative_accept, topk_log_prob
+from anymax import Entmax, Softmax, Sparsemax, SparseSoftmax, compose, transforms
+from anymax.sampling import gumbel_topk, speculative_accept, topk_log_prob
 
 INF = math.inf
 
@@ -48,17 +48,29 @@ CASES = {  # name: (transform, scores, which are kept)
         [[1, 0, 1, 0], [1] * 4, [1, 0, 0, 0]],
     ),
     "min-p, at least 2": (am.minp(0.9, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
-    "typical": (am.typical(0.5), log([[0.97, 0.01, 0.01, 0.01], [0.4, 0.2, 0.2, 0.2]]), [[1, 0, 0, 0], [0, 1, 1, 1]]),
-    "typical of equals": (am.typical(0.5, min_keep=3), np.full((2, 5), 0.2, np.float32), [[1] * 5] * 2),
-    "typical, at least 2": (am.typical(0.7, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
+    "typical": (
+        transforms.typical(0.5),
+        log([[0.97, 0.01, 0.01, 0.01], [0.4, 0.2, 0.2, 0.2]]),
+        [[1, 0, 0, 0], [0, 1, 1, 1]],
+    ),
+    "typical of equals": (transforms.typical(0.5, min_keep=3), np.full((2, 5), 0.2, np.float32), [[1] * 5] * 2),
+    "typical, at least 2": (transforms.typical(0.7, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
     "epsilon": (
-        am.epsilon_cutoff(0.1),
+        transforms.epsilon_cutoff(0.1),
         log([[0.87, 0.099, 0.001, 0.03], [0.4, 0.299, 0.101, 0.2]]),
         [[1, 0, 0, 0], [1] * 4],
     ),
-    "epsilon, at least 2": (am.epsilon_cutoff(5e-2, min_keep=2), RAMPS, [[0] * 7 + [1] * 3, [0] * 8 + [1] * 2]),
-    "eta": (am.eta(0.0625), log([[0.0, 0.1, 0.8, 0.1], [0.01, 0.04, 0.9, 0.05]]), [[0, 1, 1, 1], [0, 0, 1, 0]]),
-    "eta, at least 2": (am.eta(0.1, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
+    "epsilon, at least 2": (
+        transforms.epsilon_cutoff(5e-2, min_keep=2),
+        RAMPS,
+        [[0] * 7 + [1] * 3, [0] * 8 + [1] * 2],
+    ),
+    "eta": (
+        transforms.eta(0.0625),
+        log([[0.0, 0.1, 0.8, 0.1], [0.01, 0.04, 0.9, 0.05]]),
+        [[0, 1, 1, 1], [0, 0, 1, 0]],
+    ),
+    "eta, at least 2": (transforms.eta(0.1, min_keep=2), RAMPS, [[0] * 8 + [1] * 2] * 2),
 }
 
 
@@ -74,7 +86,7 @@ def test_transformers_own_cases(kind, name):
 def test_transformers_own_cases_of_penalties_and_temperature():
     x = np.full((2, 10), 0.1, np.float32)
     x[0, 0], x[1, 5] = -0.1, 0.4
-    y = am.repetition_penalty([[0, 1], [5, 0]], 2.0)(x)
+    y = transforms.repetition_penalty([[0, 1], [5, 0]], 2.0)(x)
     np.testing.assert_allclose([y[0, 0], y[0, 1], y[1, 0], y[1, 5]], [-0.2, 0.05, 0.05, 0.2], rtol=1e-6)
     x = np.full((2, 20), 0.05, np.float32)
     x[1, 5], x[1, 10] = 0.15, -0.35
@@ -92,10 +104,10 @@ WARPERS = {
     "TopKLogitsWarper": [((7,), {}, am.topk(7)), ((2,), {"min_tokens_to_keep": 5}, am.topk(2, min_keep=5))],
     "TopPLogitsWarper": [((0.1,), {}, am.topp(0.1)), ((0.9,), {}, am.topp(0.9)), ((0.3,), {"min_tokens_to_keep": 9}, am.topp(0.3, 9))],
     "MinPLogitsWarper": [((0.05,), {}, am.minp(0.05)), ((0.6,), {"min_tokens_to_keep": 6}, am.minp(0.6, 6))],
-    "TypicalLogitsWarper": [((m,), {}, am.typical(m)) for m in (0.1, 0.5, 0.95)]
-    + [((0.2,), {"min_tokens_to_keep": 8}, am.typical(0.2, 8))],
-    "EpsilonLogitsWarper": [((0.02,), {}, am.epsilon_cutoff(0.02)), ((0.2,), {"min_tokens_to_keep": 3}, am.epsilon_cutoff(0.2, 3))],
-    "EtaLogitsWarper": [((0.02,), {}, am.eta(0.02)), ((0.4,), {"min_tokens_to_keep": 3}, am.eta(0.4, 3))],
+    "TypicalLogitsWarper": [((m,), {}, transforms.typical(m)) for m in (0.1, 0.5, 0.95)]
+    + [((0.2,), {"min_tokens_to_keep": 8}, transforms.typical(0.2, 8))],
+    "EpsilonLogitsWarper": [((0.02,), {}, transforms.epsilon_cutoff(0.02)), ((0.2,), {"min_tokens_to_keep": 3}, transforms.epsilon_cutoff(0.2, 3))],
+    "EtaLogitsWarper": [((0.02,), {}, transforms.eta(0.02)), ((0.4,), {"min_tokens_to_keep": 3}, transforms.eta(0.4, 3))],
 }  # fmt: skip
 
 
@@ -120,9 +132,9 @@ def test_transformers_repetition_penalty():
     x = torch.randn(40, 30, generator=draw)
     tokens = torch.randint(30, (40, 12), generator=draw)
     theirs = process.RepetitionPenaltyLogitsProcessor(1.3)(tokens, x)
-    torch.testing.assert_close(am.repetition_penalty(tokens, 1.3)(x), theirs)
+    torch.testing.assert_close(transforms.repetition_penalty(tokens, 1.3)(x), theirs)
     theirs = process.SequenceBiasLogitsProcessor([[[3], 2.5], [[7], -4.0]])(tokens, x)
-    torch.testing.assert_close(am.logit_bias({3: 2.5, 7: -4.0})(x), theirs)
+    torch.testing.assert_close(transforms.logit_bias({3: 2.5, 7: -4.0})(x), theirs)
 
 
 def test_the_order_of_transformers():
@@ -142,8 +154,8 @@ def test_the_order_of_transformers():
     x, tokens = 2 * torch.randn(50, 200, generator=draw), torch.randint(200, (50, 20), generator=draw)
     theirs = model._get_logits_processor(config, input_ids_seq_length=20, device="cpu")(tokens, x)
     ours = compose(
-        am.logit_bias({3: 1.5}), am.repetition_penalty(tokens, 1.2), am.temperature(0.7), am.topk(40), am.topp(0.95), am.minp(0.02),
-        am.typical(0.9), am.epsilon_cutoff(3e-3), am.eta(2e-2),
+        transforms.logit_bias({3: 1.5}), transforms.repetition_penalty(tokens, 1.2), am.temperature(0.7), am.topk(40), am.topp(0.95), am.minp(0.02),
+        transforms.typical(0.9), transforms.epsilon_cutoff(3e-3), transforms.eta(2e-2),
     )  # fmt: skip
     assert torch.equal(torch.isneginf(ours(x)), torch.isneginf(theirs))
     torch.testing.assert_close(ours(x), theirs)
@@ -194,8 +206,8 @@ def test_the_order_of_llama_cpp():
     x, last = rng.normal(0, 2, (60, 50)), rng.integers(50, size=(60, 16))
     seeds = list(range(60))
     ours = compose(
-        am.repetition_penalty(last, 1.1, presence=0.2, frequency=0.1), am.topnsigma(1.5), am.topk(12), am.typical(0.97), am.topp(0.9),
-        am.minp(0.05), am.xtc(0.1, 0.5, generator=seeds), am.temperature(0.8),
+        transforms.repetition_penalty(last, 1.1, presence=0.2, frequency=0.1), transforms.topnsigma(1.5), am.topk(12), transforms.typical(0.97), am.topp(0.9),
+        am.minp(0.05), transforms.xtc(0.1, 0.5, generator=seeds), am.temperature(0.8),
     )(x)  # fmt: skip
     chance = [np.random.default_rng(s).random() for s in seeds]
     want = np.stack([llama_cpp(r, t.tolist(), u) for r, t, u in zip(x, last, chance)])
@@ -221,7 +233,7 @@ def test_the_order_of_vllm():
     drop[:, -1] = False
     want = torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(drop, -INF))
     ours = compose(
-        am.repetition_penalty(np.concatenate([prompt, output], -1), 1.2), am.repetition_penalty(output, presence=0.3, frequency=0.1),
+        transforms.repetition_penalty(np.concatenate([prompt, output], -1), 1.2), transforms.repetition_penalty(output, presence=0.3, frequency=0.1),
         am.temperature(0.7), am.minp(0.01), am.topk(20), am.topp(0.9),
     )  # fmt: skip
     torch.testing.assert_close(ours(torch.tensor(x)), want)
@@ -229,7 +241,9 @@ def test_the_order_of_vllm():
 
 def test_a_composition_is_data():
     cut = compose(
-        am.temperature(0.7), compose(am.topk(50), am.topp(0.95, min_keep=2)), am.xtc(0.1, 0.5, generator=[1, 2])
+        am.temperature(0.7),
+        compose(am.topk(50), am.topp(0.95, min_keep=2)),
+        transforms.xtc(0.1, 0.5, generator=[1, 2]),
     )
     assert [(t.name, dict(t.params), t.axis) for t in cut.transforms] == [
         ("temperature", {"T": 0.7}, -1),
@@ -466,7 +480,11 @@ def test_under_torch_compile():
     torch = pytest.importorskip("torch")
     x = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     cut = compose(
-        am.logit_bias({3: 1.0}), am.repetition_penalty([1, 2], 1.2), am.temperature(0.7), am.topk(9), am.topp(0.9)
+        transforms.logit_bias({3: 1.0}),
+        transforms.repetition_penalty([1, 2], 1.2),
+        am.temperature(0.7),
+        am.topk(9),
+        am.topp(0.9),
     )
     torch._dynamo.reset()
     draw = torch.compile(
@@ -487,7 +505,7 @@ def test_draws_of_another_number_of_rows_under_torch_compile():
 
     def draws(x):
         policy = am.nn.Categorical(am.Sparsemax(), x, validate_args=False).sample((2,))
-        return am.gumbel_softmax(x), am.perturb_argmax(x, "normal"), policy
+        return am.gumbel_softmax(x), am.sampling.perturb_argmax(x, "normal"), policy
 
     torch._dynamo.reset()
     quick = torch.compile(draws, fullgraph=True, backend="eager")

@@ -296,7 +296,7 @@ def test_errors_say_what_is_wrong():
         (lambda: A.log_prob(Softmax(), x, y, support=(good[0], good[1] + 1)), ValueError, "rise from 0 to 3"),
         (lambda: A.log_prob(Softmax(), x, y, support=(good[0] + 6, good[1])), IndexError, "from 0 to 6, got 6 to 8"),
         (lambda: A.log_prob(Softmax(), x, y, support=([1, 1, 2], [0, 2, 2, 2, 2, 2, 3])), ValueError, "a class twice"),
-        (lambda: A.kl(Softmax(), x, Softmax(), x[:5]), ValueError, "one shape"),
+        (lambda: A.likelihood.kl(Softmax(), x, Softmax(), x[:5]), ValueError, "one shape"),
         (lambda: A.topk_kl(x, [[0]] * 6, [[-0.1]] * 6, tail="drop"), ValueError, "'ignore' or 'one class', got 'drop'"),
         (lambda: A.topk_kl(x, [[0, 1]] * 6, [[-0.1]] * 6), ValueError, "one shape"),
         (lambda: A.topk_kl(x, [[0.0]] * 6, [[-0.1]] * 6), TypeError, "ids must be integers"),
@@ -328,13 +328,13 @@ def test_kl_is_scipys(names, kind):
     x[2], y[2, 3:] = -INF, -INF
     p, q = probabilities(first, x), probabilities(second, y)
     want = scipy.special.rel_entr(p, q).sum(-1)
-    got = back(A.kl(first, KINDS[kind](x), second, KINDS[kind](y)))
+    got = back(A.likelihood.kl(first, KINDS[kind](x), second, KINDS[kind](y)))
     np.testing.assert_allclose(got, want, atol=tolerance(kind), rtol=2 * tolerance(kind))
     assert got[2] == 0.0
-    turned = back(A.kl(first, KINDS[kind](x.T), second, KINDS[kind](y.T), axis=0))
+    turned = back(A.likelihood.kl(first, KINDS[kind](x.T), second, KINDS[kind](y.T), axis=0))
     np.testing.assert_allclose(turned, got, atol=tolerance(kind), rtol=tolerance(kind))
     np.testing.assert_allclose(
-        back(A.kl(first, KINDS[kind](x[:2]), first, KINDS[kind](x[:2]))), 0.0, atol=tolerance(kind)
+        back(A.likelihood.kl(first, KINDS[kind](x[:2]), first, KINDS[kind](x[:2]))), 0.0, atol=tolerance(kind)
     )
 
 
@@ -467,7 +467,7 @@ def test_gradients_of_topk_kl(tail):
 def test_gradients_of_kl(names):
     torch, x, _ = torch_scores(names[0])
     y = torch_scores(names[1], 1)[1]
-    value = lambda x, y: A.kl(MAPS[names[0]], x, MAPS[names[1]], y)  # noqa: E731
+    value = lambda x, y: A.likelihood.kl(MAPS[names[0]], x, MAPS[names[1]], y)  # noqa: E731
     assert torch.autograd.gradcheck(value, (x.requires_grad_(), y.requires_grad_()))
 
 
@@ -550,14 +550,16 @@ def test_an_infinite_divergence_has_a_gradient(kind):
         import torch
 
         a, b = torch.tensor(x, requires_grad=True), torch.tensor(y, requires_grad=True)
-        value = A.kl(Softmax(), a, Sparsemax(), b)
+        value = A.likelihood.kl(Softmax(), a, Sparsemax(), b)
         value.sum().backward()
         ga, gb = a.grad, b.grad
     else:
         import jax
 
-        value = A.kl(Softmax(), KINDS[kind](x), Sparsemax(), KINDS[kind](y))
-        ga, gb = jax.grad(lambda a, b: A.kl(Softmax(), a, Sparsemax(), b).sum(), (0, 1))(KINDS[kind](x), KINDS[kind](y))
+        value = A.likelihood.kl(Softmax(), KINDS[kind](x), Sparsemax(), KINDS[kind](y))
+        ga, gb = jax.grad(lambda a, b: A.likelihood.kl(Softmax(), a, Sparsemax(), b).sum(), (0, 1))(
+            KINDS[kind](x), KINDS[kind](y)
+        )
     assert (back(value) == INF).all()
     assert np.isfinite(back(ga)).all()
     np.testing.assert_allclose(back(gb), want, atol=1e-6)

@@ -445,7 +445,7 @@ def test_signatures_name_types_as_they_are_written():
         "(x: ArrayT | Numbers, axis: Axes = None, *, dim: Axes = None, mask: Mask = None, dtype: DType = None)", "ArrayT",
     )  # fmt: skip
     assert shown("class", anymax.Entmax) == ("(alpha: Parameter = 1.5)", None)
-    assert shown("class", anymax.Threshold) == ("(tau: ArrayT, support: ArrayT)", None)
+    assert shown("class", anymax.thresholds.Threshold) == ("(tau: ArrayT, support: ArrayT)", None)
     assert shown("method", anymax.Entmax.replace) is None
 
 

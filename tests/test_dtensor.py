@@ -99,7 +99,8 @@ half = DTensor.from_local(x / 2, mesh, [Partial()] * mesh.ndim)
 apart = distribute_tensor(x, mesh, places[1])
 for call, words in (
     (lambda: A.sparsemax(half), "the scores are Partial"), (lambda: A.cross_entropy(half, t), "the scores are Partial"),
-    (lambda: A.logsumexp(half), "the scores are Partial"), (lambda: A.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
+    (lambda: A.logsumexp(half), "the scores are Partial"),
+    (lambda: A.likelihood.kl("softmax", apart, "softmax", apart), "takes no DTensor"),
     (lambda: A.segment_apply("softmax", apart, lengths=[1, 5]), "segment_apply takes no DTensor; give"),
     (lambda: A.segment_logsumexp(x, index=apart), "segment_logsumexp takes no DTensor as index; give index.full_tensor()"),
     (lambda: A.linear_loss(x, apart, t), "linear_loss takes no DTensor as linear_weight; give linear_weight.full_tensor()"),
@@ -108,11 +109,13 @@ for call, words in (
     (lambda: A.sample("softmax", apart), "anymax.distributed.sample takes classes that lie on several devices"),
     (lambda: A.gumbel_max(apart), "gumbel_max takes no DTensor; give"),
     (lambda: A.gumbel_softmax(apart), "gumbel_softmax takes no DTensor"),
-    (lambda: A.perturb_argmax(apart), "perturb_argmax takes no DTensor"), (lambda: A.gumbel_topk(apart, 2), "gumbel_topk takes no DTensor"),
-    (lambda: A.topk_log_prob("softmax", apart, 2), "topk_log_prob takes no DTensor"),
-    (lambda: A.speculative_accept(apart, apart, t), "speculative_accept takes no DTensor as p_draft; give p_draft.full_tensor()"),
+    (lambda: A.sampling.perturb_argmax(apart), "perturb_argmax takes no DTensor"),
+    (lambda: A.sampling.gumbel_topk(apart, 2), "gumbel_topk takes no DTensor"),
+    (lambda: A.sampling.topk_log_prob("softmax", apart, 2), "topk_log_prob takes no DTensor"),
+    (lambda: A.sampling.speculative_accept(apart, apart, t), "speculative_accept takes no DTensor as p_draft; give p_draft.full_tensor()"),
     (lambda: A.multilabel_softmax_loss(apart, shares), "multilabel_softmax_loss takes no DTensor"),
-    (lambda: A.jacobian("softmax", apart), "jacobian takes no DTensor"), (lambda: A.jacobian_norm("softmax", apart), "jacobian_norm takes"),
+    (lambda: A.jacobian("softmax", apart), "jacobian takes no DTensor"),
+    (lambda: A.inspection.jacobian_norm("softmax", apart), "jacobian_norm takes"),
     (lambda: A.log_prob("softmax", apart, known, temperature=2.0), "goes without support, transform and temperature"),
 ):
     try:

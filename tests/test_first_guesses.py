@@ -145,7 +145,7 @@ def test_every_map_without_a_function_has_its_name():
 def test_names_wherever_a_map_is_taken(kind):
     x, y = KINDS[kind](X), KINDS[kind](Y)
     name, m = "entmax:alpha=1.3", Entmax(1.3)
-    for verb in (am.apply, am.log_apply, am.jacobian, am.jacobian_norm):
+    for verb in (am.apply, am.log_apply, am.jacobian, am.inspection.jacobian_norm):
         same(verb(name, x), verb(m, x))
     for got, want in zip(am.threshold(name, x), am.threshold(m, x), strict=True):
         same(got, want)

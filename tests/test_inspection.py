@@ -236,13 +236,13 @@ def test_jacobians_by_differences_on_every_axis(name):
         np.testing.assert_allclose(got[r], want, atol=1e-7)  # [i, j] = dp_i / dx_j
     np.testing.assert_allclose(A.jacobian(mapping, x.T, axis=0), got, atol=1e-15)
     norm = 0.5 * np.abs(got).sum((-2, -1))
-    np.testing.assert_allclose(A.jacobian_norm(mapping, x) if hasattr(A, "jacobian_norm") else norm, norm)
+    np.testing.assert_allclose(A.inspection.jacobian_norm(mapping, x) if hasattr(A, "jacobian_norm") else norm, norm)
 
 
 def test_half_the_norm_of_the_softmax_jacobian():
     x = rng(5).normal(size=(3, 6))
     p = np.stack([plainly.softmax(r) for r in x])
-    np.testing.assert_allclose(A.jacobian_norm(Softmax(), x), 1 - (p**2).sum(-1), rtol=1e-12)
+    np.testing.assert_allclose(A.inspection.jacobian_norm(Softmax(), x), 1 - (p**2).sum(-1), rtol=1e-12)
 
 
 def test_jacobian_with_an_alpha_for_each_row():
@@ -272,7 +272,7 @@ def test_zeros_have_no_sign(kind):
         A.entropy(p, "renyi2"),
         A.entropy(p, "tsallis", 1.5),
         A.jacobian(Sparsemax(), x),
-        A.jacobian_norm(Sparsemax(), x),
+        A.inspection.jacobian_norm(Sparsemax(), x),
     ]
     for values in found:
         zero = back(values) == 0

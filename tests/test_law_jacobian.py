@@ -86,16 +86,18 @@ def test_softmax_by_its_formula():
         p = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
         laws.close(am.jacobian(am.Softmax(), x), np.diag(p) - np.outer(p, p), 1e-15)
         # half the L1 norm is 1 - sum p^2 = 1 - exp(-Renyi entropy), which vanishes as p nears a vertex
-        norm = am.jacobian_norm(am.Softmax(), x)
+        norm = am.inspection.jacobian_norm(am.Softmax(), x)
         laws.close(norm, 1 - np.sum(p**2), 1e-15)
         laws.close(norm, 1 - np.exp(-am.entropy(p, "renyi2")), 1e-14)
-    assert am.jacobian_norm(am.Softmax(), np.array([40.0, 0.0, 0.0])) < 1e-16
+    assert am.inspection.jacobian_norm(am.Softmax(), np.array([40.0, 0.0, 0.0])) < 1e-16
 
 
 @each_case
 def test_jacobian_norm(case):
     x = laws.scores(4, 6, seed=24)
-    laws.close(am.jacobian_norm(case.mapping, x), 0.5 * np.abs(am.jacobian(case.mapping, x)).sum((-1, -2)), 1e-13)
+    laws.close(
+        am.inspection.jacobian_norm(case.mapping, x), 0.5 * np.abs(am.jacobian(case.mapping, x)).sum((-1, -2)), 1e-13
+    )
 
 
 def test_sparsemax_on_its_support():

@@ -77,7 +77,9 @@ def test_rows_do_not_know_each_other(case):
         laws.close(case.apply(row), q, 4e-16 * case.mass if case.tv is None else 1e-15)
 
 
-@pytest.mark.parametrize("verb", [am.threshold, am.logsumexp, am.jacobian_norm, am.log_apply], ids=lambda v: v.__name__)
+@pytest.mark.parametrize(
+    "verb", [am.threshold, am.logsumexp, am.inspection.jacobian_norm, am.log_apply], ids=lambda v: v.__name__
+)
 def test_poison_in_the_other_verbs(verb):
     x = laws.scores(4, 5, seed=42)
     run = (lambda a: verb(a)) if verb is am.logsumexp else (lambda a: verb(am.Entmax(1.5), a))

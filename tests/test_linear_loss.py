@@ -161,7 +161,7 @@ def test_log_p_and_the_threshold(name, kind):
             10 * tolerance(kind),
         )
         if mapping.has_threshold:
-            tau, support = A.linear_threshold(a, w, mapping, linear_bias=b, mask=k, chunk=chunk)
+            tau, support = A.linear.linear_threshold(a, w, mapping, linear_bias=b, mask=k, chunk=chunk)
             want = A.threshold(mapping, scores, mask=keep)
             close(back(tau), want.tau, tolerance(kind))
             np.testing.assert_array_equal(back(support), want.support)
@@ -386,7 +386,7 @@ def test_rows_whose_support_is_large_are_served_in_groups(name):
     close(got.detach(), want.detach(), 1e-10)
     for a, b in zip(torch.autograd.grad(got, free), torch.autograd.grad(want, free)):
         close(a, b, 1e-10)
-    found, wanted = A.linear_threshold(*free[:2], mapping), A.threshold(mapping, (free[0] @ free[1].T).detach())
+    found, wanted = A.linear.linear_threshold(*free[:2], mapping), A.threshold(mapping, (free[0] @ free[1].T).detach())
     close(found.tau, wanted.tau, 1e-10)
     assert (found.support == wanted.support).all()
 
@@ -686,7 +686,7 @@ REFUSED = {
     "a float mask": (lambda: A.linear_loss(X, W, [0, 1], mask=[1.0, 0.0, 1.0]), TypeError, "boolean array"),
     "a mask of another width": (lambda: A.linear_loss(X, W, [0, 1], mask=[True] * 2), ValueError, "does not broadcast"),
     "axis": (lambda: A.linear_loss(X, W, [0, 1], axis=1), TypeError, "its last axis"),
-    "a map without a threshold": (lambda: A.linear_threshold(X, W, Taylor(2)), TypeError, "has no threshold"),
+    "a map without a threshold": (lambda: A.linear.linear_threshold(X, W, Taylor(2)), TypeError, "has no threshold"),
     "a support and a mask": (
         lambda: A.linear_log_prob(X, W, [0, 1], support=([0, 1], [0, 1, 2]), mask=[True] * 3), ValueError, "neither mask nor transform",
     ),
@@ -717,7 +717,7 @@ def test_jit_trace(name):
     for ask in (
         lambda x: A.linear_loss(x, weight, y, MAPS[name], linear_bias=bias),
         lambda x: A.linear_log_prob(x, weight, y, MAPS[name]),
-        lambda x: A.linear_threshold(x, weight, MAPS[name]).tau,
+        lambda x: A.linear.linear_threshold(x, weight, MAPS[name]).tau,
     ):
         traced = torch.jit.trace(ask, x, check_trace=False)
         torch.testing.assert_close(traced(x / 8), ask(x / 8))
@@ -735,7 +735,7 @@ def test_shapes_without_values(name):
         with pytest.raises(ValueError, match="is on meta and x on cpu; move one of them"):
             A.linear_loss(free[0], target=y, mapping=MAPS[name], **given)
     if MAPS[name].has_threshold:
-        assert A.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape
+        assert A.linear.linear_threshold(x, weight, MAPS[name], linear_bias=bias).tau.shape == y.shape
 
 
 def test_dtypes_that_differ_are_refused():

@@ -22,21 +22,30 @@ from anymax.mappings import CATALOGUE
 ROOT = Path(__file__).parents[1]
 
 PUBLIC = """
-    Mapping Separable RatioMap Facts Noise Threshold
+    Mapping Separable RatioMap Facts Noise
     apply log_apply softmax log_softmax logsumexp sparsemax entmax entmax15 taylor_softmax sparse_softmax sigsoftmax
     perturb_max normmax budget threshold
     fenchel_young nll cross_entropy sparsemax_loss entmax_loss entmax15_loss sparse_softmax_loss taylor_softmax_loss normmax_loss
     perturb_max_loss accuracy_loss smoothed_nll stop_gradient_loss multilabel_softmax_loss margin_loss
-    transforms margins temperature mask prior normalize topk topp minp topnsigma scalable cosine compose mix
-    typical eta epsilon_cutoff xtc repetition_penalty logit_bias
-    sample gumbel_max gumbel_softmax perturb_argmax gumbel_topk topk_log_prob speculative_accept
+    transforms margins temperature mask prior normalize topk topp minp cosine compose mix
+    sample gumbel_max gumbel_softmax
     attention attention_varlen linear_attention LinearState
-    segments Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
-    segment_support linear_loss linear_log_prob linear_threshold
-    log_prob log_prob_entropy kl topk_kl
-    jacobian jacobian_norm entropy support facts logit_gap check_mapping
-    choose explain explain_attention use warm_up show_config __version__
+    Segments segment_apply segment_log_apply segment_logsumexp segment_threshold segment_loss segment_sample segment_entropy
+    segment_support linear_loss linear_log_prob
+    log_prob log_prob_entropy topk_kl
+    jacobian entropy support facts logit_gap check_mapping
+    choose explain explain_attention use show_config __version__
 """.split()
+MOST = 90  # names in the root; what is rarer is in its module
+MOVED = {
+    "transforms": "epsilon_cutoff eta logit_bias repetition_penalty scalable topnsigma typical xtc",
+    "sampling": "gumbel_topk perturb_argmax speculative_accept topk_log_prob",
+    "likelihood": "kl",
+    "inspection": "jacobian_norm",
+    "kernels": "warm_up",
+    "thresholds": "Threshold",
+    "linear": "linear_threshold",
+}
 TRANSFORMS = "temperature mask prior normalize topk topp minp scalable cosine compose mix".split()
 
 
@@ -52,6 +61,15 @@ def test_public_names_are_these():
     """A name that comes or goes is a decision: it belongs in this list and in the changelog. The maps are those of the catalogue."""
     assert sorted(anymax.__all__) == sorted([*PUBLIC, *(kind.__name__ for kind in CATALOGUE)])
     assert all(hasattr(anymax.transforms, name) for name in TRANSFORMS)
+
+
+def test_the_root_is_small_and_says_where_its_former_names_are():
+    assert len(anymax.__all__) <= MOST
+    for home, names in MOVED.items():
+        for name in names.split():
+            assert getattr(getattr(anymax, home), name).__name__ == name
+            with pytest.raises(AttributeError, match=rf"anymax\.{name} is now anymax\.{home}\.{name}$"):
+                getattr(anymax, name)
 
 
 def test_public_names_exist():

@@ -282,5 +282,5 @@ def test_functions_compile_with_the_options_of_their_signatures():
     want = A.entmax_loss(x, T, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(compiled(A.entmax_loss, "eager")(x, T, reduction="sum", label_smoothing=0.1), want)
     found = compiled(A.threshold, "eager")(Sparsemax(), x)
-    assert type(found) is A.Threshold
+    assert type(found) is A.thresholds.Threshold
     torch.testing.assert_close(found.tau, A.threshold(Sparsemax(), x).tau)

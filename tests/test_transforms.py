@@ -866,8 +866,8 @@ def test_a_number_to_keep_beyond_all_classes_keeps_all(kind):
 
 VERBS = {
     "sample": lambda x, t: A.sample("softmax", x, transform=t, generator=0),
-    "topk_log_prob": lambda x, t: A.topk_log_prob("softmax", x, 2, t),
-    "gumbel_topk": lambda x, t: A.gumbel_topk(x, 2, transform=t, generator=0),
+    "topk_log_prob": lambda x, t: A.sampling.topk_log_prob("softmax", x, 2, t),
+    "gumbel_topk": lambda x, t: A.sampling.gumbel_topk(x, 2, transform=t, generator=0),
     "log_prob": lambda x, t: A.log_prob("softmax", x, np.zeros(len(x), int), transform=t),
     "linear_log_prob": lambda x, t: A.linear_log_prob(x, np.eye(3), np.zeros(len(x), int), "softmax", transform=t),
     "attention": lambda x, t: A.attention(x[:2], x, x, transform=t),

@@ -269,11 +269,11 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
 
 def test_warm_up_refuses():
     with pytest.raises(TypeError, match="expected a mapping"):
-        am.warm_up(am.Softmax, [(2, 3)])
+        am.kernels.warm_up(am.Softmax, [(2, 3)])
     with pytest.raises(ValueError, match="expected dtypes"):
-        am.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
+        am.kernels.warm_up(am.Softmax(), [(2, 3)], "half a float", device="cpu")
     with pytest.raises(RuntimeError, match="can't serve"):
-        am.warm_up(am.Softmax(), (2, 3), device="cpu")
+        am.kernels.warm_up(am.Softmax(), (2, 3), device="cpu")
 
 
 @needs_triton

@@ -1,8 +1,8 @@
 """Makes constraints.txt, the versions that the README's commands and `.ci/run` install: `pip install uv && python -m tools.pins`.
 
-uv resolves all of pyproject's extras to the newest releases that install on every Python and system at once, with markers for what only some of
-them need; torch stays at the release that stands in the file. Then it asks whether each Python from 3.11 to 3.14 has all of these as wheels on
-every system. What comes with torch for CUDA is left out: there torch's own pins decide.
+uv resolves all of pyproject's extras to the newest releases that install on every Python and system at once, with markers for what only
+some of them need; torch stays at the release that stands in the file. Then it asks whether each Python from 3.11 to 3.14 has all of these
+as wheels on every system. What comes with torch for CUDA is left out: there torch's own pins decide.
 """
 
 from __future__ import annotations

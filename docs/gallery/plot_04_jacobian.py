@@ -30,7 +30,7 @@ rows = np.stack(
 )
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
 for i, mapping in enumerate((Softmax(), Entmax(1.5), Sparsemax())):
-    size = anymax.jacobian_norm(mapping, rows)
+    size = anymax.inspection.jacobian_norm(mapping, rows)
     ax.plot(
         lead,
         size,

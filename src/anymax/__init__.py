@@ -33,9 +33,9 @@ from .functional import (
     sparsemax,
     taylor_softmax,
 )
-from .inspection import entropy, facts, jacobian, jacobian_norm, logit_gap, support
-from .kernels import choose, explain, use, warm_up
-from .likelihood import kl, log_prob, log_prob_entropy, topk_kl
+from .inspection import entropy, facts, jacobian, logit_gap, support
+from .kernels import choose, explain, use
+from .likelihood import log_prob, log_prob_entropy, topk_kl
 from .losses import (
     accuracy_loss,
     cross_entropy,
@@ -57,11 +57,7 @@ from .mappings import *  # noqa: F403 (the maps are public by being in its `__al
 from .sampling import (
     gumbel_max,
     gumbel_softmax,
-    gumbel_topk,
-    perturb_argmax,
     sample,
-    speculative_accept,
-    topk_log_prob,
 )
 from .segments import (
     Segments,
@@ -74,26 +70,18 @@ from .segments import (
     segment_support,
     segment_threshold,
 )
-from .thresholds import Threshold, logsumexp, threshold
+from .thresholds import logsumexp, threshold
 from .transforms import (
     compose,
     cosine,
-    epsilon_cutoff,
-    eta,
-    logit_bias,
     mask,
     minp,
     mix,
     normalize,
     prior,
-    repetition_penalty,
-    scalable,
     temperature,
     topk,
-    topnsigma,
     topp,
-    typical,
-    xtc,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +92,7 @@ if TYPE_CHECKING:
     from . import plot as plot
     from . import sklearn as sklearn
     from ._attention.packed import attention_varlen
-    from .linear import linear_log_prob, linear_loss, linear_threshold
+    from .linear import linear_log_prob, linear_loss
 
 
 def _notebook_page(mapping: Mapping) -> str:
@@ -127,29 +115,49 @@ hand_down(
     over_devices=_over_devices,
 )
 
-_LATE = ("distributed", "hf", "nn", "numpyro", "plot", "sklearn")  # a framework, matplotlib or scikit-learn is needed
+_LATE = (
+    "distributed",
+    "hf",
+    "linear",
+    "nn",
+    "numpyro",
+    "plot",
+    "sklearn",
+)  # a framework, matplotlib or scikit-learn is needed
 _LATE_NAMES = {  # functions whose modules take a while to load, and where they are
     "attention_varlen": "_attention.packed",
     "linear_log_prob": "linear",
     "linear_loss": "linear",
+}
+
+_MOVED = {  # names that were here once, and where they are
+    **dict.fromkeys(
+        ("epsilon_cutoff", "eta", "logit_bias", "repetition_penalty", "scalable", "topnsigma", "typical", "xtc"),
+        "transforms",
+    ),
+    **dict.fromkeys(("gumbel_topk", "perturb_argmax", "speculative_accept", "topk_log_prob"), "sampling"),
+    "Threshold": "thresholds",
+    "jacobian_norm": "inspection",
+    "kl": "likelihood",
     "linear_threshold": "linear",
+    "warm_up": "kernels",
 }
 
 __all__ = [
-    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "Threshold", "__version__",
+    "Facts", "LinearState", "Mapping", "RatioMap", "Segments", "Separable", "__version__",
     "accuracy_loss", "apply", "attention", "attention_varlen", "budget", "check_mapping", "choose", "compose",
     "cosine", "cross_entropy", "entmax", "entmax15", "entmax15_loss", "entmax_loss", "entropy",
-    "epsilon_cutoff", "eta", "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
-    "gumbel_softmax", "gumbel_topk", "jacobian", "jacobian_norm", "kl", "linear_attention", "linear_log_prob",
-    "linear_loss", "linear_threshold", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
-    "logit_bias", "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
-    "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_argmax", "perturb_max",
-    "perturb_max_loss", "prior", "repetition_penalty", "sample", "scalable", "segment_apply",
+    "explain", "explain_attention", "facts", "fenchel_young", "gumbel_max",
+    "gumbel_softmax", "jacobian", "linear_attention", "linear_log_prob",
+    "linear_loss", "log_apply", "log_prob", "log_prob_entropy", "log_softmax",
+    "logit_gap", "logsumexp", "margin_loss", "margins", "mask", "minp", "mix",
+    "multilabel_softmax_loss", "nll", "normalize", "normmax", "normmax_loss", "perturb_max",
+    "perturb_max_loss", "prior", "sample", "segment_apply",
     "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss", "segment_sample",
     "segment_support", "segment_threshold", "show_config", "sigsoftmax", "smoothed_nll",
-    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss", "speculative_accept",
+    "softmax", "sparse_softmax", "sparse_softmax_loss", "sparsemax", "sparsemax_loss",
     "stop_gradient_loss", "support", "taylor_softmax", "taylor_softmax_loss", "temperature", "threshold",
-    "topk", "topk_kl", "topk_log_prob", "topnsigma", "topp", "transforms", "typical", "use", "warm_up", "xtc",
+    "topk", "topk_kl", "topp", "transforms", "use",
 ]  # fmt: skip
 __all__ += mappings.__all__
 
@@ -167,6 +175,8 @@ if not TYPE_CHECKING:  # who checks types sees the modules that are imported abo
             value = getattr(importlib.import_module(f".{_LATE_NAMES[name]}", __name__), name)
             globals()[name] = value
             return value
+        if name in _MOVED:
+            raise AttributeError(f"anymax.{name} is now anymax.{_MOVED[name]}.{name}")
         raise AttributeError(f"module 'anymax' has no attribute {name!r}")
 
 

@@ -66,7 +66,7 @@ def jacobian_norm(
 
     Returns one number for each row, as an array of the kind and dtype of x.
 
-    >>> anymax.jacobian_norm(anymax.Softmax(), [[0.0, 0.0], [4.0, 0.0]]).round(3)
+    >>> anymax.inspection.jacobian_norm(anymax.Softmax(), [[0.0, 0.0], [4.0, 0.0]]).round(3)
     array([0.5  , 0.035])
     """
     refuse_sharded("jacobian_norm", x)

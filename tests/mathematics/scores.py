@@ -164,7 +164,7 @@ def attention_scale():
         products = np.sum(rng.normal(size=(40_000, d)) * rng.uniform(-(3**0.5), 3**0.5, (40_000, d)), -1)
         np.testing.assert_allclose(products.var(), d, rtol=0.06)
     x = rng.normal(size=(200, 20)) * 16  # d = 256
-    unscaled, scaled = (A.jacobian_norm(Softmax(), v).mean() for v in (x, x / 16))
+    unscaled, scaled = (A.inspection.jacobian_norm(Softmax(), v).mean() for v in (x, x / 16))
     assert unscaled < 0.25
     assert scaled > 0.8
     q, k, v = (rng.normal(size=(6, 64)) for _ in range(3))
@@ -207,7 +207,9 @@ def best_scale():
     for x in X[:5]:
         for a in (0.3, 1.0, 4.0):
             j = differences(lambda v, a=a: A.softmax(a * v), x)
-            np.testing.assert_allclose(0.5 * np.abs(j).sum(), a * A.jacobian_norm(Softmax(), a * x), atol=1e-9)
+            np.testing.assert_allclose(
+                0.5 * np.abs(j).sum(), a * A.inspection.jacobian_norm(Softmax(), a * x), atol=1e-9
+            )
     rng = np.random.default_rng(0)
     for n, found, formula in ((16, 3.8, 1.2), (256, 5.7, 1.9), (4096, 8.0, 2.4)):
         by_formula = math.sqrt(float(lambertw(0.5 * n * math.sqrt(math.e)).real) - 0.5)

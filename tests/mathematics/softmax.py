@@ -183,15 +183,15 @@ def jacobian_norm():
         j = differences(lambda v: numbers(oracles.softmax, v), x)
         size = 0.5 * np.abs(j).sum()
         np.testing.assert_allclose(size, 1 - np.sum(p**2), atol=1e-9)
-        np.testing.assert_allclose(A.jacobian_norm(Softmax(), x), 1 - np.sum(p**2), atol=1e-13)
+        np.testing.assert_allclose(A.inspection.jacobian_norm(Softmax(), x), 1 - np.sum(p**2), atol=1e-13)
         np.testing.assert_allclose(A.entropy(p, "renyi2"), -math.log(np.sum(p**2)), atol=1e-13)
     q = simplex()
     gini = 1 - np.sum(q**2, -1)
     assert np.all(gini <= 1 - 1 / 5 + 1e-12)
     assert np.all(gini <= 2 * (1 - q.max(-1)) + 1e-12)
     assert np.array_equal(gini < 1e-12, q.max(-1) > 1 - 1e-12)
-    np.testing.assert_allclose(A.jacobian_norm(Softmax(), np.zeros(5)), 0.8)
-    assert A.jacobian_norm(Softmax(), np.array([40.0, 0.0, 0.0])) < 1e-15
+    np.testing.assert_allclose(A.inspection.jacobian_norm(Softmax(), np.zeros(5)), 0.8)
+    assert A.inspection.jacobian_norm(Softmax(), np.array([40.0, 0.0, 0.0])) < 1e-15
 
 
 @checks("jacobian-variance")

@@ -259,7 +259,7 @@ def sparsemax_jacobian():
         np.testing.assert_allclose(j, np.diag(inside) - np.outer(inside, inside) / k, atol=1e-8)
         np.testing.assert_allclose(A.jacobian(Sparsemax(), x), j, atol=1e-8)
         np.testing.assert_allclose(np.abs(j).sum() / 2, k - 1, atol=1e-7)
-        np.testing.assert_allclose(A.jacobian_norm(Sparsemax(), x), k - 1, atol=1e-12)
+        np.testing.assert_allclose(A.inspection.jacobian_norm(Sparsemax(), x), k - 1, atol=1e-12)
         np.testing.assert_allclose(j @ j, j, atol=1e-7)
     for a, b in zip(X[1:], X):
         assert np.linalg.norm(A.sparsemax(a) - A.sparsemax(b)) <= np.linalg.norm(a - b)

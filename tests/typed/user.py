@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 import anymax
-from anymax import Entmax, Facts, Mapping, Sparsemax, Threshold
+from anymax import Entmax, Facts, Mapping, Sparsemax
+from anymax.thresholds import Threshold
 
 
 def of_numpy(x: NDArray[np.float32], y: NDArray[np.int64], keep: NDArray[np.bool_]) -> None:
@@ -27,7 +28,7 @@ def of_numpy(x: NDArray[np.float32], y: NDArray[np.int64], keep: NDArray[np.bool
     assert_type(anymax.threshold(Sparsemax(), x), Threshold[NDArray[np.float32]])
     assert_type(anymax.threshold(Sparsemax(), x).tau, NDArray[np.float32])
     assert_type(anymax.jacobian(Sparsemax(), x), NDArray[np.float32])
-    assert_type(anymax.jacobian_norm(Sparsemax(), x, mask=keep), NDArray[np.float32])
+    assert_type(anymax.inspection.jacobian_norm(Sparsemax(), x, mask=keep), NDArray[np.float32])
     assert_type(anymax.entropy(x, "tsallis", 1.3), NDArray[np.float32])
     assert_type(anymax.sample(Sparsemax(), x, transform=anymax.topk(5)), np.ndarray[Any, Any])
     assert_type(anymax.compose(anymax.temperature(0.7), anymax.topp(y))(x), NDArray[np.float32])
@@ -49,7 +50,7 @@ def of_torch(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
         anymax.linear_loss(x, x, y, Entmax(1.5), reduction="none", label_smoothing=0.1, chunk=512), torch.Tensor
     )
     assert_type(anymax.linear_log_prob(x, x, y, "sparsemax"), torch.Tensor)
-    assert_type(anymax.linear_threshold(x, x, Sparsemax()).tau, torch.Tensor)
+    assert_type(anymax.linear.linear_threshold(x, x, Sparsemax()).tau, torch.Tensor)
     assert_type(anymax.logsumexp(x, axis=(0, 1), keepdims=True), torch.Tensor)
     assert_type(anymax.support(x), torch.Tensor)
     assert_type(anymax.logit_gap(x, 10), torch.Tensor)

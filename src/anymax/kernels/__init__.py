@@ -216,7 +216,7 @@ def warm_up(
 
     Returns None.
 
-    >>> anymax.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])  # doctest: +SKIP
+    >>> anymax.kernels.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])  # doctest: +SKIP
     """
     mapping = as_mapping(mapping, "warm_up")
     launch = triton.load()

@@ -170,9 +170,9 @@ def kl(
 
     >>> import anymax
     >>> x = [[1.0, 0.8, -3.0]]
-    >>> anymax.kl(anymax.Sparsemax(), x, anymax.Softmax(), x).round(3)
+    >>> anymax.likelihood.kl(anymax.Sparsemax(), x, anymax.Softmax(), x).round(3)
     array([0.015])
-    >>> anymax.kl(anymax.Softmax(), x, anymax.Sparsemax(), x)
+    >>> anymax.likelihood.kl(anymax.Softmax(), x, anymax.Sparsemax(), x)
     array([inf])
     """
     axis = pick_axis(axis, dim)

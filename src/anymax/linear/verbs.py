@@ -188,7 +188,7 @@ def linear_threshold(
     Returns a `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither has a
     gradient.
 
-    >>> tau, support = anymax.linear_threshold([[1.0, 0.0]], [[2.0, 0.0], [0.0, 2.0], [1.5, 1.0]], anymax.Sparsemax())
+    >>> tau, support = anymax.linear.linear_threshold([[1.0, 0.0]], [[2.0, 0.0], [0.0, 2.0], [1.5, 1.0]], anymax.Sparsemax())
     >>> tau, support
     (array([1.25]), array([2]))
     """
