@@ -106,7 +106,8 @@ WARPERS = {
     "MinPLogitsWarper": [((0.05,), {}, am.minp(0.05)), ((0.6,), {"min_tokens_to_keep": 6}, am.minp(0.6, 6))],
     "TypicalLogitsWarper": [((m,), {}, transforms.typical(m)) for m in (0.1, 0.5, 0.95)]
     + [((0.2,), {"min_tokens_to_keep": 8}, transforms.typical(0.2, 8))],
-    "EpsilonLogitsWarper": [((0.02,), {}, transforms.epsilon_cutoff(0.02)), ((0.2,), {"min_tokens_to_keep": 3}, transforms.epsilon_cutoff(0.2, 3))],
+    "EpsilonLogitsWarper": [((0.02,), {}, transforms.epsilon_cutoff(0.02)), ((0.2,), {"min_tokens_to_keep": 3},
+    transforms.epsilon_cutoff(0.2, 3))],
     "EtaLogitsWarper": [((0.02,), {}, transforms.eta(0.02)), ((0.4,), {"min_tokens_to_keep": 3}, transforms.eta(0.4, 3))],
 }  # fmt: skip
 
@@ -154,7 +155,8 @@ def test_the_order_of_transformers():
     x, tokens = 2 * torch.randn(50, 200, generator=draw), torch.randint(200, (50, 20), generator=draw)
     theirs = model._get_logits_processor(config, input_ids_seq_length=20, device="cpu")(tokens, x)
     ours = compose(
-        transforms.logit_bias({3: 1.5}), transforms.repetition_penalty(tokens, 1.2), am.temperature(0.7), am.topk(40), am.topp(0.95), am.minp(0.02),
+        transforms.logit_bias({3: 1.5}), transforms.repetition_penalty(tokens, 1.2), am.temperature(0.7),
+        am.topk(40), am.topp(0.95), am.minp(0.02),
         transforms.typical(0.9), transforms.epsilon_cutoff(3e-3), transforms.eta(2e-2),
     )  # fmt: skip
     assert torch.equal(torch.isneginf(ours(x)), torch.isneginf(theirs))
@@ -206,7 +208,8 @@ def test_the_order_of_llama_cpp():
     x, last = rng.normal(0, 2, (60, 50)), rng.integers(50, size=(60, 16))
     seeds = list(range(60))
     ours = compose(
-        transforms.repetition_penalty(last, 1.1, presence=0.2, frequency=0.1), transforms.topnsigma(1.5), am.topk(12), transforms.typical(0.97), am.topp(0.9),
+        transforms.repetition_penalty(last, 1.1, presence=0.2, frequency=0.1), transforms.topnsigma(1.5),
+        am.topk(12), transforms.typical(0.97), am.topp(0.9),
         am.minp(0.05), transforms.xtc(0.1, 0.5, generator=seeds), am.temperature(0.8),
     )(x)  # fmt: skip
     chance = [np.random.default_rng(s).random() for s in seeds]
@@ -233,7 +236,8 @@ def test_the_order_of_vllm():
     drop[:, -1] = False
     want = torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(drop, -INF))
     ours = compose(
-        transforms.repetition_penalty(np.concatenate([prompt, output], -1), 1.2), transforms.repetition_penalty(output, presence=0.3, frequency=0.1),
+        transforms.repetition_penalty(np.concatenate([prompt, output], -1), 1.2),
+        transforms.repetition_penalty(output, presence=0.3, frequency=0.1),
         am.temperature(0.7), am.minp(0.01), am.topk(20), am.topp(0.9),
     )  # fmt: skip
     torch.testing.assert_close(ours(torch.tensor(x)), want)

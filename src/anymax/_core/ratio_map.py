@@ -20,6 +20,7 @@ class RatioMap(Mapping):
 
     A member gives `weights`, which returns u and its derivative. For a function of your own without a class see `Ratio`.
 
+    >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
     ... class Softplus(anymax.RatioMap):
     ...     name = "softplus"

@@ -34,6 +34,7 @@ class Separable(Mapping):
     form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
     upper bound is said by `ceiling`: a link that falls short of the mass is an error.
 
+    >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
     ... class Squares(anymax.Separable):  # sparsemax
     ...     name = "squares"

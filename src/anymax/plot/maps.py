@@ -49,7 +49,7 @@ def label(mapping: Mapping) -> str:
 
     Returns a string.
 
-    >>> label(Entmax(1.5)), label(Softmax()), label(PerturbMax("gumbel"))
+    >>> anymax.plot.label(anymax.Entmax(1.5)), anymax.plot.label(anymax.Softmax()), anymax.plot.label(anymax.PerturbMax("gumbel"))
     ('entmax alpha=1.5', 'softmax', 'perturb_max noise=gumbel')
     """
     words = [mapping.name]
@@ -76,7 +76,7 @@ def title(mapping: Mapping) -> str:
 
     Returns a string with the parameters between dollar signs.
 
-    >>> print(title(Entmax(1.5)))
+    >>> print(anymax.plot.title(anymax.Entmax(1.5)))
     entmax $\\alpha = 1.5$
     """
     name, *words = label(mapping).split()
@@ -101,7 +101,7 @@ def rivals(mappings: Maps) -> tuple[float, ...]:
     Returns the scores of the others, one or more.
 
     >>> from anymax import Budget, Ratio
-    >>> rivals(Softmax()), rivals(Ratio.square()), rivals(Budget(2))
+    >>> anymax.plot.rivals(anymax.Softmax()), anymax.plot.rivals(anymax.Ratio.square()), anymax.plot.rivals(anymax.Budget(2))
     ((0.0,), (1.0,), (0.0, 0.0))
     """
     t, maps = np.linspace(-2.0, 2.0, 17), _maps(mappings, ())
@@ -128,7 +128,7 @@ def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndar
 
     Returns an array of NumPy, [points].
 
-    >>> curve(Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
+    >>> anymax.plot.curve(anymax.Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
     array([0.  , 0.5 , 0.75])
     """
     scores = np.concatenate([t[:, None], np.broadcast_to(others, (len(t), len(others)))], axis=-1)
@@ -168,7 +168,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = curves([Softmax(), Sparsemax()])
+    >>> ax = anymax.plot.curves([anymax.Softmax(), anymax.Sparsemax()])
     >>> [line.get_label() for line in ax.lines]
     ['softmax', 'sparsemax']
     """
@@ -200,7 +200,7 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = bars([Softmax(), Sparsemax()], [2.0, 1.4, 0.6])
+    >>> ax = anymax.plot.bars([anymax.Softmax(), anymax.Sparsemax()], [2.0, 1.4, 0.6])
     >>> len(ax.patches), [text.get_text() for text in ax.texts]
     (6, ['0'])
     """
@@ -246,7 +246,7 @@ def losses(
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = losses(Sparsemax())
+    >>> ax = anymax.plot.losses(anymax.Sparsemax())
     >>> [line.get_label() for line in ax.lines]
     ['hinge', 'logistic', 'squared', 'modified Huber', 'sparsemax']
     """
@@ -319,7 +319,7 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = simplex(Sparsemax(), resolution=61)
+    >>> ax = anymax.plot.simplex(anymax.Sparsemax(), resolution=61)
     >>> [text.get_text() for text in ax.texts]
     ['class 1', 'class 2', 'class 3', '2 of 3', '3 of 3']
     """
@@ -386,7 +386,7 @@ def jacobian(
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = jacobian(Sparsemax(), [1.0, 0.5, -2.0])
+    >>> ax = anymax.plot.jacobian(anymax.Sparsemax(), [1.0, 0.5, -2.0])
     >>> [text.get_text() for text in ax.texts[:3]]
     ['0.50', '−0.50', '0']
     """

@@ -34,7 +34,7 @@ def attention(
     Returns the Axes, or the array of them where the weights have heads.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = attention([[1.0, 0.0], [0.25, 0.75]], queries=["it", "sat"], keys=["it", "sat"])
+    >>> ax = anymax.plot.attention([[1.0, 0.0], [0.25, 0.75]], queries=["it", "sat"], keys=["it", "sat"])
     >>> ax.get_title()
     '25% exact zeros'
     """
@@ -81,9 +81,10 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = support_histogram({"sparsemax": apply(Sparsemax(), np.eye(4)), "softmax": apply(Softmax(), np.eye(4))})
+    >>> scores = [[1.0, 0.0], [0.0, 1.0]]
+    >>> ax = anymax.plot.support_histogram({"sparsemax": anymax.sparsemax(scores), "softmax": anymax.softmax(scores)})
     >>> ax.get_legend_handles_labels()[1]
-    ['sparsemax (mean 1.00)', 'softmax (mean 4.00)']
+    ['sparsemax (mean 1.00)', 'softmax (mean 2.00)']
     """
     groups = p if isinstance(p, dict) else {"": p}
     ax = style.axes(ax)
@@ -125,7 +126,7 @@ def calibration(
     Returns the Axes.
 
     >>> import matplotlib; matplotlib.use("agg")
-    >>> ax = calibration([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], name="a model")
+    >>> ax = anymax.plot.calibration([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], name="a model")
     >>> ax.get_title()
     'a model\\ncalibration error 0.300'
     """
@@ -161,7 +162,7 @@ def reliability(
 
     Returns (mean confidence, accuracy, share of rows), each [bins], and the error: the mean gap of the first two, weighted by the third.
 
-    >>> confidence, accuracy, share, error = reliability([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], bins=2)
+    >>> confidence, accuracy, share, error = anymax.plot.reliability([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], bins=2)
     >>> confidence.round(3), accuracy.round(3), share, round(error, 3)
     (array([0.   , 0.767]), array([0.   , 0.667]), array([0., 1.]), 0.1)
     """
