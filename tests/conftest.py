@@ -45,6 +45,10 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "thin(m): the short battery takes one parametrisation of m")
     if not (config.option.whole or config.option.rest):
         compile_briefly()
+    if config.getoption("dist", "no") == "load":
+        # What `-n` means by itself gives a worker up to a quarter of all tests at once, for which others wait at the end. So each begins
+        # with an equal share, and one that is done takes half of what another has left.
+        config.option.dist = "worksteal"
 
 
 def compile_briefly():
