@@ -267,6 +267,14 @@ def test_entmax_values_in_fp32(alpha):
         np.testing.assert_allclose(A.entmax(x, alpha), entmax_mp(x, alpha), atol=2.5e-7)
 
 
+def test_entmax_values_at_alpha_10__theirs(theirs):
+    x = np.stack([np.linspace(-0.15, -0.05, 11), np.zeros(11)], axis=1)
+    exact = np.array([entmax_mp(row, 10.0) for row in x])
+    found = theirs.entmax_bisect(torch.tensor(x, dtype=torch.float32), alpha=10.0).numpy()
+    assert np.abs(found - exact).max() > 0.1
+    assert np.abs(A.entmax(x, 10.0) - exact).max() < 2e-15
+
+
 def test_entmax_is_not_monotone_at_alpha_10():
     gaps = np.linspace(0, 0.12, 2000, dtype=np.float32)
     p = A.entmax(np.stack([gaps, np.zeros_like(gaps)], -1), 10.0)

@@ -60,16 +60,6 @@ def test_two_classes(alpha):
     laws.accuracy(lambda x: am.entmax(x, np.asarray([alpha])), solve, 4, 8, x[::4])
 
 
-def test_what_defeats_entmax_1_3():
-    entmax = pytest.importorskip("entmax")
-    torch = pytest.importorskip("torch")
-    x = np.stack([np.linspace(-1, 1, 201), np.zeros(201)], axis=1)
-    exact = np.array([[float(v) for v in oracles.entmax(10.0)(row)] for row in x])
-    theirs = entmax.entmax_bisect(torch.tensor(x, dtype=torch.float32), alpha=10.0).numpy()
-    assert np.abs(theirs - exact).max() > 0.1
-    assert np.abs(am.entmax(x, 10.0) - exact).max() < 2e-15
-
-
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "numpy"])
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The estimators on Dask's arrays and data frames: the coefficients of one machine, predictions that wait, data read by blocks."""
 
+import re
 import subprocess
 import sys
 
@@ -95,7 +96,9 @@ def test_data_frames_keep_their_names():
     np.testing.assert_array_equal(found.feature_names_in_, want.feature_names_in_)
     np.testing.assert_allclose(computed(found.predict_proba(big)), found.predict_proba(frame), atol=1e-12)
     assert found.score(big, big_y) == found.score(frame, y)
-    with pytest.raises(ValueError, match="feature names should match"):
+    with pytest.raises(ValueError) as plain:
+        found.predict(frame.rename(columns={"a": "z"}))
+    with pytest.raises(ValueError, match=re.escape(str(plain.value))):
         found.predict(big.rename(columns={"a": "z"}))
 
 
@@ -170,7 +173,9 @@ def test_errors_say_what_to_do(spoil, words):
     with pytest.raises(ValueError, match=words):
         MappingClassifier().fit(*spoil(blocks(x), y))
     model = MappingClassifier().fit(x, y)
-    with pytest.raises(ValueError, match="X has 5 features, but MappingClassifier is expecting 6"):
+    with pytest.raises(ValueError) as plain:
+        model.predict(x[:, :5])
+    with pytest.raises(ValueError, match=re.escape(str(plain.value))):
         model.predict(blocks(x[:, :5]))
     with pytest.raises(ValueError, match="with 1 axis"):
         model.predict(blocks(x)[0])
