@@ -1,7 +1,7 @@
 """Where Perturb Max puts its nodes: `INT G h du` by few points that serve all classes.
 
 Smooth noises have trapezoid points between the ends of G; noises with kinks have panels of Gauss nodes between them; noises whose tails
-may be of any weight have the quantiles of G.
+may be of any weight have such panels around each of the highest scores.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .._random.noises import Law, Noise, constant
 
 CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
 _PANEL = 8  # Gauss nodes a panel
+_BUMPS = 8  # scores with panels around them under heavy tails: the next has G <= 2^-8, or lies among them
+_STEEP = 9.0  # logits of F up to which these panels are of equal length; beyond, where less is left to miss, they grow
 _KINKS = 24  # scores whose kinks are edges of panels: for Laplace, the k-th has G <= 2^-k
 
 
@@ -83,39 +85,14 @@ class Nodes:
         return isinstance(self.law, Noise) and len(self.law.edges) < 2
 
     def place(self, z: Array, xp: Namespace) -> tuple[Array, Array]:
-        """What `_bulk` builds its nodes from: the ends, or where these would lie too far out, the column of `_quantiles`, twice."""
-        if not self.heavy:
-            return self.ends(z, self.tail(z), self.tail(z), xp)
-        n = z.shape[-1]
-        medians = self.law.level(constant([math.log(2.0) / n ** (j / 8.0) for j in range(9)], z, xp), xp)
-        k = counts(xp.zeros_like(z[..., :1]), xp)
-        for step in (4, 2, 1, 1):
-            log_g = total(self.law.core(_pick(medians, k + step, xp) - z, xp)[0], xp)
-            k = xp.where(log_g <= -math.log(2.0), k + step, k)
-        k = xp.astype(k, z.dtype)
-        return k, k
+        """The ends between which `bulk` has its nodes."""
+        return self.ends(z, self.tail(z), self.tail(z), xp)
 
     def logits(self, z: Array, deep: float, count: int, xp: Namespace) -> tuple[Array, float]:
         """y = log G / (1 - G) at equal steps, [count], from G = deep to where the tail is left out for any number of equal scores."""
         low, high = math.log(deep), -math.log(self.tail(z)) + math.log(z.shape[-1])
         step = (high - low) / (count - 1)
         return constant([low + step * i for i in range(count)], z, xp), step
-
-    def quantiles(self, z: Array, deep: float, k: Array, count: int, xp: Namespace) -> tuple[Array, Array]:
-        """Nodes u and weights du, [count, ..., 1], at equal steps of y where G is that of n^(k/8) equal scores.
-
-        In y the integrand falls as exp(-|y|) on either side, however heavy the tails of the noise are.
-        """
-        y, step = self.logits(z, deep, count, xp)
-        equal = constant([z.shape[-1] ** (j / 8.0) for j in range(9)], z, xp)[:, None]
-        u = self.law.level(softplus(-y, xp)[None, :] / equal, xp)  # [9, count]
-        w = (
-            step * xp.exp(-softplus(y, xp)[None, :] - self.law.core(u, xp)[1]) / equal
-        )  # du/dy = (1 - G) / (h times the number)
-        w = xp.where(xp.isfinite(w), w, xp.zeros_like(w))
-        index = xp.reshape(counts(k, xp), (-1,))
-        shape = (*k.shape[:-1], count)
-        return tuple(first(xp.reshape(xp.take(a, index, axis=0), shape), xp)[..., None] for a in (u, w))  # type: ignore[return-value]
 
     def count(self, z: Array) -> int:
         return self.asked or (64 if is_double(z) else 32)
@@ -124,16 +101,39 @@ class Nodes:
         """The mass of G left out at either end: below the error of the nodes."""
         return 1e-13 if self.count(z) >= 64 and is_double(z) else 1e-9
 
-    def heavy_rule(self, z: Array, deep: float, k: Array, count: int, xp: Namespace) -> Rule:
-        """Nodes for INT du by the quantiles of G."""
-        if not self.law.edges and not self.law.kinks:
-            return Rule(*self.quantiles(z, deep, k, count, xp))
-        ends = self.quantiles(z, deep, k, count // 4 + 1, xp)[0]
-        return self.panels(z, xp.permute_dims(ends[..., 0], (*range(1, z.ndim), 0)), xp)
+    def around(self, z: Array, low: Array, high: Array, deep: float, xp: Namespace) -> Array:
+        """Edges of panels from low to high, [..., panels + 1], by the quantiles of the noise around each of the highest scores.
 
-    def rule(self, z: Array, low: Array, high: Array, count: int, xp: Namespace) -> Rule:
-        """Nodes for INT du from low to high, [..., 1], where log G and its derivatives are wanted."""
+        Under a heavy tail G is not small at a score far below the highest, and f is as sharp there as at the highest. Of two scores'
+        quantiles at one place those of the nearer score count; of all that count, equally many fall into each panel.
+        """
+        count, tops = self.count(z), descending(z, xp)[..., : min(_BUMPS, z.shape[-1])]
+        flat = (*z.shape[:-1], tops.shape[-1] * (count + 1))
+        a, b = (math.asinh(y / _STEEP) for y in (math.log(deep), math.log(z.shape[-1]) - math.log(self.tail(z))))
+        y = [_STEEP * math.sinh(a + (b - a) * i / count) for i in range(count + 1)]
+        levels = self.law.level(constant([math.log1p(math.exp(-v)) for v in (*y, 0.0)], z, xp), xp)
+        middle = levels[-1:]  # the median: scores are as near as their medians
+        between, end = 0.5 * (tops[..., :-1] + tops[..., 1:]), math.inf * xp.ones_like(z[..., :1])
+        above, below = (xp.concat(parts, axis=-1)[..., None] for parts in ((end, between), (between, -end)))
+        at = tops[..., None] + (levels[:-1] - middle)
+        edges = at + middle
+        counted = (at <= above) & (at > below) & (edges > low[..., None]) & (edges < high[..., None])
+        edges = xp.reshape(xp.where(counted, edges, high[..., None]), flat)
+        edges = xp.sort(xp.concat([low, high, edges], axis=-1), axis=-1)
+        last = 1.0 + total(xp.reshape(xp.astype(counted, z.dtype), flat), xp)  # the place of `high`
+        place = last * constant([i / count for i in range(count + 1)], z, xp)
+        left = counts(xp.where(place < last, place, last - 1.0), xp)
+        share = place - xp.astype(left, z.dtype)
+        return (
+            xp.take_along_axis(edges, left, axis=-1) * (1.0 - share)
+            + xp.take_along_axis(edges, left + 1, axis=-1) * share
+        )
+
+    def rule(self, z: Array, low: Array, high: Array, deep: float, count: int, xp: Namespace) -> Rule:
+        """Nodes for INT du from low, where F <= deep, to high, [..., 1], where log G and its derivatives are wanted."""
         law, column = self.law, (-1,) + (1,) * z.ndim
+        if self.heavy:
+            return self.panels(z, self.around(z, low, high, deep, xp), xp)
         if not law.edges and not law.kinks:
             s, w = [k / (count - 1) for k in range(count)], [1.0 / (count - 1)] * count
             w[0] = w[-1] = 0.5 * w[0]
@@ -161,15 +161,12 @@ class Nodes:
 
     def bulk(self, z: Array, xp: Namespace, held: Array | None = None) -> Rule:
         low, high = self.place(z, xp) if held is None else (held[..., :1], held[..., 1:])
-        if self.heavy:
-            return self.heavy_rule(z, self.tail(z), low, 4 * self.count(z), xp)
-        return self.rule(z, low, high, self.count(z), xp)
+        return self.rule(z, low, high, self.tail(z), self.count(z), xp)
 
     def deep(self, z: Array, xp: Namespace) -> Rule:
         """Nodes for log p: they begin lower."""
-        if self.heavy:
-            return self.heavy_rule(z, 1e-30, self.place(z, xp)[0], 4 * self.count(z), xp)
-        return self.rule(z, *self.ends(z, 1e-30, self.tail(z), xp), 2 * self.count(z), xp)
+        deep = 1e-30
+        return self.rule(z, *self.ends(z, deep, self.tail(z), xp), deep, 2 * self.count(z), xp)
 
     def sweep(self, z: Array, rule: Rule, xp: Namespace, bend: bool) -> Iterator[Chunk]:
         law = self.law

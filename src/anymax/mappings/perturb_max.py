@@ -56,6 +56,7 @@ class PerturbMax(Mapping):
     noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
     nodes: the points of the quadrature, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks take panels of 8
         Gauss points: `nodes` / 4 of them (`nodes` for "uniform" of more than 24 classes), and one for each kink of the 24 highest scores.
+        A `Noise` of your own takes `nodes` such panels.
     scale: the factor of the noise, a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
 
     >>> anymax.apply(anymax.PerturbMax(noise="normal"), [2.0, 1.0, -1.0]).round(3)
@@ -245,7 +246,7 @@ class PerturbMax(Mapping):
         if nodes.heavy:
             return self._integrated_mean(zero, xp)
         low, high = nodes.ends(zero, nodes.tail(zero), nodes.tail(zero), xp)
-        rule = nodes.rule(zero, low, high, 2 * nodes.count(zero), xp)
+        rule = nodes.rule(zero, low, high, nodes.tail(zero), 2 * nodes.count(zero), xp)
         return high - xp.sum(rule.w * xp.exp(self.law.core(rule.u, xp)[0]), axis=0)
 
     def _integrated_mean(self, zero: Array, xp: Namespace) -> Array:
@@ -318,11 +319,8 @@ class PerturbMax(Mapping):
         nodes = self._nodes
         tail = nodes.tail(z)
         out = xp.zeros_like(z[..., :1])
-        if nodes.heavy:
-            rule = nodes.heavy_rule(z, tail, out, 4 * nodes.count(z), xp)
-        else:
-            low = self.law.level(constant([-math.log(tail)], z, xp), xp) + out
-            rule = nodes.rule(z, low, nodes.ends(z, tail, tail, xp)[1], 2 * nodes.count(z), xp)
+        low = self.law.level(constant([-math.log(tail)], z, xp), xp) + out
+        rule = nodes.rule(z, low, nodes.ends(z, tail, tail, xp)[1], tail, 2 * nodes.count(z), xp)
         for c in nodes.sweep(z, rule, xp, d is not None):
             inside = c.log_f > -math.inf  # else F and G are 0: a node rounded to the end of the support
             rest = xp.where(inside, c.log_g, xp.zeros_like(c.log_g)) - safe(c.log_f, inside, 0.0, xp)
