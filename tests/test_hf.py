@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -640,17 +641,18 @@ def test_only_what_has_a_probability_is_drawn():
         assert any((scores == -math.inf).sum() > 3 for scores in found.scores)
 
 
+class Streamer:
+    seen: list = []  # noqa: RUF012
+
+    def put(self, value):
+        self.seen.append(value.tolist())
+
+    def end(self):
+        self.seen.append("end")
+
+
 def test_sample_goes_with_the_options_of_generate():
     made, prompt = build("gpt2", "eager"), tokens(2, 5)
-
-    class Streamer:
-        seen: list = []  # noqa: RUF012
-
-        def put(self, value):
-            self.seen.append(value.tolist())
-
-        def end(self):
-            self.seen.append("end")
 
     draw = hf.sample(A.topk(20), generator=1)
     plain = made.generate(prompt, custom_generate=draw, **GENERATED)
@@ -686,6 +688,42 @@ def test_sample_goes_with_the_options_of_generate():
     assert all(len(set(row)) == len(row) for row in penal[:, 5:].tolist())
 
 
+def test_every_token_has_its_own_random_numbers():
+    """A seed of NumPy gave each token the same number, and so did the seed of a transform."""
+    made, prompt = build("gpt2", "eager"), tokens(2, 5)
+    run = lambda draw, **more: made.generate(prompt, custom_generate=draw, **GENERATED, **more)  # noqa: E731
+    for seed, same in ((7, np.int64(7)), ([7, 3], [np.int64(7), np.int32(3)]), ([7, 3], (7, 3))):
+        want = run(hf.sample(generator=seed))
+        assert torch.equal(run(hf.sample(generator=same)), want)
+        assert all(len(set(row)) > 3 for row in want[:, 5:].tolist())
+    # each row is cut to its least likely token, or not at all
+    cuts: list = []
+    spy = lambda x: cuts.append((x > -math.inf).sum(-1).tolist()) or x  # noqa: E731
+    found = [
+        run(hf.sample(A.compose(A.transforms.xtc(0.0, 0.5, generator=seed), spy), generator=2))
+        for seed in (1, 1, [1, 5])
+    ]
+    assert torch.equal(found[0], found[1]), "a seed begins anew"
+    for steps in (cuts[:12], cuts[12:24], cuts[24:]):
+        assert all({1, 49} == set(row) for row in zip(*steps))
+    processor = hf.LogitsProcessor(A.transforms.xtc(0.0, 0.5, generator=1))
+    scores = torch.randn(2, 50)
+    kept = [(processor(prompt, scores) > -math.inf).sum(-1).tolist() for _ in range(12)]
+    assert all({1, 50} == set(row) for row in zip(*kept))
+    assert processor.transform == A.transforms.xtc(0.0, 0.5, generator=1), "which stays as it was given"
+
+
+def test_a_map_that_minds_an_offset_is_refused_in_beams_alone():
+    made, prompt = build("gpt2", "eager"), tokens(2, 5)
+    own = [hf.LogitsProcessor(Taylor(2))]
+    options = {"logits_processor": own, "max_new_tokens": 3, "num_beams": 2, "pad_token_id": 0}
+    for more in ({"repetition_penalty": 1.3}, {"sequence_bias": {(7,): 2.0}}, {"do_sample": True, "top_k": 0}):
+        with pytest.raises(ValueError, match=r"Taylor.* changes with a common offset"):
+            made.generate(prompt, **options, **more)
+    normed = torch.randn(2, 50).log_softmax(-1)
+    torch.testing.assert_close(own[0](prompt, normed).exp(), A.apply(Taylor(2), normed))
+
+
 def test_decoding_says_what_is_wrong():
     made, prompt = build("gpt2", "eager"), tokens(2, 5)
     for make in (hf.LogitsProcessor, hf.sample):
@@ -703,6 +741,12 @@ def test_decoding_says_what_is_wrong():
         made.generate(
             prompt, logits_processor=[hf.LogitsProcessor(Taylor(2))], num_beams=2, do_sample=False, max_new_tokens=3
         )
-    with pytest.raises(TypeError, match="generator"):
-        made.generate(prompt, custom_generate=hf.sample(generator="seed"), **GENERATED)
+    for wrong in ("seed", True, 7.0, np.random.default_rng(0), [1, "seed"]):
+        with pytest.raises(TypeError, match=r"generator: torch tensors need a torch\.Generator, or an integer seed"):
+            made.generate(prompt, custom_generate=hf.sample(generator=wrong), **GENERATED)
+    for drafts in ({"assistant_model": made}, {"prompt_lookup_num_tokens": 2}):
+        with pytest.raises(ValueError, match="draws one token at a time, and takes no drafts; leave assistant_model"):
+            made.generate(prompt[:1], custom_generate=hf.sample(), **drafts, **GENERATED)
+    with pytest.raises(ValueError, match=r"generate does not hand its streamer on; say anymax\.hf\.sample"):
+        made.generate(prompt[:1], custom_generate=hf.sample(), streamer=Streamer(), **GENERATED)
     assert repr(hf.LogitsProcessor(A.topk(3))) == "LogitsProcessor(transform=topk(k=3), mapping=Softmax())"

@@ -32,14 +32,17 @@ except ModuleNotFoundError as error:
 from . import transforms
 from ._attention import attention
 from ._core.mapping import Mapping
+from ._random.generators import going_on
 from .likelihood.terms import log_p_rows, read
 from .mappings import CATALOGUE, Entmax, Softmax
 from .nn.base import OfMapping
 from .nn.categorical import global_generator
 from .sampling import samplers
+from .transforms.base import unseeded
 
 try:
     import transformers
+    from transformers.generation.configuration_utils import GenerationMode
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 except ImportError as error:
     raise ImportError("anymax.hf needs transformers 5 or later; install it with: pip install 'anymax[hf]'") from error
@@ -297,6 +300,7 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
         stand in its place.
+        A seed in it, as in `xtc(generator=1)`, begins the numbers once; they go on from token to token and from call to call.
     mapping: the map, softmax by default.
         One whose probabilities change with a common offset of the scores (`Taylor`, `Ratio`) is an error in beam search, which hands on
         log-probabilities in the place of the scores.
@@ -311,19 +315,38 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
     def __init__(self, transform: Any = None, mapping: Mapping | None = None) -> None:
         self.transform, self.mapping = _chosen("LogitsProcessor", transform, mapping)
+        self._applied: tuple[torch.device, Any] | None = None  # the transform with generators on that device
+        if not self.mapping.facts.shift_invariant:
+            _refuse_beams()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not self.mapping.facts.shift_invariant and len(scores) > 1:
-            offset = scores.logsumexp(-1).abs().amax()
-            if bool(offset < 1e-5):
-                raise ValueError(
-                    f"LogitsProcessor: {self.mapping!r} changes with a common offset of the scores, and these are log-probabilities, as "
-                    "beam search hands them on; use a map such as Softmax or Entmax, or sample"
-                )
-        return _log_p("LogitsProcessor", self.transform, self.mapping, scores)
+        if self._applied is None or self._applied[0] != scores.device:
+            self._applied = scores.device, unseeded(self.transform, scores)
+        return _log_p("LogitsProcessor", self._applied[1], self.mapping, scores)
 
     def __repr__(self) -> str:
         return f"LogitsProcessor(transform={self.transform!r}, mapping={self.mapping!r})"
+
+
+def _refuse_beams() -> None:
+    """Beam search hands its processors log-probabilities, which others before ours may have changed: by then nobody can tell."""
+    kind: Any = transformers.GenerationMixin
+    inner = kind._beam_search
+    if getattr(inner, "refuses_offsets", False):
+        return
+
+    @functools.wraps(inner)
+    def checked(self: Any, input_ids: Tensor, logits_processor: Any, *args: Any, **options: Any) -> Any:
+        for one in logits_processor:
+            if isinstance(one, LogitsProcessor) and not one.mapping.facts.shift_invariant:
+                raise ValueError(
+                    f"LogitsProcessor: {one.mapping!r} changes with a common offset of the scores, and these are log-probabilities, as "
+                    "beam search hands them on; use a map such as Softmax or Entmax, or sample"
+                )
+        return inner(self, input_ids, logits_processor, *args, **options)
+
+    checked.refuses_offsets = True  # type: ignore[attr-defined]
+    kind._beam_search = checked
 
 
 def sample(
@@ -335,13 +358,17 @@ def sample(
 
     transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
         stand in its place.
+        A seed in it, as in `xtc(generator=1)`, is like one in `generator`: each token has its own numbers.
     mapping: the map, softmax by default.
     generator: a `torch.Generator` on the device of the scores, which moves on from call to call, or an integer seed, which begins anew with
-        each call of `generate`; torch's global generator by default, which `transformers.set_seed` sets.
-    streamer: of transformers, for the tokens as they come; `generate` does not hand its own on.
+        each call of `generate`; or a list of these, one a sequence. By default torch's global generator, which `transformers.set_seed`
+        sets.
+    streamer: of transformers, for the tokens as they come; give it here, and not to `generate`.
 
-    Returns a function for `custom_generate`. All of `generate`'s options hold, but for beams. Leave `do_sample` out: with it `generate`
-    would cut by its own `top_k`, 50 by default, first. With `output_scores=True, return_dict_in_generate=True` the scores are log p.
+    Returns a function for `custom_generate`. All of `generate`'s options hold, but for beams and drafts (`assistant_model`,
+    `prompt_lookup_num_tokens`), which are errors. Leave `do_sample` out: with it `generate` would cut by its own `top_k`, 50 by default,
+    first. Several sequences of each prompt need it: `do_sample=True, top_k=0, num_return_sequences=3`. With `output_scores=True,
+    return_dict_in_generate=True` the scores are log p.
 
     >>> import anymax.hf
     >>> draw = anymax.hf.sample(anymax.topp(0.9), anymax.Entmax(1.5), generator=0)
@@ -363,10 +390,22 @@ def sample(
                 f"anymax.hf.sample draws one token at a time, not num_beams={generation_config.num_beams}; for beams use "
                 "logits_processor=[anymax.hf.LogitsProcessor(...)]"
             )
+        given = sys._getframe(1).f_locals  # the arguments of `generate`, which drops these two without a word
+        mode = generation_config.get_generation_mode(given.get("assistant_model"))
+        if mode == GenerationMode.ASSISTED_GENERATION:
+            raise ValueError(
+                "anymax.hf.sample draws one token at a time, and takes no drafts; leave assistant_model, prompt_lookup_num_tokens and "
+                "assistant_early_exit out, or use logits_processor=[anymax.hf.LogitsProcessor(...)]"
+            )
+        if given.get("streamer") is not None:
+            raise ValueError(
+                "anymax.hf.sample: generate does not hand its streamer on; say anymax.hf.sample(..., streamer=...)"
+            )
         config = copy.copy(generation_config)
         config.do_sample = False  # of what the draw leaves, the largest is the token that was drawn
         keep = bool(config.return_dict_in_generate and config.output_scores)
-        draw = _Draw(transform, chosen, _source(generator, input_ids.device), keep)
+        source = global_generator(input_ids.device) if generator is None else going_on(generator, input_ids)
+        draw = _Draw(unseeded(transform, input_ids), chosen, source, keep)
         out = model._sample(
             input_ids,
             logits_processor=transformers.LogitsProcessorList([*logits_processor, draw]),
@@ -380,16 +419,6 @@ def sample(
         return out
 
     return decode
-
-
-def _source(generator: Any, device: torch.device) -> Any:
-    if generator is None:
-        return global_generator(device)
-    if isinstance(generator, int) and not isinstance(generator, bool):
-        return torch.Generator(device=device).manual_seed(generator)
-    if isinstance(generator, (list, tuple)):
-        return [_source(one, device) for one in generator]
-    return generator
 
 
 class _Draw(transformers.LogitsProcessor):

@@ -137,6 +137,13 @@ def apart(generator: Any, like: Array, n: int) -> list[Any]:
     return [_numpy_source(generator)] * n
 
 
+def going_on(generator: Any, like: Array) -> Any:
+    """What `generator` says to torch, with a torch.Generator, whose numbers go on from call to call, in the place of each seed."""
+    if isinstance(generator, (list, tuple)):
+        return tuple(going_on(one, like) for one in generator)
+    return None if generator is None else torch_source(like, generator)
+
+
 def torch_source(like: Array, generator: Any) -> Any:
     """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
     torch = sys.modules["torch"]

@@ -5,6 +5,7 @@ It is data: a name, parameters by name, an axis. A composition is a tuple of the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from .._array import (
 from .._array import compiling as _compiling
 from .._core.mapping import Mapping
 from .._core.typing import ArrayT, Numbers
+from .._random.generators import going_on
 from ..kernels import decode
 from ..mappings import Softmax
 
@@ -90,7 +92,9 @@ class Transform:
 
     def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
         """True where the engine has a step in its place, for these parameters."""
-        return bool(self.value) and all(_one_a_row(v, rows) for k, v in params.items() if k in _BROADCAST)
+        return bool(self.value) and all(
+            _one_a_row(v, rows) and _finite(v) for k, v in params.items() if k in _BROADCAST
+        )
 
     def step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
         """What the engine does in its place. It may draw, so ask once, and only where the engine serves."""
@@ -260,6 +264,16 @@ def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tupl
     return cut, full
 
 
+def unseeded(transform: Any, like: Array) -> Any:
+    """A transform of torch tensors whose seeds are generators, so that each call has its own random numbers."""
+    if isinstance(transform, Composed):
+        return Composed(tuple(unseeded(t, like) for t in transform.transforms))
+    if not isinstance(transform, Transform):
+        return transform
+    params = ((k, going_on(v, like) if k == "generator" else v) for k, v in transform.params)
+    return dataclasses.replace(transform, params=tuple(params))
+
+
 # -- rows ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -291,9 +305,14 @@ def native(value: Any, x: Array, xp: Namespace) -> Any:
 
 def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     """A parameter lined up with scores whose class axis has been moved last."""
+    if isinstance(value, (int, float)) and abs(value) > float(xp.finfo(x.dtype).max):
+        return math.copysign(math.inf, value)  # as an array is cast
     if value is None or isinstance(value, (int, float, tuple)):
         return value
-    value = native(value, x, xp) if name == "keep" else cast(value, x, xp)
+    with (
+        contextlib.nullcontext() if _compiling() else quiet(value)
+    ):  # what is beyond the dtype of the scores becomes infinite
+        value = native(value, x, xp) if name == "keep" else cast(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
         return value
     if value.ndim > x.ndim:
@@ -305,6 +324,10 @@ def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
 
 def _one_a_row(value: Any, rows: Array) -> bool:
     return not is_array(value) or not value.ndim or (value.ndim <= rows.ndim and value.shape[-1] == 1)
+
+
+def _finite(value: Any) -> bool:
+    return bool(namespace(value).all(namespace(value).isfinite(value))) if is_array(value) else math.isfinite(value)
 
 
 def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
