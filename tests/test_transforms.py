@@ -478,7 +478,8 @@ def test_temperature_0_is_argmax(kind):
         [[1.0, 3.0, -INF, 2.0], [2.0, 2.0, 1.0, -5.0], [-INF, -INF, -INF, -INF], [1e38, -1e38, 0.0, 0.0]], np.float32
     )
     want = np.array([[0, 1, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]])
-    for mapping in (A.Softmax(), A.Sparsemax(), A.Entmax(1.2), A.NormMax(), A.Taylor(), A.SparseSoftmax(k=2)):
+    ratios = (A.Ratio.square(), A.Ratio.relu(), A.Ratio.sigmoid())  # a score of 0 has no weight in the first two
+    for mapping in (A.Softmax(), A.Sparsemax(), A.Entmax(1.2), A.NormMax(), A.Taylor(), A.SparseSoftmax(k=2), *ratios):
         assert np.array_equal(back(A.apply(mapping, temperature(0)(c(x)))), want), mapping
         assert np.array_equal(back(A.apply(mapping, temperature(0.0, axis=0)(c(x.T)), axis=0)), want.T)
     near = back(A.apply(A.Softmax(), temperature(1e-30)(c(x[:2]))))
@@ -488,11 +489,55 @@ def test_temperature_0_is_argmax(kind):
     np.testing.assert_allclose(back(A.softmax(temperature(c(T))(c(x)))), mixed, rtol=1e-6)
     bad = back(temperature(0)(c(np.array([[1.0, np.nan], [INF, 0.0], [1.0, 0.0]]))))
     assert np.isnan(back(A.softmax(c(bad)))[:2]).all()
-    assert np.array_equal(bad[2], [0.0, -INF])
+    assert np.array_equal(bad[2], [1.0, -INF])
     if kind == "torch":
         v = c(x[:2]).requires_grad_()
         A.softmax(temperature(0)(v)).pow(2).sum().backward()
         assert (v.grad == 0).all()
+
+
+HUGE = {"infinite": INF, "beyond fp32": 1e300}
+
+
+@every_kind
+@pytest.mark.parametrize("T", HUGE.values(), ids=HUGE)
+def test_a_temperature_without_bounds_makes_all_classes_equal(kind, T):
+    """A masked class was NaN, and so was its row; the engine refused to draw."""
+    c = KINDS[kind]
+    x = np.array([[1.0, 2.0, -INF], [-5.0, -INF, 3.0]], np.float32)
+    for each in (T, np.full((2, 1), T)):
+        assert np.array_equal(back(temperature(each)(c(x))), np.where(x == -INF, x, 0.0 * np.ones_like(x)))
+    found = A.sample(
+        A.Softmax(), c(x), transform=compose(temperature(T), topk(2)), generator=generator(kind), return_log_prob=True
+    )
+    np.testing.assert_allclose(back(found.log_prob), np.log([0.5, 0.5]), rtol=1e-6)
+    assert (x[[0, 1], back(found.index)] > -INF).all()
+
+
+@every_kind
+@pytest.mark.parametrize("n", HUGE.values(), ids=HUGE)
+def test_deviations_without_bounds_keep_all(kind, n):
+    c = KINDS[kind]
+    x = np.array([[1.0, 2.0, -INF], [4.0, 4.0, 4.0]], np.float32)
+    for each in (n, np.full((2, 1), n)):
+        assert np.array_equal(back(topnsigma(each)(c(x))), x)
+        drawn = A.sample(A.Softmax(), c(x), transform=topnsigma(each), generator=generator(kind), num_samples=64)
+        assert set(back(drawn)[:, 0]) == {0, 1}
+        assert set(back(drawn)[:, 1]) == {0, 1, 2}
+
+
+def test_noise_of_any_scale_leaves_masked_classes_masked():
+    x = np.array([[0.0, 1.0, -INF]], np.float32)
+    for scale in (1e300, np.array([[1e39]])):
+        y = noise("exponential", scale, generator=0)(x)
+        assert y[0, 2] == -INF
+
+
+def test_more_classes_to_keep_than_there_are():
+    x = np.array([3.0, 1.0, 2.0])
+    for cut in (topp(0.5, 10**20), minp(1.0, 2**63), topk(10**20), typical(0.1, 10**20), epsilon_cutoff(0.9, 10**20)):
+        assert np.array_equal(cut(x), x)
+        assert set(A.sample(A.Softmax(), x, transform=cut, generator=0, num_samples=99).tolist()) == {0, 1, 2}
 
 
 @every_kind
@@ -686,6 +731,17 @@ def test_halves_are_computed_in_fp32(name, half):
         (lambda: cosine(np.ones((2, 3)))(np.ones(4)), ValueError, "4 features and weight has 3"),
         (lambda: noise("cauchy", generator=0), ValueError, "gumbel, normal"),
         (lambda: noise(scale=-1, generator=0), ValueError, "at least 0"),
+        (lambda: noise(scale=INF, generator=0), ValueError, "at least 0 and finite"),
+        (
+            lambda: normalize("l2")(np.zeros((3, 0))),
+            ValueError,
+            r"scores of shape \(3, 0\) have no classes along their axis",
+        ),
+        (
+            lambda: topnsigma(1.0)(np.zeros((3, 0))),
+            ValueError,
+            "have no classes along their axis; at least one is needed",
+        ),
         (lambda: topk(3, min_keep=0), ValueError, "min_keep must be an integer of at least 1"),
         (lambda: topp(0.5, min_keep=1.5), ValueError, "min_keep must be an integer of at least 1"),
         (lambda: typical(0), ValueError, "above 0 and at most 1"),

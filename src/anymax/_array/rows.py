@@ -92,6 +92,8 @@ def dot(a: Array, b: Array, xp: Namespace) -> Array:
 
 def top(x: Array, xp: Namespace) -> Array:
     """The maximum over the classes, kept as an axis of one."""
+    if not x.shape[-1]:
+        raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along their axis; at least one is needed")
     return xp.max(x, axis=-1, keepdims=True)
 
 

@@ -37,8 +37,8 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
     The usual first step of a sampler, before or after the truncations: the order matters to top-p, min-p and their kin.
 
     T: a number of at least 0, or an array of them, one a row: [..., 1].
-        T = 0 is the limit, argmax: the largest scores become 0 and the others are masked, so that every map gives equal shares to
-        the largest; its gradient is 0.
+        T = 0 is the limit, argmax: the largest scores become 1 and the others are masked, so that every map gives equal shares to
+        the largest; its gradient is 0. An infinite T makes all scores 0 that are not masked.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
 
     Returns a function scores -> scores.
@@ -46,7 +46,7 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
     >>> temperature(2.0)([1.0, 3.0])
     array([0.5, 1.5])
     >>> temperature(0)([1.0, 3.0])
-    array([-inf,   0.])
+    array([-inf,   1.])
     """
     check_range("temperature", "T", T, lambda v: v >= 0, "at least 0")
     return Transform(_temperature, (("T", T),), pick_axis(axis, dim), value="T")
@@ -55,7 +55,9 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
 def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
     tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
     if not is_array(T):
-        return x / T if tiny <= T else _largest(x, xp)
+        if tiny > T:
+            return _largest(x, xp)
+        return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
     cold = tiny > T
     if known(cold) and not bool(xp.any(cold)):
         return on_kept(x, lambda y: y / T, xp)
@@ -64,10 +66,10 @@ def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
 
 
 def _largest(x: Array, xp: Namespace) -> Array:
-    """0 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is."""
+    """1 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is. Not 0, where a ratio may have no weight."""
     y, keep, poisoned = finite_scores(x, xp)
     high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
-    out = xp.where(keep & (y == high), 0.0 * y, -math.inf * xp.ones_like(y))
+    out = xp.where(keep & (y == high), 1.0 + 0.0 * y, -math.inf * xp.ones_like(y))
     return xp.where(poisoned, x, out)
 
 
@@ -303,7 +305,7 @@ def noise(
     >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
     array([1.0126, 1.9868])
     """
-    check_range("noise", "scale", scale, lambda v: v >= 0, "at least 0")
+    check_range("noise", "scale", scale, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
     find(kind)  # an unknown kind is an error here
     params = (("kind", kind), ("scale", scale), ("generator", listed(generator)))
     # a row's noise depends on its place
@@ -311,7 +313,7 @@ def noise(
 
 
 def _noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
-    return x + scale * draw(kind, tuple(x.shape), x, generator)
+    return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
 
 
 def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:

@@ -16,6 +16,7 @@ from .base import Transform, check_range, masked
 _MASS = "above 0 and at most 1"
 _MOST = 2**31 - 1  # classes: an index has 32 bits in engines and in JAX
 _INSIDE = "above 0 and below 1"
+_MOST = 2**31 - 1  # the classes of the longest row that the engine takes
 
 
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -218,7 +219,8 @@ def xtc(
     probability: how often a row is cut, from 0 to 1, or an array, one a row: [..., 1].
     generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
         Row i, in C order, is cut where the i-th number that it gives is at most `probability`. Of a seed that a sampler is given too
-        the numbers are the same; give this one its own.
+        the numbers are the same; give this one its own. A seed or a JAX key cuts the same rows at each call, so in a loop over tokens give
+        a generator.
     axis: the axis of the classes, the last by default; `dim` is another name of it.
 
     Returns a function scores -> scores.
