@@ -553,7 +553,7 @@ def test_an_odd_tensor_is_one_sentence():
     x, y = torch.tensor(X), torch.tensor(Y)
     ragged = [torch.ones(2), torch.ones(3)]
     sparse = "must be a dense tensor, got a sparse one; call its to_dense()"
-    nested = "must be a dense tensor, got a nested one; pad it, and say mask="
+    nested = "a dense tensor, got a nested one; pad it, and say mask=, or use a verb on segments such as anymax.segment_log_apply"
     packed = torch.empty(2, dtype=torch.float4_e2m1fn_x2) if hasattr(torch, "float4_e2m1fn_x2") else None
     verbs = (
         am.log_softmax, am.logsumexp, am.entropy, am.support, lambda v: am.jacobian("sparsemax", v),
@@ -569,6 +569,7 @@ def test_an_odd_tensor_is_one_sentence():
         (lambda: am.cross_entropy(x, y.to_sparse()), f"target {sparse}"),
         (lambda: am.softmax(torch.nested.nested_tensor(ragged)), "apply takes nested tensors of the layout torch.jagged; make it with"),
         (lambda: am.softmax(x.to_sparse(), mask=x > 0), sparse),
+        (lambda: am.sparsemax(torch.nested.nested_tensor(ragged, layout=torch.jagged), mask=x > 0), nested),
         (lambda: am.softmax([x, x]), "got a list of tensors; make one of them: torch.stack(x)"),
         (lambda: am.softmax([[x[0, 0].requires_grad_()]]), "got a list of tensors"),
         (lambda: am.softmax(X, mask=x > 0), "mask: got a torch tensor for scores of another framework; convert one of them"),

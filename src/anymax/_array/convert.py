@@ -51,6 +51,9 @@ def asarray(x: Any, name: str = "scores") -> Array:
     return out
 
 
+_PADDING = "pad it, and say mask=, or use a verb on segments such as anymax.segment_log_apply"
+
+
 def duplicate(x: Array, xp: Namespace) -> Array:
     """A copy of `x` that may be changed in place, through which gradients go; JAX's arrays, which nobody can change, as they are."""
     if is_jax(x):
@@ -58,7 +61,7 @@ def duplicate(x: Array, xp: Namespace) -> Array:
     return x.clone() if is_torch(x) else xp.asarray(x, copy=True)
 
 
-def dense(a: Array, name: str, padding: str = "pad it, and say mask=") -> Array:
+def dense(a: Array, name: str, padding: str = _PADDING) -> Array:
     """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
     if is_ragged(a):
         kind, remedy = ("nested", padding) if a.is_nested else ("sparse", "call its to_dense()")

@@ -84,7 +84,7 @@ def _json(text: str) -> list[list[float]] | None:
         found = json.loads(text)
     except json.JSONDecodeError:
         return None
-    rows = found if found and all(isinstance(row, list) for row in found) else [found]
+    rows = found if all(isinstance(row, list) for row in found) else [found]
     return [_numbers([str(v) for v in row], f"list {i}") for i, row in enumerate(rows, start=1)]
 
 
@@ -100,6 +100,8 @@ def _line(line: str, i: int) -> list[float]:
 
 
 def _numbers(words: Sequence[str], place: str) -> list[float]:
+    if not words:
+        raise ValueError(f"{place}: it is empty; a row has one score or more")
     for word in words:
         if not _is_number(word):
             raise ValueError(
