@@ -26,6 +26,8 @@ import sys
 # Threads of OpenMP that have nothing to do wait asleep. Awake, as is the default, those of one worker of `-n auto` keep the processors from
 # the others: tests of small tensors took ten times the time. It is read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Inductor would begin a pool of processes, each with a torch of its own, for the few kernels that tests compile.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 
