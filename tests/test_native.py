@@ -1460,7 +1460,8 @@ def test_what_is_strange_in_a_row_of_few_classes(mapping, n):
     assert value[4] == 0.0
     assert gradient[:2].isnan().all()
     assert not gradient[4].any()
-    assert gradient[2, index[2]] == gradient[9, index[9]] == -1.0
+    assert gradient[2, index[2]] == -1.0
+    assert gradient[9, index[9]].item() == pytest.approx(-1.0, rel=1e-6)  # less the sum of the others, which rounds
     assert torch.count_nonzero(gradient[2]) == 1
     others = [i for i in range(len(x)) if i not in (0, 1, 2, 4, 9)]
     assert torch.equal(value[others], clean[others])
