@@ -659,7 +659,7 @@ void make(Random &random, Case &c, std::vector<const char *> &said) {
             for (int64_t i = 0; i < n; i++) c.mask.set(r, i, random.chance(share) ? (double)(1 + random.below(255)) : 0.0);
     }
     c.out = layout_of(random, c.result(), kind(), false);
-    if (c.op == ANYMAX_FORWARD && !c.x.shared() && random.chance(0.15)) c.in_place = true, c.out = c.x.layout;
+    if ((c.op == ANYMAX_FORWARD || c.op == ANYMAX_LOG) && !c.x.shared() && random.chance(0.15)) c.in_place = true, c.out = c.x.layout;
     if (random.chance(0.4) && (c.op == ANYMAX_FORWARD || (c.op == ANYMAX_LOSS && (sparse(c.map) || random.chance(0.2)))))
         c.saves = true, c.capacity = random.pick<int64_t>({0, 1, 3, 16, 64, n, n + 2});
     if (c.op == ANYMAX_LOSS) c.with_tau = random.chance(0.5);
@@ -1520,8 +1520,10 @@ void refused() {
                 if (map == ANYMAX_TOPP) with("p > 1", [](anymax_call &c) { c.param = 1.0 + 1e-15; });
                 if (map == ANYMAX_TOPK) with("k < 1", [](anymax_call &c) { c.param = 0.99; });
                 if (map == ANYMAX_TOPK) with("k of 1e16", [](anymax_call &c) { c.param = 1e16; });
+                if (map == ANYMAX_TOPK || op == ANYMAX_LARGEST) with("k of 2.5", [](anymax_call &c) { c.param = 2.5; });
                 if (map == ANYMAX_TAYLOR) {
                     with("an odd order", [](anymax_call &c) { c.param = 3.0; });
+                    with("order 2.5", [](anymax_call &c) { c.param = 2.5; });
                     with("order 66", [](anymax_call &c) { c.param = 66.0; });
                 }
                 if (op == ANYMAX_LARGEST) with("k > n", [&](anymax_call &c) { c.param = (double)n + 1.0; });
