@@ -133,6 +133,24 @@ FAULTS = {
 }
 
 
+def lost(self, x, xp, held=None):
+    """The derivative of the last term is 0, and NaN at a masked class."""
+    return am.Sparsemax.differentiable(self, x, xp, held) + 0.0 * xp.sqrt(xp.exp(x))
+
+
+def branch(self, x, xp, held=None):
+    """What it computes depends on values."""
+    return am.Sparsemax.differentiable(self, x if bool(xp.all(x < 1e9)) else x - 1e9, xp, held)
+
+
+def in_two(self, x, xp, held=None):
+    torch._dynamo.graph_break()
+    return am.Sparsemax.differentiable(self, x, xp, held)
+
+
+FAULTS["traced"] = planted(differentiable=lost)
+
+
 class Forgetful(Capped):
     """Its loss leaves out that u moves the feasible set."""
 
@@ -151,6 +169,59 @@ def test_a_planted_fault_turns_its_law_red(law):
     said = "the gradient of the loss in u .* needs a loss of its own" if law.__name__ == "parameters" else "."
     with pytest.raises(BrokenLaw, match=said):
         law(_Case(FAULTS[law.__name__], 7, 0))
+
+
+@pytest.mark.parametrize(
+    ("differentiable", "words"),
+    [
+        (lost, "gradient under torch.func.vjp, 0 at masked"),
+        (branch, "under torch.vmap: "),
+        (in_two, "under torch.compile: "),
+    ],
+)
+def test_programs_and_masked_gradients_are_asked_for(differentiable, words):
+    """What no eager call with its own vjp shows."""
+    with pytest.raises(AssertionError, match=f"breaks 1 of {len(LAWS)} laws\n  traced: .*{words}"):
+        am.check_mapping(planted(differentiable=differentiable, iterative=False))
+
+
+def test_monotone_holds_for_all_classes_alike():
+    """Bounds that rise from class to class keep the order of rising scores alone."""
+    rising = type("Rising", (Capped,), {"facts": dataclasses.replace(Capped(0.4).facts, monotone=True)})
+    assert rising(0.4).facts.monotone
+    with pytest.raises(AssertionError, match=r"breaks 1 of .*\n  monotone: "):
+        am.check_mapping(rising(np.sort(BOUNDS)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kinked(am.RatioMap):
+    """`exp(|s| x)`, normalised: its derivative in s jumps at 0."""
+
+    s: Any = 0.0
+    share: float = 1.0  # how much of the derivative in s it has
+
+    name = "kinked"
+    facts = am.Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=False)
+
+    def __post_init__(self):
+        if not isinstance(self.share, float):
+            raise TypeError("share must be a number")
+
+    def weights(self, x, keep, xp):
+        s = like(self.s, x, xp) + 0.0 * x[..., :1]
+        s = xp.abs(self.share * s + (1.0 - self.share) * stop_gradient(s))
+        y = s * xp.where(keep, x, xp.zeros_like(x))
+        u = xp.exp(y - stop_gradient(xp.max(xp.where(keep, y, -xp.inf * xp.ones_like(y)), axis=-1, keepdims=True)))
+        return u, s * u
+
+
+def test_a_kink_in_a_parameter_is_no_wrong_gradient():
+    """A gradient at a kink is one of the two derivatives, or between them; beside it there is one, which a map that lacks it shows."""
+    parameters, case = LAWS[11], lambda share: _Case(Kinked(0.0, share), 7, 0)
+    assert parameters.__name__ == "parameters"
+    parameters(case(1.0))
+    with pytest.raises(BrokenLaw, match="the gradient of p in s is its derivative"):
+        parameters(case(0.9))
 
 
 def test_every_broken_law_is_named_at_once():
@@ -348,6 +419,11 @@ def test_a_negative_loss_is_an_error_that_names_the_map(kind):
     x = np.array([[1.0, 0.9, 0.8], [5.0, 0.0, 0.0]])
     with pytest.raises(ValueError, match=r"Unfit\(\): its Fenchel-Young loss is -.*check_mapping"):
         am.fenchel_young(Unfit(), to(x), to(np.array([[0.4, 0.3, 0.3], [1.0, 0.0, 0.0]])))
+    part = type(
+        "Part", (Unfit,), {"omega": lambda self, q, xp: Unfit.omega(self, q, xp) + 0.0 * xp.sqrt(0.7 - q[..., :1])}
+    )
+    with np.errstate(invalid="ignore"), pytest.raises(ValueError, match=r"loss is -0\.\d+, and"):  # of one row NaN
+        am.fenchel_young(part(), to(x), to(np.array([[0.4, 0.3, 0.3], [1.0, 0.0, 0.0]])))
     values = am.fenchel_young(am.Sparsemax(), to(x), to(np.array([0, 0])), reduction="none")
     assert (back(values) >= 0).all()
     assert back(values)[1] == 0

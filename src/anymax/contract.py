@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,16 +70,19 @@ class _Case:
     def _by_class(self) -> bool:
         return any(is_array(v) and v.ndim and v.shape[-1] != 1 for v in self.mapping.params().values())
 
-    def smooth(self, count: int = 6) -> list[np.ndarray]:
-        """Rows around which the support stays the same, so that differences are derivatives."""
+    def smooth(self, count: int = 6, masked: int = 0) -> list[np.ndarray]:
+        """Rows around which the support stays the same, so that differences are derivatives; `masked` classes of each are."""
         e = 1e-4 * np.eye(self.n)
+        hidden = np.arange(self.n) % 3 < 1 if masked else np.zeros(self.n, bool)
+        hidden = hidden & (np.cumsum(hidden) <= masked)
 
         def constant(x: np.ndarray) -> bool:
             p, most = self.p(np.concatenate([x[None], x + e, x - e])), self.ceiling(x)
             inside = (p > 0) & (p < most) if most is not None else p > 0
             return bool((inside == inside[0]).all())
 
-        return [x for x in (*self.rows(count), *self.rows(count, 0.3)) if constant(x)]
+        rows = np.where(hidden, -math.inf, np.concatenate([self.rows(count), self.rows(count, 0.3)]))
+        return [x for x in rows if constant(x)]
 
     def ceiling(self, x: np.ndarray) -> Any:
         return self.mapping.ceiling(x, np) if isinstance(self.mapping, Separable) else None
@@ -147,6 +151,10 @@ def masked(case: _Case) -> None:
     p = case.p(x)
     _need(p[np.isneginf(x)] == 0, "a masked class (-inf) has probability 0, and a fully masked row is zeros")
     _need(np.isfinite(p), "a masked class makes no NaN")
+    for row in case.smooth(3, masked=2):
+        want = case.slopes(case.p, row)
+        got, size = np.asarray(jacobian(case.mapping, row)), max(1.0, float(np.abs(want).max()))
+        _near(got, want, 2e-5 * size, "a masked class has no derivative, and changes none of the others")
     if not case._by_class and not case.mapping.params():
         _near(p[1, 1:], case.p(x[1, 1:]), 1e-9, "a masked class does not change the others")
     _near(p[0], case.p(x[:1])[0], 0.0, "a row does not depend on the other rows")
@@ -175,8 +183,10 @@ def permutation(case: _Case) -> None:
 def monotone(case: _Case) -> None:
     if case.facts.monotone:
         for sigma in (0.3, 3.0):
-            p = case.p(np.sort(case.rows(6, sigma), -1))
-            _need(np.diff(p) >= -1e-12, "facts.monotone: x_i > x_j implies p_i >= p_j")
+            rising = np.sort(case.rows(6, sigma), -1)
+            for x in (rising, rising[:, ::-1], case.rows(6, sigma)):  # classes may have parameters that rise, or fall
+                p = np.take_along_axis(case.p(x), np.argsort(x, -1), -1)
+                _need(np.diff(p) >= -1e-12, "facts.monotone: x_i > x_j implies p_i >= p_j, whichever classes they are")
 
 
 def shift_invariant(case: _Case) -> None:
@@ -313,15 +323,28 @@ def parameters(case: _Case) -> None:
                     out["the loss"] = fenchel_young(own, x, y, reduction="sum")
             return out
 
-        h, direction = 1e-6, torch.ones_like(value)
-        for verb, out in verbs(value).items():
-            got = torch.autograd.grad(out, value, allow_unused=True)[0] if out.requires_grad else None
-            got = 0.0 if got is None else float(got.sum())
-            with torch.no_grad():
-                up, down = (float(verbs(value + s * h * direction)[verb]) for s in (1, -1))
-            want = (up - down) / (2 * h)
-            hint = "; a parameter that changes the feasible set needs a loss of its own" if verb != "p" else ""
-            _near(got, want, 1e-4 * max(1.0, abs(want)), f"the gradient of {verb} in {name} is its derivative{hint}")
+        bent = _parameter(verbs, value, name)
+        for step in (1e-3, -1e-3) if bent else ():  # beside a kink, where there is one derivative
+            beside = (value.detach() + step * (1.0 + value.detach().abs())).requires_grad_()
+            with contextlib.suppress(TypeError, ValueError):  # out of the parameter's range
+                _parameter(verbs, beside, name)
+
+
+def _parameter(verbs: Callable[[Any], dict[str, Any]], value: Any, name: str) -> bool:
+    """The derivatives in a parameter at one value, by differences; True where one of them has a kink there, and is between two."""
+    torch, h, bent = sys.modules["torch"], 1e-6, False
+    for verb, out in verbs(value).items():
+        got = torch.autograd.grad(out, value, allow_unused=True)[0] if out.requires_grad else None
+        got = 0.0 if got is None else float(got.sum())
+        with torch.no_grad():
+            up, here, down = (float(verbs(value + s * h)[verb]) for s in (1, 0, -1))
+        left, right, want = (here - down) / h, (up - here) / h, (up - down) / (2 * h)
+        atol = 1e-4 * max(1.0, abs(left), abs(right))
+        if abs(right - left) > 10 * atol:
+            bent, want = True, min(max(got, min(left, right)), max(left, right))
+        hint = "; a parameter that changes the feasible set needs a loss of its own" if verb != "p" else ""
+        _near(got, want, atol, f"the gradient of {verb} in {name} is its derivative{hint}")
+    return bent
 
 
 def frameworks(case: _Case) -> None:
@@ -368,9 +391,64 @@ def frameworks(case: _Case) -> None:
         _near(got, back, (1e-6 if wide else 1e-2) * size, "the gradient of JAX is vjp")
 
 
+def traced(case: _Case) -> None:
+    """Where torch or JAX is loaded: the same p and gradient where no value may be asked for, masked classes among them: under vmap, in
+    torch.func and in a program that torch.compile makes."""
+    rows = np.stack([*case.smooth(3)[:3], *case.smooth(3, masked=2)[:3]] or [case.rows(1)[0]])
+    weight, p = case.rows(len(rows), 0.7), case.p(rows)
+    back = np.stack([np.asarray(jacobian(case.mapping, x)).T @ g for x, g in zip(rows, weight)])
+
+    def same(how: str, both: Callable[[], tuple[Any, Any]], loose: float = 1e-8) -> None:
+        try:
+            out, got = both()
+        except Exception as error:
+            raise BrokenLaw(f"under {how}: {type(error).__name__}: {error}") from None
+        _near(out, p, loose, f"the same p under {how}")
+        _near(
+            got,
+            back,
+            100 * loose * max(1.0, float(np.abs(back).max())),
+            f"the same gradient under {how}, 0 at masked classes",
+        )
+
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None:
+        own = case.mapping.replace(**{k: torch.as_tensor(np.asarray(a)) for k, a in case.mapping.params().items()})
+        x, g = torch.as_tensor(rows), torch.as_tensor(weight)
+
+        def product(x: Any, g: Any) -> Any:
+            out, pull = torch.func.vjp(lambda v: apply(own, v), x)
+            return out, pull(g)[0]
+
+        same("torch.func.vjp", lambda: product(x, g))
+        same("torch.vmap", lambda: torch.vmap(product)(x, g))
+        if torch._dynamo.is_dynamo_supported():
+            same("torch.compile", lambda: _compiled(torch, own, x, g))
+    if jax is not None and hasattr(jax, "numpy"):
+        it = case.mapping.replace(**{k: jax.numpy.asarray(a) for k, a in case.mapping.params().items()})
+        y, h = jax.numpy.asarray(rows), jax.numpy.asarray(weight)
+
+        def pulled(x: Any, g: Any) -> Any:
+            out, pull = jax.vjp(lambda v: apply(it, v), x)
+            return out, pull(g)[0]
+
+        same("jax.vmap", lambda: jax.jit(jax.vmap(pulled))(y, h), 1e-8 if y.dtype == np.float64 else 1e-4)
+
+
+def _compiled(torch: Any, mapping: Mapping, x: Any, g: Any) -> tuple[Any, Any]:
+    """p and the gradient of <g, p> by a program in one piece."""
+    torch.compiler.reset()  # programs of other maps are kept under the same name
+    x = x.clone().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        out = torch.compile(lambda v: apply(mapping, v), fullgraph=True, backend="eager")(x)
+        got = torch.autograd.grad((out * g).sum(), x)[0] if out.requires_grad else torch.zeros_like(x)
+    return out.detach(), got
+
+
 LAWS: tuple[Callable[[_Case], None], ...] = (
     data, distribution, masked, poisoned, permutation, monotone, shift_invariant, sparse, formulas, derivative, loss, parameters,
-    frameworks,
+    frameworks, traced,
 )  # fmt: skip
 
 
@@ -383,7 +461,8 @@ def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, 
     """Tests a map of your own against the laws that every map obeys, by numbers.
 
     Use it while you write a map, and in its tests. It looks at sums, masks, NaN, the facts, the formulas among themselves, the Jacobian,
-    the loss and its gradient, and parameters; on NumPy, and on torch and JAX where they are loaded.
+    the loss and its gradient, and parameters; on NumPy, and where torch and JAX are loaded on these too, with vmap, masked gradients and
+    torch.compile: import them before.
 
     mapping: the map, such as `MyMap()`.
     n: the number of classes of the test rows; that of a parameter with one value a class.

@@ -111,7 +111,12 @@ class Mapping(ABC):
         return self.forward(x, xp)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
-        """The numbers of each row, [..., m], that `differentiable` takes as constants: the outcome of its iteration."""
+        """The numbers of each row, [..., m], that `differentiable` takes as constants: the outcome of its iteration.
+
+        A map that is made of another, say of its p at scores `f(x)`, hands on all three: `iterative = True`, `hold(x)` is
+        `other.hold(f(x))`, and `differentiable(x, held)` is `other.differentiable(f(x), held)`. Programs then hold the other's iteration
+        as one opaque operation, and are not traced through it.
+        """
         raise TypeError(f"{self.name} has no iteration")
 
     def as_softmax(self) -> Any:

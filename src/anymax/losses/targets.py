@@ -160,8 +160,9 @@ class Batch:
             return value
         wrong = (value < -self.rounding()) & ~masked & ~self.poisoned & (self.counted != 0)
         if known_any(wrong, xp):
+            worst = float(xp.min(xp.where(wrong, stop_gradient(value), xp.zeros_like(value))))  # others may be NaN
             raise ValueError(
-                f"{self.mapping!r}: its Fenchel-Young loss is {float(xp.min(stop_gradient(value))):g}, and no such loss is below 0: either "
+                f"{self.mapping!r}: its Fenchel-Young loss is {worst:g}, and no such loss is below 0: either "
                 "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
             )
         return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
