@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, is_array, is_torch, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import Array, is_array, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
 from ._core.options import answering, spelled
@@ -158,7 +157,9 @@ def logsumexp(
     x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)
-    plain = not is_array(temperature) and temperature == 1 and not _tracked(rows) and not _array.compiling()
+    plain = (
+        not is_array(temperature) and temperature == 1 and not _array.differentiates(rows) and not _array.compiling()
+    )
     out = None
     engine = kernels.compiled("threshold", Softmax(), rows) if plain else None
     if engine is not None:
@@ -168,11 +169,6 @@ def logsumexp(
             out = _smooth_max(s, one_a_row(aligned(temperature, s, axis, "temperature"), "temperature"), xp)
     out = like_scores(restore_axis(out if out.dtype == rows.dtype else xp.astype(out, rows.dtype), axis), x)
     return out if keepdims else xp.squeeze(out, axis=axis)
-
-
-def _tracked(x: Array) -> bool:
-    """True where a gradient is asked for."""
-    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:

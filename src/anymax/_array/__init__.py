@@ -46,6 +46,7 @@ from .rows import (
 from .safe import expm1_over, log, log1p_over, power, safe, xlogx
 from .tracing import (
     ask_torch,
+    batched,
     compiling,
     decides,
     differentiates,
@@ -56,6 +57,9 @@ from .tracing import (
     known_largest,
     loop,
     modes,
+    plain_backward,
     quiet,
+    recorded,
     stop_gradient,
+    transformed,
 )

@@ -81,11 +81,47 @@ def known_largest(x: Array) -> float | None:
     return float(most) if known(most) else None  # under jax.jit what is made of a constant is traced
 
 
+# -- whether a derivative is taken: every verb asks here ------------------------------------------------------------------------
+
+
+def transformed() -> bool:
+    """True under the transforms of torch.func and in forward mode, whose tangents no tensor shows. Only where torch is loaded."""
+    torch = sys.modules["torch"]
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def recorded(*values: Any) -> bool:
+    """True where autograd's graph records what is done with one of these; what is no tensor of torch needs no graph."""
+    torch = torch_loaded()
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return True
+    return False
+
+
 def differentiates(x: Array) -> bool:
-    """True where a derivative may be asked for later."""
+    """True where a derivative through x is taken, or may be: a graph, a transform or forward mode, or a trace that does not say."""
     if not is_torch(x):
         return is_jax(x)
-    return x.requires_grad or not eager(x) or sys.modules["torch"].autograd.forward_ad._current_level >= 0
+    return recorded(x) or transformed() or not eager(x)
+
+
+def plain_backward(*grads: Array | None) -> bool:
+    """True where a backward pass of torch is to be in plain operations: it is itself differentiated, or has a batch of gradients."""
+    if sys.modules["torch"].is_grad_enabled() or transformed():
+        return True
+    for g in grads:
+        if g is not None and batched(g):
+            return True
+    return False
+
+
+def batched(g: Array) -> bool:
+    """True for a batch of gradients in one backward pass: of torch's `is_grads_batched`, or of torch.vmap around it."""
+    c: Any = sys.modules["torch"]._C
+    return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
 
 
 def stop_gradient(x: Any) -> Any:

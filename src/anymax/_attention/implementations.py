@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import kernels
-from .._array import Array, Namespace, eager, is_array, is_torch, namespace, upcast
+from .._array import Array, Namespace, eager, is_array, is_torch, namespace, recorded, transformed, upcast
 from .._random.generators import torch_source, uniform
 from ..functional import apply
 from .call import Call
@@ -106,7 +106,7 @@ def _refuse_sdpa(call: Call) -> str | None:
             return f"torch's attention has not {what}"
     if call.q.ndim < 3 or not math.prod(call.q.shape):
         return "torch's attention needs heads, and arrays that are not empty"
-    if _transformed(call.q):
+    if transformed():
         return "torch's fused attention has no forward-mode derivative"
     if _window_of(s) and s.shape[-1] * s.shape[-2] > 4 * _MATRIX:
         return "torch's attention would need the window as a matrix"
@@ -152,7 +152,7 @@ def _refuse_triton(call: Call) -> str | None:
     if call.need_weights:
         return "the weights are the matrix that it never has"
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
-    if _transformed(q) or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
+    if transformed() or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
         return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
     if s.mapping.kernel not in ("softmax", "sparsemax", "entmax", "budget"):
         return f"it has no kernel for {s.mapping.name}, but for softmax, sparsemax, entmax and budget"
@@ -189,7 +189,7 @@ def _refuse_blocks(call: Call) -> str | None:
         return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
     if call.need_weights:
         return "the weights are the matrix that it never has"
-    if _transformed(call.q) or not eager(call.q):
+    if transformed() or not eager(call.q):
         return "it serves eager calls; under a transform or while tracing, plain operations are to be seen"
     return refuse_tiles(call.scores)
 
@@ -237,7 +237,7 @@ def _never(call: Call) -> bool:
 
 
 def _tracked(call: Call) -> bool:
-    return sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in (call.q, call.k, call.v))
+    return recorded(call.q, call.k, call.v)
 
 
 def _fills_gpu(call: Call) -> bool:
@@ -293,12 +293,6 @@ def choose(call: Call, asked: Implementation | None) -> Implementation:
     if asked is not None:
         return asked
     return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
-
-
-def _transformed(q: Array) -> bool:
-    """True under torch.func's transforms and in forward mode."""
-    torch = sys.modules["torch"]
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def explained(call: Call, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:

@@ -29,6 +29,8 @@ from .._array import (
     modes,
     namespace,
     number,
+    recorded,
+    transformed,
     upcast,
 )
 from .._core.mapping import Mapping
@@ -101,20 +103,12 @@ def _rotated(x: Array, most: int, xp: Namespace) -> Array:
 
 def _unobserved(x: Array) -> bool:
     """True where no mode, no tracer and no forward derivative of torch is active."""
-    return not is_torch(x) or (eager(x) and not modes() and not _forward_mode())
-
-
-def _tracked(*arrays: Array) -> bool:
-    return is_torch(arrays[0]) and sys.modules["torch"].is_grad_enabled() and any(a.requires_grad for a in arrays)
+    return not is_torch(x) or (eager(x) and not modes() and not transformed())
 
 
 def _scratch(*arrays: Array) -> list[Array] | None:
     """A holder of scratch memory; None where a mode, a tracer or a derivative must see plain operations."""
-    return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not _tracked(*arrays) else None
-
-
-def _forward_mode() -> bool:
-    return sys.modules["torch"].autograd.forward_ad._current_level >= 0
+    return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not recorded(*arrays) else None
 
 
 class LinearState(NamedTuple):
@@ -287,7 +281,7 @@ def _compiled(
         each = np.broadcast_to(counts[..., None] if own else counts, own)
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
-    if _tracked(q, k, v):
+    if recorded(q, k, v):
         from . import torch_linear as bridge  # late: only where torch is loaded already
 
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
@@ -446,8 +440,7 @@ def _again(body: Callable[..., Any], *arrays: Array) -> Any:
     """body(...), which autograd runs again instead of keeping what is inside."""
     if is_torch(arrays[0]):
         torch = sys.modules["torch"]
-        tracked = torch.is_grad_enabled() and any(a.requires_grad for a in arrays)
-        if tracked and eager(arrays[0]) and not _forward_mode():
+        if recorded(*arrays) and eager(arrays[0]) and not transformed():
             return torch.utils.checkpoint.checkpoint(body, *arrays, use_reentrant=False, preserve_rng_state=False)
     return body(*arrays)
 

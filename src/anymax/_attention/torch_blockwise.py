@@ -15,7 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import modes, upcast
+from .._array import batched, modes, plain_backward, recorded, upcast
 from .._core.mapping import Mapping
 from ..autodiff import torch as bridge
 from ..autodiff.saving import hooked, save, saved
@@ -85,7 +85,7 @@ def attend(call: Any, source: Any) -> Tensor:
     seed = int(torch.randint(2**62, (), generator=source, device=source.device)) if call.dropout_p else 0
     job = _Job(dataclasses.replace(scores, shape=shape), lead, call.groups, tuple(arrays), call.dropout_p, seed)
     tensors = (q, k, v, *arrays.values())
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if recorded(*tensors):
         out = _Attend.apply(job, *tensors)
     else:
         out, _ = _forward(job, q, k, v, tensors[3:], False)
@@ -283,7 +283,7 @@ class _Attend(torch.autograd.Function):
             raise RuntimeError(
                 "attention: implementation 'blockwise' has no batch of gradients through dropout; ask for 'reference'"
             )
-        if torch.is_grad_enabled() or batched(g):
+        if plain_backward(g):
             return None, *_again(job, q, k, v, arrays, g, wants)
         tensors = (q, k, v, *arrays)
         out = [torch.zeros_like(t) if w else None for t, w in zip(tensors, wants)]
@@ -350,12 +350,6 @@ def _again(
         total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
     gradients = iter(total)
     return [next(gradients) if w else None for w in wants]
-
-
-def batched(g: Tensor) -> bool:
-    """True for a batch of gradients in one backward pass: of `is_grads_batched`, or of torch.vmap around it."""
-    c: Any = torch._C
-    return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
 
 
 def _sparse_backward(

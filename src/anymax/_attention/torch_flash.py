@@ -13,14 +13,13 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import beside, modes
+from .._array import beside, modes, plain_backward, recorded
 from ..autodiff.saving import As, restored, save, saved
 from ..autodiff.torch_library import library
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise
 from .scores import Scores, lie
-from .torch_blockwise import batched
 
 Tensor = torch.Tensor
 
@@ -100,7 +99,7 @@ class _Flash(torch.autograd.Function):
         arrays, (out, *held) = rest[:-5], rest[-5:]
         names = ("q", "k", "v", *ctx.names.split())
         wants = [n for n, needed in zip(names, ctx.needs_input_grad[3:]) if needed]
-        if torch.is_grad_enabled() or batched(grads[0]):
+        if plain_backward(grads[0]):
             found = _again(ctx.job, ctx.mapping, dict(zip(names, (q, k, v, *arrays))), grads[0], wants)
         else:
             held = _held(ctx.job, q, k, v, *held)
@@ -224,7 +223,7 @@ def attend(call: Any, seed: Tensor | None) -> Tensor:
     )  # fmt: skip
     names, tensors = " ".join(arrays), tuple(arrays.values())
     opaque = torch.compiler.is_compiling() or modes()
-    wants = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *tensors))
+    wants = recorded(q, k, v, *tensors)
     if opaque and wants:
         out = _Compiled.apply(job, names, q, k, v, *tensors)[0]
     elif opaque:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._array import plain_backward
 from ..autodiff.saving import save, saved
 from ..kernels import linear, native
 
@@ -29,7 +30,7 @@ class _Linear(torch.autograd.Function):
         (g,) = grads
         wants = ctx.needs_input_grad
         create_graph = torch.is_grad_enabled()
-        if create_graph or native.refuse_array(g) is not None:  # a batch of gradients, for one
+        if plain_backward(g) or native.refuse_array(g) is not None:
             leaves = [a if a.requires_grad else a.detach().requires_grad_() for a in (q, k, v)]
             with torch.enable_grad():
                 again = ctx.plain(*leaves)

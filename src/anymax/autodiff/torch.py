@@ -17,7 +17,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import from_last, modes, to_last
+from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
 from .._core.mapping import Mapping
 from ..kernels import native, reference
 from ..kernels._rows import disjoint
@@ -63,7 +63,7 @@ class _Apply(torch.autograd.Function):
 
 
 def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
-    if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
+    if plain_backward(g):
         return reference.vjp(mapping, x, p, g)
     engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
     if engine in kernels.COMPILED and support is not None and g.shape == p.shape:
@@ -85,7 +85,7 @@ class _Log(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, log_p = saved(ctx)
         (g,) = grads
-        engine = None if torch.is_grad_enabled() else kernels.compiled("log_vjp", ctx.mapping, g)
+        engine = None if plain_backward(g) else kernels.compiled("log_vjp", ctx.mapping, g)
         if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
@@ -123,7 +123,7 @@ class _IndexLoss(torch.autograd.Function):
         index = restored(index, As(ctx.index, batch, g.device))
         memory = None if memory is None else restored(memory, ctx.was)
         out = None
-        if not _grad() and engine.refuse("vjp", mapping, g) is None:
+        if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
             if engine is native:
                 out = native.index_loss_grad(mapping, x, index, g, memory, axis, factor)
             else:
@@ -184,23 +184,14 @@ class _Loss(torch.autograd.Function):
 # -- the bridge ---------------------------------------------------------------------------------------------------------------
 
 
-def _transformed() -> bool:
-    """True under torch.func transforms and in forward mode."""
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+def learns(mapping: Mapping) -> bool:
+    """True where the graph records what is done with a parameter."""
+    return recorded(*mapping.params().values())
 
 
-def _learns(mapping: Mapping) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    for value in mapping.params().values():
-        if isinstance(value, Tensor) and value.requires_grad:
-            return True
-    return False
-
-
-def _traced(mapping: Mapping) -> bool:
+def traced(mapping: Mapping) -> bool:
     """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
-    return compiling() or modes() or _transformed() or _learns(mapping)
+    return compiling() or modes() or transformed() or learns(mapping)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -213,9 +204,9 @@ def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
 
 def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """p(x). A mask comes only where `masks` said yes."""
-    if _transformed() or _learns(mapping) or mapping.traced:
+    if transformed() or learns(mapping) or mapping.traced:
         return _implicit(mapping, x)
-    wants = torch.is_grad_enabled() and x.requires_grad
+    wants = recorded(x)
     if torch.compiler.is_exporting():
         return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
     if torch.compiler.is_compiling() or modes():  # a mode may trace, or have no numbers: opaque operations serve it too
@@ -239,31 +230,31 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def masks(mapping: Mapping, x: Tensor) -> bool:
     """True where the engine of this call takes a mask beside the scores."""
-    if _traced(mapping) or mapping.needs_scores:
+    if traced(mapping) or mapping.needs_scores:
         return False
     return kernels.choose("forward", mapping, x) in kernels.COMPILED
 
 
 def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     """log p(x) by a compiled engine; None: it is for the reference."""
-    if _traced(mapping):
+    if traced(mapping):
         return None
     engine = kernels.compiled("log_forward", mapping, x)
     if engine is None:
         return None
-    if torch.is_grad_enabled() and x.requires_grad:
+    if recorded(x):
         return _Log.apply(x, mapping, engine)
     return engine.log_forward(mapping, x)
 
 
 def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-    if _traced(mapping):
+    if traced(mapping):
         return None
     engine = kernels.compiled("index_loss", mapping, x)
     if engine is None:
         return None
-    wants = torch.is_grad_enabled() and x.requires_grad
+    wants = recorded(x)
     if engine is native:
         made = native.index_loss(mapping, x, index, wants and not hooked())
     else:
@@ -298,12 +289,12 @@ def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored:
             value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
             made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
             made = made and (value, made[1], made[0])
-        elif axis == -1 and not _traced(mapping) and native.refuse_array(x) is None:
+        elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
             made = native.index_loss(mapping, x, index, save, axis, ignored, reduction)
         else:
             made = None
         return _recorded(wants, x, index, made, mapping, native, axis, ignored, reduction)
-    if _traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton or index.device != x.device:
+    if traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton or index.device != x.device:
         return None
     if mapping.params() and axis != -1:
         return None
@@ -313,14 +304,14 @@ def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored:
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
-    plain = _transformed() or _learns(mapping) or (torch.is_grad_enabled() and y.requires_grad)
+    plain = transformed() or learns(mapping) or recorded(y)
     if not plain and not torch.compiler.is_compiling() and not modes():
-        if torch.is_grad_enabled() and x.requires_grad:
+        if recorded(x):
             return _Loss.apply(x, y, mapping)[0]
         p = kernels.choose("forward", mapping, x).forward(mapping, x)
         return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
     # Under torch.compile one derivative is all there is, and that one treats p as a constant.
-    once = torch.compiler.is_compiling() and not _transformed()
+    once = torch.compiler.is_compiling() and not transformed()
     p = apply(mapping.frozen(), x.detach()) if once else apply(mapping, x)
     return reference.loss(mapping, x, p, y)
 
@@ -383,11 +374,9 @@ def into(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
         or not x.numel()
     ):
         return False
-    if (_grad() and (x.requires_grad or out.requires_grad)) or (
-        out.is_inference() and not torch.is_inference_mode_enabled()
-    ):
+    if recorded(x, out) or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return False
-    if _traced(mapping):
+    if traced(mapping):
         return False
     engine = kernels.choose("forward", mapping, x)
     if engine is native:

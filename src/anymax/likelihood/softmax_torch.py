@@ -13,8 +13,9 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
+from .._array import plain_backward, recorded
 from ..autodiff.saving import save, saved
-from ..autodiff.torch import KINDS, _traced
+from ..autodiff.torch import KINDS, traced
 from ..kernels import decode, native
 from ..mappings import Softmax
 from .softmax_plain import Terms, blocks, named, plain
@@ -28,9 +29,9 @@ _LOWEST = -1e4  # of a log p whose p is 0, so that 0 log 0 is 0
 
 
 def terms(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> Terms:
-    if type(x) not in KINDS or x.layout is not torch.strided or _traced(_SOFTMAX):
+    if type(x) not in KINDS or x.layout is not torch.strided or traced(_SOFTMAX):
         return plain(x, index, scale, entropy, rest, xp)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if recorded(x):
         log_p, *others = _Terms.apply(x, index, scale, entropy, rest)
     else:
         _, _, log_p, *others = _forward(x.detach(), index, scale, entropy, rest)
@@ -51,14 +52,14 @@ class _Terms(torch.autograd.Function):
         (x, index, *held), none = saved(ctx), (None,) * 4
         if all(g is None for g in grads):
             return None, *none
-        if torch.is_grad_enabled():  # the backward pass is itself to be differentiated
+        if plain_backward(*grads):
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
                 scale, entropy, rest = ctx.call
                 out = plain(free, index, scale, entropy, rest, xp)
             pairs = [(a, g) for a, g in zip(out, grads) if a is not None and g is not None]
             values, given = [a for a, _ in pairs], [g for _, g in pairs]
-            return torch.autograd.grad(values, free, given, create_graph=True)[0], *none
+            return torch.autograd.grad(values, free, given, create_graph=torch.is_grad_enabled())[0], *none
         return _backward(x, index, held, grads, ctx.call[0]), *none
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import modes
+from .._array import modes, plain_backward, recorded, transformed
 from ..autodiff.saving import save, saved
-from ..autodiff.torch import KINDS, _transformed
+from ..autodiff.torch import KINDS
 from ..kernels import triton
 from ..mappings import Softmax
 from .layer import Layer, dots
@@ -38,17 +38,16 @@ _MANY = 1 << 25
 
 def serves(layer: Layer, *others: Any) -> bool:
     """True for eager calls on plain tensors: nothing traces, and nothing but features, weight and bias wants a gradient from here."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or _transformed():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
         return False
     tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
     if any(type(a) not in KINDS or a.layout is not torch.strided or a.is_meta for a in tensors):
         return False
-    return not (torch.is_grad_enabled() and any(a.requires_grad for a in others if a is not None))
+    return not recorded(*others)
 
 
 def wants_gradient(layer: Layer) -> bool:
-    given = (layer.x, layer.weight, layer.bias, *layer.mapping.params().values())
-    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in given)
+    return recorded(layer.x, layer.weight, layer.bias, *layer.mapping.params().values())
 
 
 # -- scores that are kept ---------------------------------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ class _Kept(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         x, weight, bias, index, u, mean = saved(ctx)
         g, g_even = grads
-        if torch.is_grad_enabled():
+        if plain_backward(*grads):
             return (
                 *plain_grads(lambda x, w, b: _plain_kept(x, w, b, index, u), (x, weight, bias), grads),
                 None,
@@ -214,14 +213,15 @@ def _plain_kept(
 def plain_grads(
     function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """The gradients in x, weight and bias, which can be differentiated again."""
+    """The gradients in x, weight and bias, which can be differentiated again; a gradient given may be a batch."""
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
         free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
         out = function(*free)
         pairs = [(a, g) for a, g in zip(out, grads) if g is not None and a.requires_grad]
         wanted = [a for a in free if a is not None]
         found = torch.autograd.grad(
-            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
+            [a for a, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
         )
     left = iter(found)
     return [None if a is None else next(left) for a in free]
@@ -252,7 +252,7 @@ class _Others(torch.autograd.Function):
         keep, blocks = ctx.call
         layer = Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
         none = (None,) * 4
-        if torch.is_grad_enabled():
+        if plain_backward(*grads):
             plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
             return *plain_grads(plain, (x, weight, bias), grads), *none
         g, g_even = grads
@@ -289,7 +289,7 @@ class _Likely(torch.autograd.Function):
         x, weight, bias, target, two, value, index, at, u, mean = saved(ctx)
         g, g_even = grads
         none = (None,) * 4
-        if torch.is_grad_enabled():
+        if plain_backward(*grads):
             layer = Layer(x, weight, bias, ctx.keep, _SOFTMAX, (x.shape[0],), x.dtype)
             plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
             return *plain_grads(plain, (x, weight, bias), grads), *none

@@ -11,6 +11,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
+from .._array import recorded
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
 from . import torch_kept as quick
@@ -52,7 +53,7 @@ def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk
         return None
     operands = layer.x, layer.weight, layer.bias
     call = *operands, layer.keep, index, of_class, spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
-    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands):
+    if recorded(*operands):
         return _Layer.apply(*call)
     return torch.ops.anymax.layer(*call)  # torch.compile traces no autograd function of which nothing has a gradient
 

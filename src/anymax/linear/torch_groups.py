@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._array import plain_backward
 from .._core.mapping import Mapping
 from ..autodiff.saving import save, saved
 from .layer import Layer, rows_at_a_time
@@ -40,7 +41,7 @@ class _Groups(torch.autograd.Function):
         layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
         (g,) = grads
         none = (None,) * 3
-        if torch.is_grad_enabled():
+        if plain_backward(g):
 
             def plain(x: Tensor, weight: Tensor, bias: Tensor | None, *params: Tensor) -> tuple[Tensor]:
                 whole = dataclasses.replace(layer, x=x, weight=weight, bias=bias, mapping=_with(mapping, params))

@@ -8,6 +8,7 @@ number of classes.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -97,25 +98,38 @@ def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
     if bucket.width >= least:
         return rows
     more = (*rows.shape[:-1], least - bucket.width)
-    return xp.concat([rows, xp.broadcast_to(fill * xp.ones_like(rows[..., :1]), more)], axis=-1)
+    one = fill * xp.ones_like(_first(rows, 1))
+    return _joined([rows, one.expand(more) if is_torch(one) else xp.broadcast_to(one, more)])
 
 
 def _take(x: Array, index: Array) -> Array:
     return namespace(x).take(x, index, axis=-1)
 
 
+def _first(rows: Array, width: int) -> Array:
+    """The first entries of rows; a batch of gradients in torch has no slice of all of them."""
+    return rows if rows.shape[-1] == width else rows[..., :width]
+
+
+def _joined(parts: list[Array]) -> Array:
+    """One after the other along the last axis; a batch of gradients in torch has `cat`, and no `concat`."""
+    if is_torch(parts[0]):
+        return sys.modules["torch"].cat(parts, -1)
+    return namespace(parts[0]).concat(parts, axis=-1)
+
+
 def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry of no segment."""
     xp = namespace(x)
     flat = [
-        xp.reshape(part[..., : bucket.width], (*x.shape[:-1], -1))
+        xp.reshape(_first(part, bucket.width), (*x.shape[:-1], -1))
         for part, bucket in zip(parts, rows.buckets, strict=True)
     ]
     if not flat:
         return xp.zeros_like(x)
     if traced:
         flat.append(math.nan * xp.ones_like(flat[0][..., :1]))
-    return _take(xp.concat(flat, axis=-1) if len(flat) > 1 else flat[0], rows.place)
+    return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
 def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array, dtype: Any) -> Array:

@@ -12,11 +12,11 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from .._array import modes
+from .._array import modes, plain_backward, recorded, transformed
 from .._core.mapping import Mapping
 from ..autodiff.saving import save, saved
-from ..autodiff.torch import _learns, _transformed
 from ..autodiff.torch import apply as apply_to_rows
+from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
 from ..kernels import ragged, reference
@@ -39,7 +39,7 @@ def apply(call: Call) -> Tensor | None:
     engine = None if _plain(call) else _engine("forward", mapping, x)
     if engine is None:
         return None
-    if _wants(x):
+    if recorded(x):
         return _Apply.apply(x, call, engine)
     return engine.forward(call.segments_first, x, _layout(engine, call))
 
@@ -49,7 +49,7 @@ def log(call: Call) -> Tensor | None:
     engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
     if engine is None:
         return None
-    if _wants(x):
+    if recorded(x):
         return _Log.apply(x, call, engine)
     return engine.log_forward(call.segments_first, x, _layout(engine, call))
 
@@ -65,7 +65,7 @@ def index_loss(call: Call, place: Tensor) -> Tensor | None:
     engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
     if engine is None:
         return None
-    if _wants(x):
+    if recorded(x):
         return _IndexLoss.apply(x, place, call, engine)
     return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
 
@@ -80,17 +80,13 @@ def _layout(engine: Any, call: Call) -> Any:
     return (call.segments, call.axis) if engine is on_gpu else call.layout
 
 
-def _wants(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
-
-
 def _compiled() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
 def _plain(call: Call) -> bool:
     """True where plain operations are to be seen."""
-    return not call.segments.known or modes() or _transformed() or _learns(call.mapping)
+    return not call.segments.known or modes() or transformed() or learns(call.mapping)
 
 
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------
@@ -125,7 +121,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (p, x, kept), call = grads, saved(ctx), ctx.call
-        engine = None if torch.is_grad_enabled() else _engine("vjp", call.mapping, g)
+        engine = None if plain_backward(g) else _engine("vjp", call.mapping, g)
         if engine is None:  # to be differentiated itself
             return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
         return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), None, None
@@ -144,7 +140,7 @@ class _Log(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (log_p, x), call = grads, saved(ctx), ctx.call
-        engine = None if torch.is_grad_enabled() else _engine("log_vjp", call.mapping, g)
+        engine = None if plain_backward(g) else _engine("log_vjp", call.mapping, g)
         if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
@@ -167,7 +163,7 @@ class _IndexLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (g,), (x, place, kept), (call, engine) = grads, saved(ctx), ctx.call
         none = (None,) * 3
-        if torch.is_grad_enabled() or engine.refuse("vjp", call.mapping, g) is not None:
+        if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
         scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
         return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
@@ -206,11 +202,11 @@ class _Compiled(torch.autograd.Function):
 def _opaque(call: Call) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
-    if spec is None or _learns(mapping) or _transformed():
+    if spec is None or learns(mapping) or transformed():
         return None
     ptr, order = (segments.beside(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
-    if _wants(x):
+    if recorded(x):
         return _Compiled.apply(x, ptr, order, spec, call.axis, mapping.needs_scores, *params)
     return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
@@ -162,7 +161,7 @@ def segment_logsumexp(
     call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
     t: Any = call.one_each(_array.number(temperature), "temperature")
     leaf = leaf_of(call) if not is_array(t) and t == 1 and type(t) is not bool else None
-    out = None if leaf is None or tracked(call.x) else leaf.threshold(call)
+    out = None if leaf is None or _array.differentiates(call.x) else leaf.threshold(call)
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
         return _narrowed(call.moved(out), call)
 
@@ -350,8 +349,3 @@ def segment_sample(
 def opened(who: str, options: Any) -> tuple[Any, ...]:
     names = ("index", "ptr", "lengths", "num_segments", "axis", "dim")
     return tuple(options.get(name) for name in names)
-
-
-def tracked(x: Array) -> bool:
-    """True where a gradient is asked for."""
-    return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()

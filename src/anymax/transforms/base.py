@@ -19,6 +19,7 @@ from .._array import (
     adopt,
     asarray,
     check_axis,
+    differentiates,
     dtype_name,
     duplicate,
     eager,
@@ -184,7 +185,7 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
     if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
         return None
     steps = tuple(t.step(rows, given) for t, given in zip(parts, params, strict=True))
-    if is_torch(rows) and rows.requires_grad:  # as an operation that a gradient goes through
+    if differentiates(rows):  # as an operation that a derivative goes through
         return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return decode.run(_SOFTMAX, rows, steps, left=True).left
 

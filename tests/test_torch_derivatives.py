@@ -1,0 +1,177 @@
+"""Every verb and transform, differentiated in each of the ways that torch has, without a tensor that requires a gradient where it can be:
+forward mode, batches of gradients, forward over backward. The oracle is the Jacobian that autograd's backward gives row by row."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
+
+import anymax as A
+from anymax import transforms
+
+# torch's own, inside forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, W, Q, K, E = draw(3, 6), draw(7, 6, seed=1), draw(2, 5, 4, seed=2), draw(2, 5, 4, seed=3), draw(8, seed=4)
+T, IDS = torch.tensor([0, 4, 2]), torch.tensor([[0, 1, 2]] * 3)
+Y, FACTORS = draw(3, 6, seed=5).softmax(-1), draw(7).exp()
+ALPHA = torch.tensor(1.4, dtype=torch.float64)
+TRANSFORMS = {
+    "epsilon_cutoff": A.transforms.epsilon_cutoff(0.1),
+    "eta": A.transforms.eta(0.1),
+    "minp": A.minp(0.3),
+    "topk": A.topk(2),
+    "topnsigma": A.transforms.topnsigma(0.7),
+    "topp": A.topp(0.6),
+    "typical": A.transforms.typical(0.5),
+    "xtc": A.transforms.xtc(0.1, 1.0, generator=1),
+    "cosine": A.cosine(W),
+    "logit_bias": A.transforms.logit_bias({1: 2.0}),
+    "mask": A.mask(X > -1),
+    "noise": transforms.noise("gumbel", generator=1),
+    "normalize": A.normalize("l2"),
+    "prior": A.prior(scale=Y),
+    "repetition_penalty": A.transforms.repetition_penalty(IDS, 2.0),
+    "scalable": A.transforms.scalable(1.0, 0.1),
+    "temperature": A.temperature(0.7),
+}
+VERBS = {
+    "accuracy_loss": lambda x: A.accuracy_loss("softmax", x, T),
+    "apply": lambda x: A.apply("square", x, 0, mask=X > -1),
+    "attention": lambda q: A.attention(q, K, q, "entmax15", transform=A.topk(3)),
+    "attention, softmax": lambda q: A.attention(q, K, q),
+    "attention, bias": lambda b: A.attention(Q, K, K, "sparsemax", bias=b[:1]),
+    "attention_varlen": lambda q: A.attention_varlen(
+        q.reshape(5, 2, 4), K.reshape(5, 2, 4), K.reshape(5, 2, 4), [0, 2, 5], mapping="sparsemax"
+    ),
+    "budget": lambda x: A.budget(x, 2),
+    "cross_entropy": lambda x: A.cross_entropy(x, T, FACTORS[:6]),
+    "entmax": lambda x: A.entmax(x, 1.3),
+    "entmax, alpha": lambda a: A.entmax(X, a),
+    "entmax15": A.entmax15,
+    "entmax15_loss": lambda x: A.entmax15_loss(x, Y),
+    "entmax_loss": lambda x: A.entmax_loss(x, T, alpha=1.3),
+    "entmax_loss, alpha": lambda a: A.entmax_loss(X, T, alpha=a),
+    "entropy": lambda p: A.entropy(p.softmax(-1)),
+    "fenchel_young": lambda x: A.fenchel_young("sparsemax", x, Y, label_smoothing=0.1),
+    "fenchel_young, target": lambda y: A.fenchel_young("entmax15", X, y.softmax(-1)),
+    "gumbel_softmax": lambda x: A.gumbel_softmax(x, generator=1),
+    "jacobian": lambda x: A.jacobian("softmax", x),
+    "jacobian_norm": lambda x: A.inspection.jacobian_norm("entmax15", x),
+    "kl": lambda x: A.likelihood.kl("softmax", x, "softmax", Y),
+    "linear_attention": lambda q: A.linear_attention(q, K, q, is_causal=True),
+    "linear_log_prob": lambda x: A.linear_log_prob(x, W, T, transform=A.topk(5)),
+    "linear_log_prob, weight": lambda w: A.linear_log_prob(X, w, T, "taylor"),
+    "linear_loss": lambda x: A.linear_loss(x, W, T, weight=FACTORS),
+    "linear_loss, weight": lambda w: A.linear_loss(X, w, T, "sparsemax"),
+    "linear_loss, alpha": lambda a: A.linear_loss(X, W, T, A.Entmax(a)),
+    "log_apply": lambda x: A.log_apply("sigsoftmax", x),
+    "log_prob": lambda x: A.log_prob("softmax", x, IDS[:, 0], transform=A.minp(0.01)),
+    "log_prob_entropy": lambda x: torch.stack(A.log_prob_entropy("softmax", x, T)),
+    "log_softmax": A.log_softmax,
+    "logsumexp": A.logsumexp,
+    "logsumexp, temperature": lambda t: A.logsumexp(X, temperature=t),
+    "margin_loss": lambda x: A.margin_loss("softmax", x.tanh(), T, margin=0.1, scale=2.0),
+    "mix": lambda x: A.mix(A.softmax(x), Y, 0.2),
+    "multilabel_softmax_loss": lambda x: A.multilabel_softmax_loss(x, Y > 0.15),
+    "nll": lambda x: A.nll("softmax", x, Y),
+    "normmax": A.normmax,
+    "normmax_loss": lambda x: A.normmax_loss(x, T),
+    "perturb_max": A.perturb_max,
+    "perturb_max_loss": lambda x: A.perturb_max_loss(x, T),
+    "segment_apply": lambda e: A.segment_apply("sparsemax", e, lengths=[3, 0, 5]),
+    "segment_apply, budget": lambda e: A.segment_apply("budget:k=2", e, lengths=[1, 7]),
+    "segment_entropy": lambda e: A.segment_entropy(A.segment_apply("softmax", e, ptr=[0, 3, 8]), ptr=[0, 3, 8]),
+    "segment_log_apply": lambda e: A.segment_log_apply("softmax", e, index=[0, 1, 2, 0, 1, 2, 0, 1]),
+    "segment_logsumexp": lambda e: A.segment_logsumexp(e, lengths=[3, 5]),
+    "segment_loss": lambda e: A.segment_loss("entmax15", e, [1, 4], lengths=[3, 5]),
+    "sigsoftmax": A.sigsoftmax,
+    "smoothed_nll": lambda x: A.smoothed_nll("sparsemax", x, T, epsilon=0.1),
+    "softmax": A.softmax,
+    "sparse_softmax": lambda x: A.sparse_softmax(x, k=2),
+    "sparse_softmax_loss": lambda x: A.sparse_softmax_loss(x, T, p=0.7),
+    "sparsemax": A.sparsemax,
+    "sparsemax_loss": lambda x: A.sparsemax_loss(x, T),
+    "stop_gradient_loss": lambda x: A.stop_gradient_loss("softmax", x, T),
+    "taylor_softmax": A.taylor_softmax,
+    "taylor_softmax_loss": lambda x: A.taylor_softmax_loss(x, T),
+    "topk_kl": lambda x: A.topk_kl(x, IDS, Y[:, :3].log(), tail="one class"),
+    **TRANSFORMS,
+    "compose, several": A.compose(A.temperature(0.5), A.topk(5), A.minp(0.3)),
+}  # fmt: skip
+CONSTANT = {
+    "choose", "check_mapping", "compose", "explain", "explain_attention", "facts", "gumbel_max", "gumbel_topk", "linear_threshold",
+    "logit_gap", "perturb_argmax", "sample", "segment_sample", "segment_support", "segment_threshold", "segments", "show_config",
+    "speculative_accept", "support", "threshold", "topk_log_prob", "use", "warm_up",
+}  # no array that has a derivative  # fmt: skip
+ARGUMENTS = {
+    "attention": Q, "attention, softmax": Q, "attention, bias": draw(2, 5, 5), "attention_varlen": Q, "linear_attention": Q,
+    "linear_log_prob, weight": W, "linear_loss, weight": W,
+}  # fmt: skip
+every_verb = pytest.mark.parametrize("verb", VERBS)
+
+
+def argument(verb):
+    name = verb.partition(", ")[2]
+    learned = ALPHA if name in ("alpha", "temperature") else E if "segment" in verb else X
+    return ARGUMENTS.get(verb, learned)
+
+
+def cleaned(a):
+    """-inf of a masked class minus itself is NaN: it has no derivative."""
+    return torch.nan_to_num(a)
+
+
+def test_the_table_has_every_function():
+    public = {n: getattr(A, n) for n in A.__all__} | {n: getattr(transforms, n) for n in transforms.__all__}
+    names = {n for n, value in public.items() if isinstance(value, types.FunctionType)}
+    assert names == {verb.partition(", ")[0] for verb in VERBS} - {"compose"} | CONSTANT
+
+
+@every_verb
+def test_forward_mode_needs_no_graph(verb):
+    f, x = VERBS[verb], argument(verb)
+    want, v = jacobian(f, x), draw(*x.shape, seed=9)
+    for graph in (True, False):
+        with forward_ad.dual_level(), torch.set_grad_enabled(graph):
+            tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x.clone(), v))).tangent
+        assert tangent is not None
+        wanted = (want * v).flatten(tangent.ndim).sum(-1) if x.ndim else want * v
+        torch.testing.assert_close(cleaned(tangent), wanted, rtol=1e-7, atol=1e-8)
+
+
+RANDOM = ("gumbel_softmax", "noise", "xtc")  # torch.vmap asks for its own way of drawing
+
+
+@every_verb
+def test_a_batch_of_tangents_and_one_of_gradients(verb):
+    f, x = VERBS[verb], argument(verb)
+    want = jacobian(f, x)
+    torch.testing.assert_close(jacobian(f, x, vectorize=True), want, rtol=1e-7, atol=1e-8)
+    if verb not in RANDOM:
+        got = jacobian(f, x, vectorize=True, strategy="forward-mode")
+        torch.testing.assert_close(cleaned(got), want, rtol=1e-7, atol=1e-8)
+
+
+@every_verb
+def test_forward_mode_over_a_recorded_backward(verb):
+    x = argument(verb).clone().requires_grad_()
+    out = VERBS[verb](x)
+    g, v = torch.ones_like(out), draw(*out.shape, seed=9)
+    (want,) = torch.autograd.grad(out, x, v, retain_graph=True)
+    with forward_ad.dual_level():
+        (found,) = torch.autograd.grad(out, x, forward_ad.make_dual(g, v))
+        tangent = forward_ad.unpack_dual(found).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, want, rtol=1e-7, atol=1e-8)
