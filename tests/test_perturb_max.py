@@ -75,6 +75,15 @@ def test_longdouble_has_the_digits_of_doubles(noise):
     np.testing.assert_allclose(p.astype(np.float64), PerturbMax(noise).forward(ROW, np), atol=1e-14)
 
 
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("noise", ["gumbel", "uniform"])
+def test_no_rows_with_a_scale_for_each(noise, make):
+    mapping, none = PerturbMax(noise, scale=make(np.ones((0, 1)))), make(np.zeros((0, 5)))
+    assert mapping.facts.margin is None
+    assert A.fenchel_young(mapping, none, make(np.zeros(0, int))) == 0
+    assert A.fenchel_young(mapping, none, none, reduction="none").shape == (0,)
+
+
 @pytest.mark.parametrize(("noise", "ends", "budget"), [("normal", (-9, 9), 1e-9), ("logistic", (-38, 45), 5e-7)])
 def test_thousand_classes(noise, ends, budget):
     x = np.random.default_rng(0).normal(size=1000)

@@ -197,6 +197,50 @@ def test_no_entries_and_no_segments():
     assert segment_loss("softmax", np.zeros(0), [-100], lengths=[0]) == 0.0
 
 
+NO_ENTRIES = {
+    "apply": lambda m, x: segment_apply(m, x, lengths=[0, 0]),
+    "apply, no segments": lambda m, x: segment_apply(m, x, lengths=[]),
+    "log_apply": lambda m, x: segment_log_apply(m, x, lengths=[0, 0]),
+    "loss": lambda m, x: segment_loss(m, x, torch.tensor([-100, -100]), lengths=[0, 0]),
+    "loss of distributions": lambda m, x: segment_loss(m, x, torch.zeros(0), lengths=[0, 0]),
+}
+
+
+@pytest.mark.parametrize("verb", NO_ENTRIES)
+def test_no_entries_are_a_part_of_the_graph(verb):
+    for mapping in (Sparsemax(), Entmax(torch.tensor(1.5, requires_grad=True))):
+        x = torch.zeros(0, requires_grad=True)
+        NO_ENTRIES[verb](mapping, x).sum().backward()
+        assert x.grad is not None
+        for parameter in mapping.params().values():
+            NO_ENTRIES[verb](mapping, torch.zeros(0)).sum().backward()
+            assert parameter.grad == 0
+
+
+def test_no_entries_have_a_graph_in_what_has_one_number_a_segment():
+    for verb in (segment_entropy, segment_logsumexp):
+        for lengths in ([0, 0], []):
+            x = torch.zeros(0, requires_grad=True)
+            verb(x, lengths=lengths).sum().backward()
+            assert x.grad is not None
+    t = torch.tensor(2.0, requires_grad=True)
+    segment_logsumexp(torch.zeros(0), temperature=t, lengths=[0]).nan_to_num(neginf=0.0).sum().backward()
+    assert t.grad == 0
+    with pytest.raises(ValueError, match="kind must be"):
+        segment_entropy(torch.zeros(0), "rank", lengths=[0])
+
+
+@pytest.mark.parametrize("verb", [segment_apply, segment_log_apply, segment_loss, segment_logsumexp])
+def test_entries_without_heads(verb):
+    given = {segment_loss: ("softmax", torch.zeros(2, 0, dtype=torch.int64)), segment_logsumexp: ()}.get(
+        verb, ("softmax",)
+    )
+    x = torch.zeros(4, 0, requires_grad=True)
+    out = verb(*given[:1], x, *given[1:], lengths=[1, 3])
+    out.sum().backward()
+    assert x.grad.shape == (4, 0)
+
+
 # -- a value for each segment -----------------------------------------------------------------------------------------------------------
 
 

@@ -756,3 +756,57 @@ def test_the_price_of_a_budget():
     value = lambda k: (x * (p := A.budget(x, k)) - p * p / 2).sum(-1, keepdim=True) + k / 2  # noqa: E731
     h = 1e-4
     torch.testing.assert_close(k.grad, (value(k.detach() + h) - value(k.detach() - h)) / (2 * h), atol=1e-6, rtol=0)
+
+
+# -- no rows ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _no_rows(mapping, x):
+    """Every verb on no rows at all."""
+    t, y = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 5)
+    yield A.apply(mapping, x)
+    yield A.apply(mapping, x, mask=torch.ones(0, 5, dtype=torch.bool))
+    yield A.log_apply(mapping, x)
+    yield A.nll(mapping, x, t)
+    yield A.likelihood.kl(mapping, x, "softmax", y)
+    yield A.log_prob(mapping, x, t)
+    yield A.linear_log_prob(x, torch.ones(7, 5), t, mapping)
+    if not isinstance(mapping, Budget):
+        yield from (A.fenchel_young(mapping, x, target, reduction="none") for target in (t, y))
+    if not isinstance(mapping, PerturbMax):
+        yield A.threshold(mapping, x).tau
+    yield A.sample(mapping, x, return_log_prob=True).log_prob
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Entmax, 1.5),
+        (NormMax, 2.0),
+        (Budget, 2.0),
+        (lambda p: SparseSoftmax(p=p), 0.5),
+        (lambda s: PerturbMax(scale=s), 1.0),
+    ],
+    ids=["entmax", "normmax", "budget", "sparse_softmax", "perturb_max"],
+)
+def test_no_rows_with_a_tensor_for_a_parameter(kind, value, learns):
+    """In evaluation too, where a parameter that learns is a constant."""
+    mapping = kind(torch.tensor(value, requires_grad=learns))
+    for out in _no_rows(mapping, x := torch.zeros(0, 5, requires_grad=True)):
+        assert not out.numel() or out == 0
+        if out.requires_grad:
+            (gradient,) = torch.autograd.grad(out.sum(), x)
+            assert gradient.shape == (0, 5)
+    with torch.no_grad():
+        assert all(not out.numel() or out == 0 for out in _no_rows(mapping, x))
+
+
+def test_no_rows_among_the_other_axes():
+    for shape in ((4, 0, 6), (0, 3, 6)):
+        x = torch.zeros(shape)
+        assert A.logsumexp(x).shape == shape[:-1]
+        assert A.threshold(Sparsemax(), x).tau.shape == shape[:-1]
+    alpha = torch.tensor([[[1.5]], [[1.3]]])  # of each head
+    q, k = torch.zeros(0, 2, 5, 4), torch.zeros(0, 2, 6, 4)
+    assert A.attention(q, k, k, Entmax(alpha)).shape == (0, 2, 5, 4)

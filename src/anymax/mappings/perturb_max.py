@@ -93,7 +93,7 @@ class PerturbMax(Mapping):
         width = upper - lower
         scale: Any = self.scale
         if is_array(scale):
-            scale = float(stop_gradient(scale).max()) if eager(scale) else None
+            scale = float(stop_gradient(scale).max()) if eager(scale) and math.prod(scale.shape) else None
         bounded = math.isfinite(width)
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)

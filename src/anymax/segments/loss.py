@@ -148,7 +148,7 @@ def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
         one_hot = of_bucket(y, bucket, 0.0, least)
         scores = of_bucket(x, bucket, -float("inf"), least)
         parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
-    value = _array.from_last(segments_of(rows, parts, 0.0, x, x.dtype), call.axis, xp)
+    value = _array.from_last(segments_of(rows, parts, 0.0, x), call.axis, xp)
     full = call.segments.beside("lengths", value) > 0
     full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))
     return value, xp.broadcast_to(xp.astype(full, value.dtype), value.shape)

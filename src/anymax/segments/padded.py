@@ -44,7 +44,13 @@ def _known(segments: Segments) -> Rows:
         buckets.append(Bucket(ids, entry.reshape(-1), valid, width))
         places, rows = places + entry.size, rows + ids.size
     row[lengths == 0] = rows
-    return Rows(tuple(buckets), place, row)
+    return Rows(tuple(buckets) or (_no_rows(place, row),), place, row)
+
+
+def _no_rows(entry: Any, ids: Any) -> Bucket:
+    """A class of no rows: what is made of it has the dtype of results, and is a part of the graph."""
+    none = entry[:0]
+    return Bucket(ids[:0], none, none[:, None] > 0, 1)
 
 
 def _traced(segments: Segments) -> Rows:
@@ -84,7 +90,8 @@ def _traced(segments: Segments) -> Rows:
         least, width = width + 1, min(width << _STEP, n)
     place = xp.where(inside, place, places * xp.ones_like(place))  # beyond all of them: of no segment
     row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
-    return Rows(tuple(buckets), place if segments.order is None else place[segments.inverse], row)
+    buckets = tuple(buckets) or (_no_rows(place, row),)
+    return Rows(buckets, place if segments.order is None else place[segments.inverse], row)
 
 
 # -- entries to rows, and back -----------------------------------------------------------------------------------------------------
@@ -93,7 +100,7 @@ def _traced(segments: Segments) -> Rows:
 def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
     """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least so wide."""
     xp = namespace(x)
-    rows = xp.reshape(_take(x, bucket.entry), (*x.shape[:-1], -1, bucket.width))
+    rows = xp.reshape(_take(x, bucket.entry), (*x.shape[:-1], bucket.valid.shape[0], bucket.width))
     rows = xp.where(bucket.valid, rows, fill * xp.ones_like(rows) if fill else xp.zeros_like(rows))
     if bucket.width >= least:
         return rows
@@ -122,21 +129,19 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
     """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry of no segment."""
     xp = namespace(x)
     flat = [
-        xp.reshape(_first(part, bucket.width), (*x.shape[:-1], -1))
+        xp.reshape(_first(part, bucket.width), (*x.shape[:-1], bucket.entry.shape[0]))
         for part, bucket in zip(parts, rows.buckets, strict=True)
     ]
-    if not flat:
-        return xp.zeros_like(x)
     if traced:
         flat.append(math.nan * xp.ones_like(flat[0][..., :1]))
     return _take(_joined(flat) if len(flat) > 1 else flat[0], rows.place)
 
 
-def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array, dtype: Any) -> Array:
+def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
     """Numbers [..., rows] of each bucket as [..., segments]; `empty` for one without entries."""
     xp = namespace(x)
     place = {"device": x.device} if is_torch(x) else {}
-    none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype if parts else dtype, **place)
+    none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype, **place)
     return _take(xp.concat([*parts, none], axis=-1), rows.row)
 
 
@@ -180,12 +185,11 @@ def each_row(
     empty: Any,
     fill: float = -math.inf,
     least: int = 1,
-    dtype: Any = None,
 ) -> Array:
     """verb(bucket, rows) -> [..., rows], of x [..., entries]; [..., segments]."""
     rows = rows_of(segments, x)
     parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
-    return segments_of(rows, parts, empty, x, x.dtype if dtype is None else dtype)
+    return segments_of(rows, parts, empty, x)
 
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:

@@ -230,7 +230,7 @@ def _counted(segments: Segments, p: Array) -> Array:
     def verb(bucket: Bucket, rows: Array) -> Array:
         return xp.sum(_array.counts(rows > 0, xp), axis=-1)
 
-    return each_row(segments, p, verb, 0, fill=0.0, dtype=_array.counts(p[..., :0] > 0, xp).dtype)
+    return each_row(segments, p, verb, 0, fill=0.0)
 
 
 @answering(_HINTS)
@@ -277,10 +277,6 @@ def segment_entropy(
     tensors.refuse("segment_entropy", p)
     call = Call.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
     order = call.one_each(alpha, "alpha")
-    if not call.segments.num_entries:
-        entropy(
-            [1.0], kind, order if not is_array(order) else 2.0
-        )  # says what is wrong where there is no row to say it of
 
     def verb(bucket: Bucket, rows: Array) -> Array:
         return entropy(rows, kind, _one_of(order, bucket))
@@ -337,7 +333,6 @@ def segment_sample(
         each,
         -1,
         xp.zeros(shape) if not is_torch(p) else p.new_zeros(shape),
-        _array.counts(p[..., :0] > 0, xp).dtype,
     )
     out = _array.to_last(out, out.ndim - 2, xp)  # the samples last
     last = out.ndim - 1
