@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
+from anymax.mappings import _nodes
+from anymax.segments.padded import least_width
 
 # torch's own, inside Dynamo, forward AD and the ONNX exporter
 pytestmark = [
@@ -243,6 +245,41 @@ def test_onnx(name, tmp_path):
         x = scores(12, (rows, 5))
         (got,) = session.run(None, {"x": x.numpy()})
         torch.testing.assert_close(torch.tensor(got), model(x).detach(), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda q: A.linear_attention(q, q, q, is_causal=True),
+        lambda q: A.attention(q, q, q, Taylor(2), implementation="linear"),
+    ],
+    ids=["linear_attention", "attention"],
+)
+def test_linear_attention_in_one_graph(f):
+    q = scores(14, (2, 9, 3))
+    torch.testing.assert_close(compiled(f)(q), f(q))
+
+
+@pytest.mark.parametrize("noise", ["gumbel", pytest.param("uniform", marks=pytest.mark.whole)])
+def test_a_loss_of_perturbed_maxima_in_one_graph(noise):
+    """A default is a symbol; the nodes of Gauss and Legendre, which no tracer can make, are there before it comes."""
+    f, x = lambda x: A.perturb_max_loss(x, T, noise=noise, nodes=8), scores(15)
+    torch.testing.assert_close(compiled(f, "eager", dynamic=True)(x), f(x))
+    assert _nodes._GAUSS
+
+
+def test_a_size_from_the_sum_of_a_map_is_no_symbol():
+    x, mapping = scores(16).requires_grad_(), Sparsemax()
+    f = lambda x: A.entmax(x.sum() * x.new_ones(max(4, least_width(mapping))), 1.3)  # noqa: E731
+    assert compiled(f, dynamic=True)(x).shape == (4,)
+
+
+@pytest.mark.whole
+def test_packed_sequences_with_free_sizes_and_a_gradient():
+    bounds, q = torch.tensor([0, 2, 6], dtype=torch.int32), scores(16, (6, 1, 3)).requires_grad_()
+    f = lambda q, bounds: A.attention_varlen(q, q, q, bounds, bounds, 4, 4, mapping=Sparsemax())  # noqa: E731
+    got, want = (torch.autograd.grad(g(q, bounds).square().sum(), q) for g in (compiled(f, dynamic=True), f))
+    torch.testing.assert_close(got, want)
 
 
 KEEP = torch.tensor([True, True, False, True, True])

@@ -170,7 +170,8 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
     value = number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
-    if not (value > above and math.isfinite(value)):
+    # torch.compile(dynamic=True) makes a symbol of it, which math.isfinite does not take
+    if not above < value < math.inf:
         raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
     return value
 

@@ -263,9 +263,9 @@ def _compiled(
     xp: Namespace,
 ) -> Array | None:
     """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
-    if kernels.asked() not in (None, native.name):
+    if not _unobserved(q) or kernels.asked() not in (None, native.name):  # a compiler can't trace the second question
         return None
-    if not _unobserved(q) or any(native.refuse_array(a) is not None for a in (q, k, v)):
+    if any(native.refuse_array(a) is not None for a in (q, k, v)):
         return None
     dtype, q, k, v = q.dtype, *(upcast(a, xp) for a in (q, k, v))
     if is_array(scale):
@@ -277,6 +277,7 @@ def _compiled(
     own = heads if groups == 1 else (*heads[:-1], heads[-1] // groups)
     each = None
     if lengths is not None:
+        lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them, and the caller may change them
         counts = np.asarray(lengths)  # of each batch, its heads left out
         each = np.broadcast_to(counts[..., None] if own else counts, own)
     how = linear.How(groups, float(scale), causal, each)

@@ -195,8 +195,11 @@ class Mapping(ABC):
     @property
     def least_classes(self) -> int:
         """How many classes a row needs for its probabilities to reach `mass`; one with fewer gives each of them 1."""
-        most = known_largest(self.mass) if is_array(self.mass) else self.mass
-        return math.ceil(most) if most is not None and math.isfinite(most) else 1
+        if is_array(self.mass):
+            most = known_largest(self.mass)
+            return math.ceil(most) if most is not None and math.isfinite(most) else 1
+        over, under = self.mass.as_integer_ratio()  # a number again, where torch.compile(dynamic=True) has a symbol
+        return -(-over // under)
 
     @property
     def sums_to_one(self) -> bool:

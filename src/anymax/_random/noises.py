@@ -77,9 +77,9 @@ class Law(ABC):
     def edges(self) -> tuple[float, ...]:
         """The lower end of the support and, if finite, the upper one; empty for the whole line."""
         lower, upper = self.support
-        if math.isinf(lower) and math.isinf(upper):
+        if lower == -math.inf and upper == math.inf:
             return ()
-        return (lower,) if math.isinf(upper) else (lower, upper)
+        return (lower,) if upper == math.inf else (lower, upper)
 
     @abstractmethod
     def core(self, v: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -276,9 +276,9 @@ class Noise(Law):
     @property
     def _inner(self) -> float:
         lower, upper = self.support
-        if math.isinf(lower):
+        if lower == -math.inf:
             return min(upper, 1.0) - 1.0
-        return lower + (1.0 if math.isinf(upper) else 0.5 * (upper - lower))
+        return lower + (1.0 if upper == math.inf else 0.5 * (upper - lower))
 
     def bend(self, v: Array, h: Array, xp: Namespace) -> Array:
         size = float(xp.finfo(v.dtype).eps) ** (1.0 / 3.0)

@@ -73,7 +73,7 @@ class Margin(ABC):
             value = getattr(self, f.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"{self!r}: {f.name} must be a number")
-            if not math.isfinite(value):
+            if not -math.inf < value < math.inf:
                 raise ValueError(f"{self!r}: {f.name} must be finite")
         if self.parts[0] < 1:
             raise ValueError(f"{self!r}: the factor of the angle must be at least 1")

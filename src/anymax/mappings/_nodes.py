@@ -155,7 +155,7 @@ class Nodes:
         ends = first(xp.sort(xp.concat(all_edges, axis=-1), axis=-1), xp)[..., None]  # [panels + 1, ..., 1]
         left, right = (xp.repeat(a, _PANEL, axis=0) for a in (ends[:-1, ...], ends[1:, ...]))
         panels = ends.shape[0] - 1
-        t, w, *polynomials = (_tile(constant(a, z, xp), panels, z.ndim, xp) for a in _panel_nodes())
+        t, w, *polynomials = (_tile(constant(a, z, xp), panels, z.ndim, xp) for a in panel_nodes())
         half = 0.5 * (right - left)
         return Rule(left + half * (1.0 + t), half * w, (left, right, *polynomials))
 
@@ -233,8 +233,8 @@ def _tile(a: Array, panels: int, ndim: int, xp: Namespace) -> Array:
     return xp.reshape(many, (*shape, panels * _PANEL, *(1,) * ndim))
 
 
-def _panel_nodes() -> tuple[Any, ...]:
-    """Those of `_gauss`."""
+def panel_nodes() -> tuple[Any, ...]:
+    """Those of `_gauss`, which no compiler can trace: whoever brings one asks for them first."""
     if not _GAUSS:
         _GAUSS.append(_gauss())
     return _GAUSS[0]

@@ -94,7 +94,7 @@ class PerturbMax(Mapping):
         scale: Any = self.scale
         if is_array(scale):
             scale = float(stop_gradient(scale).max()) if eager(scale) and math.prod(scale.shape) else None
-        bounded = math.isfinite(width)
+        bounded = width < math.inf
         margin = width * scale if bounded and scale is not None else None
         return Facts(monotone=True, shift_invariant=True, sparse=bounded, has_potential=True, margin=margin)
 
@@ -150,7 +150,7 @@ class PerturbMax(Mapping):
         y-weighted mean of those. As the sum of <y, max(x) - x> and INT F(u - max) - G(u) du nothing cancels.
         """
         mean = self.law.mean
-        if mean is not None and not math.isfinite(mean):
+        if mean is not None and not -math.inf < mean < math.inf:
             raise TypeError(
                 f"perturb_max has no loss, because the noise's mean is {mean}; use anymax.nll with it instead"
             )
