@@ -1,5 +1,7 @@
 """Every verb and transform, differentiated in each of the ways that torch has, without a tensor that requires a gradient where it can be:
-forward mode, batches of gradients, forward over backward. The oracle is the Jacobian that autograd's backward gives row by row."""
+forward mode, batches of gradients, forward over backward. The oracle is the Jacobian that autograd's backward gives row by row.
+
+And what a backward pass reads is what the forward pass read: a change in between is an error."""
 
 from __future__ import annotations
 
@@ -175,3 +177,61 @@ def test_forward_mode_over_a_recorded_backward(verb):
         tangent = forward_ad.unpack_dual(found).tangent
     assert tangent is not None
     torch.testing.assert_close(tangent, want, rtol=1e-7, atol=1e-8)
+
+
+# -- changes between forward and backward ----------------------------------------------------------------------------------------------
+
+KEEP, SHARES = torch.ones(3, 7, dtype=torch.bool), draw(3, 7, seed=6).softmax(-1)
+READ = {  # a verb of scores and of a tensor that a backward pass reads, and this tensor
+    "apply": (lambda x, a: A.entmax(x, a), ALPHA),
+    "log_apply": (lambda x, p: A.log_apply(A.SparseSoftmax(p=p), x), ALPHA / 2),
+    "loss": (lambda x, a: A.entmax_loss(x, T, alpha=a), ALPHA),
+    "loss of distributions": (lambda x, a: A.entmax_loss(x, Y, alpha=a), ALPHA),
+    "segment_apply": (lambda x, a: A.segment_apply(A.Entmax(a), x, lengths=[1, 2]), ALPHA),
+    "segment_log_apply": (lambda x, p: A.segment_log_apply(A.SparseSoftmax(p=p), x[:, 0], lengths=[1, 2]), ALPHA / 2),
+    "segment_loss": (lambda x, a: A.segment_loss(A.Entmax(a), x[:, 0], torch.tensor([0, 2]), lengths=[1, 2]), ALPHA),
+    "linear_loss, softmax's mask": (lambda x, m: A.linear_loss(x, W, T, mask=m), KEEP),
+    "linear_loss, softmax's mask with a least": (lambda x, m: A.linear_loss(x, W, T, mask=m, least=0.3), KEEP),
+    "linear_loss, mask": (lambda x, m: A.linear_loss(x, W, T, "taylor", mask=m), KEEP),
+    "linear_loss, weight": (lambda x, w: A.linear_loss(x, W, T, "normmax", weight=w), FACTORS),
+    "linear_loss, target": (lambda x, y: A.linear_loss(x, W, y, "sparsemax"), SHARES),
+    "linear_loss, alpha": (lambda x, a: A.linear_loss(x, W, T, A.NormMax(a)), ALPHA),
+    "linear_loss, transform": (lambda x, t: A.linear_loss(x, W, T, transform=A.temperature(t)), ALPHA),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("verb", READ)
+def test_a_change_between_forward_and_backward_is_an_error(verb, again):
+    f, given = READ[verb]
+    x, a = X.clone().requires_grad_(), given.clone()
+    out = f(x, a)
+    g = draw(*out.shape, seed=9)
+    if again or verb != "loss of distributions":  # whose first gradient, p - y, has no alpha
+        a.logical_not_() if a.dtype is torch.bool else a.mul_(1.3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(out, x, g, create_graph=again)
+
+
+def test_lengths_that_change_between_forward_and_backward_are_those_of_the_forward_pass():
+    lengths = torch.tensor([3, 4])
+    grads = []
+    for change in (0, 1):
+        for again in (False, True):
+            q = Q[:, None].clone().requires_grad_()
+            out = A.linear_attention(q, K[:, None], K[:, None], lengths=lengths)
+            lengths += change
+            grads += torch.autograd.grad(out.square().sum(), q, create_graph=again)
+            lengths -= change
+    for g in grads[1:]:
+        torch.testing.assert_close(g, grads[0])
+
+
+def test_a_learned_transform_of_an_output_layer_has_its_gradient():
+    for mapping in ("softmax", "sparsemax", "taylor"):
+        for transform in (A.temperature, lambda t: lambda s: s / t):
+            t, x = ALPHA.clone().requires_grad_(), X.clone().requires_grad_()
+            A.linear_log_prob(x, W, T, mapping, transform=transform(t)).sum().backward()
+            u = ALPHA.clone().requires_grad_()
+            A.log_prob(mapping, X @ W.T / u, T).sum().backward()
+            torch.testing.assert_close(t.grad, u.grad)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._core.mapping import Mapping
+
 Tensor = torch.Tensor
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -48,6 +50,19 @@ def save(ctx: Any, *tensors: Tensor | None) -> None:
 def saved(ctx: Any) -> list[Any]:
     """The tensors that `save` was given, as they were then."""
     return [t if was is None else restored(t, was) for t, was in zip(ctx.saved_tensors, ctx.saved_as)]
+
+
+def params_of(mapping: Mapping) -> tuple[Tensor, ...]:
+    """The parameters that are tensors: a backward pass reads them, so that they are saved, and a change of them in between is an error."""
+    return tuple(value for value in mapping.params().values() if isinstance(value, Tensor))
+
+
+def with_params(mapping: Mapping, params: Any) -> Mapping:
+    """The map with the tensors that `params_of` gave, as the graph gave them back."""
+    if not params:
+        return mapping
+    names = [name for name, value in mapping.params().items() if isinstance(value, Tensor)]
+    return mapping.replace(**dict(zip(names, params, strict=True)))
 
 
 def restored(t: Tensor, was: As) -> Tensor:

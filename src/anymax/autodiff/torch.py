@@ -22,7 +22,7 @@ from .._core.mapping import Mapping
 from ..kernels import native, reference
 from ..kernels._rows import disjoint
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
-from .saving import As, hooked, restored, save, saved
+from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
 
 Tensor = torch.Tensor
@@ -34,23 +34,28 @@ class _Apply(torch.autograd.Function):
     """p(x), eager, as an engine has made it: never under a transform."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
         p, support = made
         memory = support[0] if isinstance(support, tuple) else support
         ctx.call, ctx.kind = (mapping, axis), type(p)
         ctx.rest = (type(support), support[1:]) if isinstance(support, tuple) else None
         ctx.was = None if memory is None else As.of(memory)
-        ctx.save_for_backward(p, x if mapping.needs_scores else memory)  # maps that need the scores have no support
+        # maps that need the scores have no support
+        ctx.save_for_backward(p, x if mapping.needs_scores else memory, *params)
+        if params:
+            ctx.params_as = [As.of(value) for value in params]
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, other), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        (g,), (p, other, *params), (mapping, axis) = grads, ctx.saved_tensors, ctx.call
+        if params:
+            mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         x, memory = (other, None) if mapping.needs_scores else (None, other)
         if _engine is not None and ctx.rest is None and not _grad():
             out = _engine.vjp(mapping, x, p, g, axis, memory)
             if out is not None:
-                return out, None, None, None
+                return out, *(None,) * (3 + len(params))
         was = As(g.dtype, g.shape, g.device, False, Tensor if ctx.kind in KINDS else ctx.kind)
         p = restored(p, was)
         x = p if x is None else restored(x, was)
@@ -59,7 +64,7 @@ class _Apply(torch.autograd.Function):
             memory = restored(memory, ctx.was)
             support = ctx.rest[0](memory, *ctx.rest[1]) if ctx.rest else native.saved_in(memory, p, axis)
         x, p, g = (to_last(a, axis % a.ndim, xp) for a in (x, p, g))
-        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), None, None, None
+        return from_last(_vjp(mapping, x, p, g, support), axis % p.ndim, xp), *(None,) * (3 + len(params))
 
 
 def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
@@ -75,48 +80,53 @@ class _Log(torch.autograd.Function):
     """log p(x), eager, by a compiled engine."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any, *params: Tensor) -> Tensor:
         log_p = engine.log_forward(mapping, x)
         ctx.mapping = mapping
-        save(ctx, x, log_p)
+        save(ctx, x, log_p, *params)
         return log_p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, log_p = saved(ctx)
-        (g,) = grads
-        engine = None if plain_backward(g) else kernels.compiled("log_vjp", ctx.mapping, g)
+        x, log_p, *params = saved(ctx)
+        (g,), mapping, none = grads, with_params(ctx.mapping, params), (None,) * (2 + len(params))
+        engine = None if plain_backward(g) else kernels.compiled("log_vjp", mapping, g)
         if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
-                out = reference.log_forward(ctx.mapping, free)
-            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], None, None
-        return engine.log_vjp(ctx.mapping, x, log_p, g), None, None
+                out = reference.log_forward(mapping, free)
+            return torch.autograd.grad(cast(Tensor, out), free, g, create_graph=torch.is_grad_enabled())[0], *none
+        return engine.log_vjp(mapping, x, log_p, g), *none
 
 
 class _IndexLoss(torch.autograd.Function):
     """The loss of class indices, eager, as an engine has made it: one pass forward, one backward, and little in between."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Any, ...], *params: Tensor) -> Tensor:
         """made: the loss, what the engine has saved, how many rows count (a tensor on a GPU), mapping, engine, axis, ignored, reduction."""
         value, memory, count, *ctx.call = made
         ctx.scores, ctx.index = (x.dtype, x.shape), index.dtype
         ctx.was = None if memory is None else As.of(memory)
-        ctx.count, count = (None, count) if type(count) is Tensor else (count, None)
-        ctx.save_for_backward(x, index, memory, *(() if count is None else (count,)))
+        ctx.count, counts = (None, (count,)) if type(count) is Tensor else (count or 0, ())
+        ctx.save_for_backward(x, index, memory, *counts, *params)
+        if params:
+            ctx.params_as = [As.of(value) for value in params]
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, index, memory, *counts) = grads, ctx.saved_tensors
+        (g,), (x, index, memory, *params) = grads, ctx.saved_tensors
         mapping, engine, axis, ignored, reduction = ctx.call
-        g = g / counts[0] if counts else g
-        factor = 1.0 / max(ctx.count, 1) if reduction == "mean" and not counts else 1.0
+        g = g if ctx.count is not None else g / params.pop(0)
+        none = (None,) * (2 + len(params))
+        if params:
+            mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
+        factor = 1.0 / max(ctx.count, 1) if reduction == "mean" and ctx.count is not None else 1.0
         if engine is native and not _grad():
             out = _engine.loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is not None:
-                return out, None, None
+                return out, *none
         axis = axis % len(ctx.scores[1])
         x = restored(x, As(ctx.scores[0], ctx.scores[1], g.device))
         batch = torch.Size([n for i, n in enumerate(x.shape) if i != axis])
@@ -137,7 +147,7 @@ class _IndexLoss(torch.autograd.Function):
                 counted.unsqueeze(axis), p - torch.zeros_like(x).scatter_(axis, at, 1.0), torch.zeros_like(x)
             )
             out = ((g * factor).expand(index.shape).unsqueeze(axis) * p_y).to(x.dtype)
-        return out, None, None
+        return out, *none
 
 
 class _Compiled(torch.autograd.Function):
@@ -163,22 +173,22 @@ class _Loss(torch.autograd.Function):
     """`Omega*(x) - <x, y>`, eager: the gradient is p - y, and no derivative of the solver is taken."""
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, mapping: Mapping) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, y: Tensor, mapping: Mapping, *params: Tensor) -> tuple[Tensor, Tensor]:
         p = kernels.choose("forward", mapping, x).forward(mapping, x)
         return kernels.choose("loss", mapping, x).loss(mapping, x, p, y), p
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, y, ctx.mapping = inputs
+        x, y, ctx.mapping, *params = inputs
         ctx.mark_non_differentiable(output[1])
-        save(ctx, x, y, output[1])
+        save(ctx, x, y, output[1], *params)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, p = saved(ctx)
+        x, y, p, *params = saved(ctx)
         if torch.is_grad_enabled():
-            p = apply(ctx.mapping, x)
-        return grads[0] * (p - y), None, None
+            p = apply(with_params(ctx.mapping, params), x)
+        return grads[0] * (p - y), *(None,) * (2 + len(params))
 
 
 # -- the bridge ---------------------------------------------------------------------------------------------------------------
@@ -225,7 +235,7 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
             made = engine.forward_saving(mapping, x, mask)
         else:
             made = engine.forward(mapping, x, *([] if mask is None else [mask])), None
-    return _Apply.apply(x, made, mapping, -1)
+    return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
 
 def masks(mapping: Mapping, x: Tensor) -> bool:
@@ -243,7 +253,7 @@ def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     if engine is None:
         return None
     if recorded(x):
-        return _Log.apply(x, mapping, engine)
+        return _Log.apply(x, mapping, engine, *params_of(mapping))
     return engine.log_forward(mapping, x)
 
 
@@ -263,10 +273,10 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     return _recorded(wants, x, index, made, mapping, engine, -1, -1, "none")
 
 
-def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, *call: Any) -> Tensor | None:
+def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping, *call: Any) -> Tensor | None:
     if made is None or not wants:
         return made and made[0]
-    return _IndexLoss.apply(x, index, (*made, *call))
+    return _IndexLoss.apply(x, index, (*made, mapping, *call), *params_of(mapping))
 
 
 def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str) -> Tensor | None:
@@ -307,7 +317,7 @@ def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
     plain = transformed() or learns(mapping) or recorded(y)
     if not plain and not torch.compiler.is_compiling() and not modes():
         if recorded(x):
-            return _Loss.apply(x, y, mapping)[0]
+            return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
         p = kernels.choose("forward", mapping, x).forward(mapping, x)
         return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
     # Under torch.compile one derivative is all there is, and that one treats p as a constant.

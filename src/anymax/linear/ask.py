@@ -12,7 +12,7 @@ from ..likelihood.terms import terms_of
 from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
 from ..mappings import Softmax, SparseSoftmax
 from ..thresholds import tau_and_support
-from ..transforms.base import put_through
+from ..transforms.base import Transform, put_through
 from .layer import Layer
 
 _SOFTMAX = Softmax()
@@ -33,14 +33,35 @@ class Ask:
     def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
         """Of the scores of the rows of a layer, all of them; a class index of -1 is none."""
         xp = namespace(scores)
-        s = upcast(scores, xp)
-        for t in self.transforms:
-            s = put_through(self.who, t, s, own=True)
+        s = self.transformed(upcast(scores, xp))
         if self.margin is not None:
             s = self.scale * self.margin(s / self.scale, target, -1)
         if self.log_prob:
             return terms_of(layer.mapping, s, target[:, None], xp).log_p[:, 0]
         return self.loss(layer.mapping, s, target, weight, self.smoothing)
+
+    def transformed(self, s: Array) -> Array:
+        """Scores after the transforms."""
+        for t in self.transforms:
+            s = put_through(self.who, t, s, own=True)
+        return s
+
+    def arrays(self) -> list[Array]:
+        """The parameters of the transforms that are arrays, which a function of the user's does not show."""
+        return [v for t in self.transforms if isinstance(t, Transform) for _, v in t.params if is_array(v)]
+
+    def with_arrays(self, arrays: list[Array]) -> Ask:
+        """The same with others in the place of what `arrays` gave."""
+        if not arrays:
+            return self
+        left = iter(arrays)
+        transforms = tuple(
+            dataclasses.replace(t, params=tuple((k, next(left) if is_array(v) else v) for k, v in t.params))
+            if isinstance(t, Transform)
+            else t
+            for t in self.transforms
+        )
+        return dataclasses.replace(self, transforms=transforms)
 
     def loss(
         self, mapping: Mapping, s: Array, target: Array, weight: Array | None = None, smoothing: float = 0.0

@@ -239,17 +239,16 @@ class _Others(torch.autograd.Function):
         u: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
-        ctx.call = layer.keep, blocks
+        ctx.blocks = blocks
         ctx.set_materialize_grads(False)
         value = two_of(layer, target, blocks)
         even, _ = _even(value, x, weight, bias, u)
-        save(ctx, x, weight, bias, target, value, u)
+        save(ctx, x, weight, bias, layer.keep, target, value, u)
         return value, even
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, weight, bias, target, value, u = saved(ctx)
-        keep, blocks = ctx.call
+        x, weight, bias, keep, target, value, u = saved(ctx)
         layer = Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
         none = (None,) * 4
         if plain_backward(*grads):
@@ -258,7 +257,7 @@ class _Others(torch.autograd.Function):
         g, g_even = grads
         g = torch.zeros_like(value) if g is None else g
         wants = ctx.needs_input_grad[:3]
-        return *_others_back(layer, target, value, g, u, g_even, blocks, wants), *none
+        return *_others_back(layer, target, value, g, u, g_even, ctx.blocks, wants), *none
 
 
 class _Likely(torch.autograd.Function):
@@ -278,19 +277,18 @@ class _Likely(torch.autograd.Function):
         assert held.at is not None
         assert held.others is not None
         ctx.set_materialize_grads(False)
-        ctx.keep = layer.keep
         two = torch.cat([held.value.gather(1, held.at[:, None]), held.others], 1)
         even, mean = _even(two, x, weight, bias, u)
-        save(ctx, x, weight, bias, target, two, held.value, held.index, held.at, u, mean)
+        save(ctx, x, weight, bias, layer.keep, target, two, held.value, held.index, held.at, u, mean)
         return two, even
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, weight, bias, target, two, value, index, at, u, mean = saved(ctx)
+        x, weight, bias, keep, target, two, value, index, at, u, mean = saved(ctx)
         g, g_even = grads
         none = (None,) * 4
         if plain_backward(*grads):
-            layer = Layer(x, weight, bias, ctx.keep, _SOFTMAX, (x.shape[0],), x.dtype)
+            layer = Layer(x, weight, bias, keep, _SOFTMAX, (x.shape[0],), x.dtype)
             plain = lambda x, w, b: _plain_others(dataclasses.replace(layer, x=x, weight=w, bias=b), target, u)  # noqa: E731
             return *plain_grads(plain, (x, weight, bias), grads), *none
         if g is not None:

@@ -1,16 +1,19 @@
-"""PyTorch: an output layer of any map by groups of rows, whose scores are made again for the gradient."""
+"""PyTorch: an output layer of any map by groups of rows, whose scores are made again for the gradient.
+
+What is asked of the scores (`Ask`, a floor above) says which tensors it is made of: a backward pass takes them from the graph, so that a
+change in between is an error. What a function of the user's reads nobody sees.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
+import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward
-from .._core.mapping import Mapping
-from ..autodiff.saving import save, saved
+from .._array import plain_backward, upcast
+from ..autodiff.saving import params_of, save, saved, with_params
 from .layer import Layer, rows_at_a_time
 from .torch_backward import plain_grads
 
@@ -24,44 +27,42 @@ class _Groups(torch.autograd.Function):
     """One number for each row, of a group of rows at a time; for the gradient the scores of each group are made again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, function: Callable[..., Tensor], step: int,
-        *params: Tensor,
-    ) -> Tensor:  # fmt: skip
-        layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias)
-        ctx.call = layer.keep, layer.mapping, function, step
-        save(ctx, x, weight, bias, *params)
-        layer = dataclasses.replace(layer, mapping=_with(layer.mapping, params))
-        return torch.cat([function(part, part.scores(), where) for part, where in _groups(layer, step)])
+    def forward(ctx: Any, layer: Layer, ask: Any, step: int, *tensors: Tensor | None) -> Tensor:
+        """tensors: those of `_tensors`, of the layer and what is asked."""
+        ctx.call = layer, ask, step
+        save(ctx, *tensors)
+        layer, ask, target, of_class = _with(layer, ask, tensors)
+        parts = [_value(part, part.scores(), where, ask, target, of_class) for part, where in _groups(layer, step)]
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, *params = saved(ctx)
-        keep, mapping, function, step = ctx.call
-        layer = Layer(x, weight, bias, keep, mapping, (x.shape[0],), x.dtype)
-        (g,) = grads
+        (layer, ask, step), tensors, (g,) = ctx.call, saved(ctx), grads
         none = (None,) * 3
         if plain_backward(g):
 
-            def plain(x: Tensor, weight: Tensor, bias: Tensor | None, *params: Tensor) -> tuple[Tensor]:
-                whole = dataclasses.replace(layer, x=x, weight=weight, bias=bias, mapping=_with(mapping, params))
-                return (function(whole, whole.scores(), slice(0, whole.rows)),)
+            def plain(*free: Tensor | None) -> tuple[Tensor]:
+                whole, own, target, of_class = _with(layer, ask, (*free, *tensors[len(free) :]))
+                return (_value(whole, whole.scores(), slice(0, whole.rows), own, target, of_class),)
 
-            dx, dw, db, *rest = plain_grads(plain, (x, weight, bias, *params), grads)
-            return dx, dw, db, *none, *rest
+            count = 3 + len(params_of(layer.mapping))
+            found = plain_grads(plain, tuple(tensors[:count]), grads)
+            return *none, *found, *(None,) * (len(tensors) - count)
+        layer, ask, target, of_class = _with(layer, ask, tensors)
+        x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        wants = ctx.needs_input_grad
+        wants = ctx.needs_input_grad[3:]
         dx = torch.empty_like(x) if wants[0] else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
         db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
         dparams: list[Tensor] = [torch.zeros_like(p) for p in params]
-        for part, where in _groups(dataclasses.replace(layer, mapping=_with(mapping, tuple(params))), step):
+        for part, where in _groups(layer, step):
             with torch.enable_grad():
                 s = part.scores().detach().requires_grad_()
-                own = {k: v.detach().requires_grad_() for k, v in part.mapping.params().items()}
-                part = dataclasses.replace(part, mapping=part.mapping.replace(**own))
-                value = function(part, s, where)
-                ds, *rest = torch.autograd.grad(value, [s, *own.values()], g[where].to(value.dtype), allow_unused=True)
+                own = [value.detach().requires_grad_() for value in params_of(part.mapping)]
+                part = dataclasses.replace(part, mapping=with_params(part.mapping, own))
+                value = _value(part, s, where, ask, target, of_class)
+                ds, *rest = torch.autograd.grad(value, [s, *own], g[where].to(value.dtype), allow_unused=True)
             ds = torch.zeros_like(s) if ds is None else ds
             if part.keep is not None:
                 ds = ds.masked_fill(~part.keep, 0)
@@ -77,13 +78,30 @@ class _Groups(torch.autograd.Function):
             for whole, d in zip(dparams, rest):
                 if d is not None:
                     (whole[where] if whole.ndim and whole.shape[0] == x.shape[0] else whole).add_(d)
-        made = [None if dw is None else dw.to(weight.dtype), None if db is None else db.to(bias.dtype)]
-        return dx, *made, *none, *dparams
+        made = [None if dw is None else dw.to(weight.dtype), None if db is None or bias is None else db.to(bias.dtype)]
+        return *none, dx, *made, *dparams, *(None,) * (len(tensors) - 3 - len(params))
 
 
-def _with(mapping: Mapping, params: tuple[Tensor, ...]) -> Mapping:
-    names = mapping.params()
-    return mapping.replace(**dict(zip(names, params))) if names else mapping
+def _tensors(layer: Layer, ask: Any, target: Tensor | None, of_class: Tensor | None) -> tuple[Tensor | None, ...]:
+    """All that the numbers are made of: first what may have a gradient."""
+    free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
+    return *free, layer.keep, target, of_class, *ask.arrays()
+
+
+def _with(layer: Layer, ask: Any, tensors: Any) -> tuple[Layer, Any, Tensor | None, Tensor | None]:
+    """The layer and what is asked, of tensors as `_tensors` gives them."""
+    x, weight, bias, *rest = tensors
+    count = len(params_of(layer.mapping))
+    keep, target, of_class, *arrays = rest[count:]
+    mapping = with_params(layer.mapping, rest[:count])
+    layer = dataclasses.replace(layer, x=x, weight=weight, bias=bias, keep=keep, mapping=mapping)
+    return layer, ask.with_arrays(arrays), target, of_class
+
+
+def _value(
+    part: Layer, scores: Tensor, where: slice, ask: Any, target: Tensor | None, of_class: Tensor | None
+) -> Tensor:
+    return ask(part, scores, None if target is None else target[where], of_class)
 
 
 def _groups(layer: Layer, step: int) -> Any:
@@ -92,16 +110,16 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
-def by_rows(
-    layer: Layer, ask: Callable[..., Tensor], target: Tensor | None, weight: Tensor | None, chunk: int | None
-) -> Tensor:
+def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Tensor:
     """`ask(part of the layer, its scores, their target, weight)` of all rows, one number a row, with its gradient."""
-    if not layer.rows:
+    if not layer.rows or _learns(ask, layer):
         return ask(layer, layer.scores(), target, weight)
-
-    def function(part: Layer, scores: Tensor, where: slice) -> Tensor:
-        return ask(part, scores, None if target is None else target[where], weight)
-
     step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))
-    params = layer.mapping.params().values()
-    return _Groups.apply(layer.x, layer.weight, layer.bias, layer, function, step, *params)
+    return _Groups.apply(layer, ask, step, *_tensors(layer, ask, target, weight))
+
+
+def _learns(ask: Any, layer: Layer) -> bool:
+    """True where the transforms have tensors of their own that want a gradient, those of a function too: one row tells."""
+    if not ask.transforms:
+        return False
+    return ask.transformed(upcast(layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad

@@ -14,7 +14,7 @@ import torch
 
 from .._array import modes, plain_backward, recorded, transformed
 from .._core.mapping import Mapping
-from ..autodiff.saving import save, saved
+from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import apply as apply_to_rows
 from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
@@ -40,7 +40,7 @@ def apply(call: Call) -> Tensor | None:
     if engine is None:
         return None
     if recorded(x):
-        return _Apply.apply(x, call, engine)
+        return _Apply.apply(x, call, engine, *params_of(mapping))
     return engine.forward(call.segments_first, x, _layout(engine, call))
 
 
@@ -50,7 +50,7 @@ def log(call: Call) -> Tensor | None:
     if engine is None:
         return None
     if recorded(x):
-        return _Log.apply(x, call, engine)
+        return _Log.apply(x, call, engine, *params_of(mapping))
     return engine.log_forward(call.segments_first, x, _layout(engine, call))
 
 
@@ -66,7 +66,7 @@ def index_loss(call: Call, place: Tensor) -> Tensor | None:
     if engine is None:
         return None
     if recorded(x):
-        return _IndexLoss.apply(x, place, call, engine)
+        return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
     return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
 
 
@@ -92,6 +92,11 @@ def _plain(call: Call) -> bool:
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------
 
 
+def _with(call: Call, params: Any) -> Call:
+    """The call with the parameters that the graph gave back."""
+    return dataclasses.replace(call, mapping=with_params(call.mapping, params)) if params else call
+
+
 def _rows(call: Call, formula: Any, *tensors: Tensor) -> Tensor:
     """formula(mapping, *rows) on padded rows: the first is padded with -inf, the others with 0."""
     return padded.formula(call.segments, call.mapping, call.axis, formula, *tensors)
@@ -112,57 +117,59 @@ class _Apply(torch.autograd.Function):
     """p(x), eager, as the engine has made it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         p, kept = engine.forward_keeping(call.segments_first, x.detach(), _layout(engine, call))
         ctx.call = call
-        save(ctx, p, x if call.mapping.needs_scores else None, kept)
+        save(ctx, p, x if call.mapping.needs_scores else None, kept, *params)
         return p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (p, x, kept), call = grads, saved(ctx), ctx.call
+        (g,), (p, x, kept, *params) = grads, saved(ctx)
+        call, none = _with(ctx.call, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else _engine("vjp", call.mapping, g)
         if engine is None:  # to be differentiated itself
-            return _rows(call, reference.vjp, p if x is None else x, p, g), None, None
-        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), None, None
+            return _rows(call, reference.vjp, p if x is None else x, p, g), *none
+        return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), *none
 
 
 class _Log(torch.autograd.Function):
     """log p(x), eager."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Any, engine: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         log_p = engine.log_forward(call.segments_first, x.detach(), _layout(engine, call))
         ctx.call = call
-        save(ctx, log_p, x)
+        save(ctx, log_p, x, *params)
         return log_p
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (log_p, x), call = grads, saved(ctx), ctx.call
+        (g,), (log_p, x, *params) = grads, saved(ctx)
+        call, none = _with(ctx.call, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else _engine("log_vjp", call.mapping, g)
         if engine is None:
             with torch.enable_grad():
                 free = x if x.requires_grad else x.detach().requires_grad_()
                 out = _rows(call, reference.log_forward, free)
-            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], None, None
-        return engine.log_vjp(call.segments_first, x, log_p, g, _layout(engine, call)), None, None
+            return torch.autograd.grad(out, free, g, create_graph=torch.is_grad_enabled())[0], *none
+        return engine.log_vjp(call.segments_first, x, log_p, g, _layout(engine, call)), *none
 
 
 class _IndexLoss(torch.autograd.Function):
     """The loss of the place of each segment's target, eager."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
         ctx.call = call, engine
         value, kept = engine.index_loss_keeping(call.segments_first, x.detach(), place, _layout(engine, call))
-        save(ctx, x, place, kept)
+        save(ctx, x, place, kept, *params)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (g,), (x, place, kept), (call, engine) = grads, saved(ctx), ctx.call
-        none = (None,) * 3
+        (g,), (x, place, kept, *params), (call, engine) = grads, saved(ctx), ctx.call
+        call, none = _with(call, params), (None,) * (3 + len(params))
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
         scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
