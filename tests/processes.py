@@ -88,13 +88,8 @@ os._exit(0)
 def started(size, program):
     """The processes of a group on the loopback address, each with this program between HEAD and TAIL."""
     folder = tempfile.mkdtemp()
-<<<<<<< HEAD
     path = os.pathsep.join(filter(None, (os.path.dirname(__file__), os.environ.get("PYTHONPATH"))))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
-=======
-    paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
->>>>>>> 4f3068d (Tests of output layers, distribution, segments and graphs, thinned and completed by planted faults)
     return [
         subprocess.Popen(
             [sys.executable, "-c", HEAD + program + TAIL, str(rank), str(size), os.path.join(folder, "store")],

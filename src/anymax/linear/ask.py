@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, namespace, upcast
+from .._array import Array, is_array, namespace, upcast
 from .._core.mapping import Mapping
 from ..likelihood.terms import terms_of
 from ..losses.verbs import fenchel_young, nll, sparse_softmax_loss
