@@ -137,6 +137,7 @@ def cleaned(a):
 
 def test_the_table_has_every_function():
     public = {n: getattr(A, n) for n in A.__all__} | {n: getattr(transforms, n) for n in transforms.__all__}
+    public |= {n: getattr(getattr(A, home), n) for n, home in A._MOVED.items()}
     names = {n for n, value in public.items() if isinstance(value, types.FunctionType)}
     assert names == {verb.partition(", ")[0] for verb in VERBS} - {"compose"} | CONSTANT
 
