@@ -208,7 +208,7 @@ def test_errors(case):
 
 def test_the_types_name_every_implementation_and_every_option():
     verb, implementations = (
-        importlib.import_module(f"anymax.attention.{part}") for part in ("verb", "implementations")
+        importlib.import_module(f"anymax._attention.{part}") for part in ("verb", "implementations")
     )
     assert list(typing.get_args(verb.ImplementationName)) == [i.name for i in implementations.IMPLEMENTATIONS]
     parameters = inspect.signature(A.attention).parameters

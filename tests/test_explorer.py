@@ -61,7 +61,7 @@ def test_every_map_of_the_library_is_on_the_page(maps):
     assert {type(mapping) for mapping in made.values()} == {kind for kind in CATALOGUE if kind.kernel} | {anymax.Ratio}
     for key, mapping in made.items():
         assert maps[key]["potential"] == mapping.facts.has_potential, key
-        assert maps[key]["threshold"] == hasattr(mapping, "threshold"), key
+        assert maps[key]["threshold"] == mapping.has_threshold, key
 
 
 @node

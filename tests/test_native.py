@@ -285,7 +285,7 @@ def test_logarithms_and_their_backward(case, n):
     torch.testing.assert_close(got, torch.nan_to_num(want), rtol=1e-9, atol=1e-9)
 
 
-@each(tuple(c for c in SERVED if hasattr(c.mapping, "threshold") and c.row != "PerturbMax"))
+@each(tuple(c for c in SERVED if c.mapping.has_threshold and c.row != "PerturbMax"))
 def test_thresholds(case):
     x = rows(case, 60, "float64")
     got = native.threshold(mapped(case), x)

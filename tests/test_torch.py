@@ -772,7 +772,8 @@ def _no_rows(mapping, x):
     yield A.log_prob(mapping, x, t)
     yield A.linear_log_prob(x, torch.ones(7, 5), t, mapping)
     if not isinstance(mapping, Budget):
-        yield from (A.fenchel_young(mapping, x, target, reduction="none") for target in (t, y))
+        targets = (t,) if isinstance(mapping, SparseSoftmax) else (t, y)  # a nucleus has no loss of distributions
+        yield from (A.fenchel_young(mapping, x, target, reduction="none") for target in targets)
     if not isinstance(mapping, PerturbMax):
         yield A.threshold(mapping, x).tau
     yield A.sample(mapping, x, return_log_prob=True).log_prob

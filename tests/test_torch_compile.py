@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
 from anymax.mappings import _nodes
-from anymax.segments.padded import least_width
 
 # torch's own, inside Dynamo, forward AD and the ONNX exporter
 pytestmark = [
@@ -270,7 +269,7 @@ def test_a_loss_of_perturbed_maxima_in_one_graph(noise):
 
 def test_a_size_from_the_sum_of_a_map_is_no_symbol():
     x, mapping = scores(16).requires_grad_(), Sparsemax()
-    f = lambda x: A.entmax(x.sum() * x.new_ones(max(4, least_width(mapping))), 1.3)  # noqa: E731
+    f = lambda x: A.entmax(x.sum() * x.new_ones(max(4, mapping.least_classes)), 1.3)  # noqa: E731
     assert compiled(f, dynamic=True)(x).shape == (4,)
 
 

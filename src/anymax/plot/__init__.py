@@ -6,6 +6,7 @@ and `notebook` is the page that a notebook shows for a map.
 
 from __future__ import annotations
 
+from .maps import CLASSIC as CLASSIC
 from .maps import USUAL as USUAL
 from .maps import bars, curves, jacobian, losses, simplex
 from .maps import curve as curve
