@@ -18,7 +18,8 @@ function sizeOf(canvas) {
       const changed = entries.filter(({ target, contentRect: { width, height } }) => {
         const old = sizes.get(target);
         sizes.set(target, { width, height });
-        return old.width !== width || old.height !== height;
+        // the two ways of asking differ in the last digits, and a redraw makes canvases that are asked about anew
+        return Math.max(Math.abs(old.width - width), Math.abs(old.height - height)) > 0.5;
       });
       if (changed.length) resized();
     });

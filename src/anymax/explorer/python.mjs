@@ -42,7 +42,7 @@ export function toPython(state) {
       `        drawn = anymax.sample(mapping, scores, generator=${state.seed}, num_samples=${state.draws})`,
       `        found["drawn"] = np.bincount(drawn, minlength=${n})`,
     ] : []),
-    `    if hasattr(mapping, "threshold"):`,
+    `    if mapping.has_threshold:`,
     `        found["tau"] = float(anymax.threshold(mapping, scores).tau)`,
     ...(budget ? ["    if isinstance(mapping, anymax.Budget):  # sums to k, a target class to 1", "        continue"] : []),
     "    if anymax.facts(mapping).has_potential:",
