@@ -95,15 +95,14 @@ def test_plans_around_one_serve_the_same_rows(monkeypatch):
     from anymax.kernels.triton.plans import Plan
     from tools import gpu
 
-    for plan, most in (
-        (Plan(8, 4, 32, True, 1), 6),
-        (Plan(1, 8, 1024, True, 4), 5),
-        (Plan(1, 8, 4096, False, 16), 4),
-        (Plan(1, 4, 2048, False, 8, 32), 6),
+    for plan in (
+        Plan(8, 4, 32, True, 1),
+        Plan(1, 8, 1024, True, 4),
+        Plan(1, 8, 4096, False, 16),
+        Plan(1, 4, 2048, False, 8, 32),
     ):
         others = list(gpu.around_rows(plan))
-        assert len(others) == len({*others} - {plan}) <= most
-        assert len(others) >= 4
+        assert len(others) == len({*others} - {plan}) >= 4
         for one in others:
             assert (one.whole, one.parts) == (plan.whole, plan.parts)
             assert one.K * one.L == plan.K * plan.L if plan.whole else one.R == 1

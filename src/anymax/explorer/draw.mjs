@@ -16,10 +16,10 @@ function sizeOf(canvas) {
   if (!sizes.has(canvas)) {
     observer ??= new ResizeObserver((entries) => {
       const changed = entries.filter(({ target, contentRect: { width, height } }) => {
+        if (!target.isConnected) return observer.unobserve(target); // a canvas that a redraw has replaced has size 0, which is no news
         const old = sizes.get(target);
         sizes.set(target, { width, height });
-        // the two ways of asking differ in the last digits, and a redraw makes canvases that are asked about anew
-        return Math.max(Math.abs(old.width - width), Math.abs(old.height - height)) > 0.5;
+        return old.width !== width || old.height !== height;
       });
       if (changed.length) resized();
     });
