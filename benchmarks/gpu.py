@@ -81,7 +81,7 @@ def backward(case: Case) -> Workload:
 
     def check() -> str | None:
         pick = few(len(xs[0]))
-        want = anymax.kernels.reference.vjp(mapping, frozen[0][pick], ps[0].detach()[pick], gs[0][pick])
+        want = anymax.kernels.reference.ENGINE.vjp(mapping, frozen[0][pick], ps[0].detach()[pick], gs[0][pick])
         return differs(gradient(ps[0], xs[0], gs[0])[0][pick], want, case.dtype)
 
     return Workload(contenders, check, engine("vjp", mapping, frozen[0]), _moved(xs[0]))

@@ -259,15 +259,9 @@ def _engines() -> dict[str, dict[str, str]]:
     """The engines of anymax, in order, and what each tells of itself."""
     from anymax import kernels
 
-    told: dict[str, dict[str, str]] = {}
-    for one in kernels.ENGINES:
-        told[one.name] = {}
-        for fact in ("isa", "isas", "get_num_threads", "num_threads", "describe"):
-            value = getattr(one, fact, None)
-            with contextlib.suppress(Exception):
-                value = value() if callable(value) else value
-                if isinstance(value, (str, int)):
-                    told[one.name][fact] = str(value)
+    told: dict[str, dict[str, str]] = {one.name: {} for one in kernels.ENGINES}
+    if isa := kernels.native.isa():
+        told["native"] = {"isa": isa, "get_num_threads": str(kernels.native.get_num_threads())}
     return told
 
 

@@ -109,7 +109,7 @@ def poisoned(x):
 def forward(case, x, mask=None):
     """Written to memory full of NaN: what is not written shows."""
     out = poisoned(x)
-    assert engine.forward(mapped(case), x, mask, out) is out
+    assert engine.ENGINE.forward(mapped(case), x, mask, out) is out
     return out
 
 
@@ -151,8 +151,8 @@ def test_halves(case, dtype, form):
         want = wide(lambda t: am.apply(mapped(case), t), x)
         close(got, want, bound(case, want, dtype))
         g = rows(97, dtype, batch=(3,), seed=4)
-        want = wide(lambda *t: reference.vjp(mapped(case), *t), x, got, g)
-        close(engine.vjp(mapped(case), x, got, g), want, 2e-2 * max(1.0, float(want.abs().max())))
+        want = wide(lambda *t: reference.ENGINE.vjp(mapped(case), *t), x, got, g)
+        close(engine.ENGINE.vjp(mapped(case), x, got, g), want, 2e-2 * max(1.0, float(want.abs().max())))
 
 
 @each(FEW)
@@ -186,11 +186,11 @@ def test_layouts(case, layout):
     x, gx = LAYOUTS[layout](plain), LAYOUTS[layout](g)
     before = x.clone()
     want = forward(case, x.contiguous())
-    close(engine.forward(mapped(case), x), want, 1e-7)
+    close(engine.ENGINE.forward(mapped(case), x), want, 1e-7)
     assert torch.equal(x, before)
     p = LAYOUTS[layout](want) if layout != "four axes apart" else want
-    want = engine.vjp(mapped(case), x.contiguous(), p.contiguous(), gx.contiguous())
-    close(engine.vjp(mapped(case), x, p, gx), want, 1e-6)
+    want = engine.ENGINE.vjp(mapped(case), x.contiguous(), p.contiguous(), gx.contiguous())
+    close(engine.ENGINE.vjp(mapped(case), x, p, gx), want, 1e-6)
 
 
 @pytest.mark.parametrize(  # memory that ends with a pack, and not
@@ -207,13 +207,13 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
         for least, shift in ((16, 1 if batch == 8 else 2), (1000, 0)):
             monkeypatch.setattr(plans, "SHIFTED", least)
             assert engine.load()._Rows(x, out=g).shift == shift
-            p, saved = engine.forward_saving(mapped(case), x)
+            p, saved = engine.ENGINE.forward_saving(mapped(case), x)
             over = x.clone()
-            engine.forward(mapped(case), over, None, over)
-            found.append([forward(case, x), p, over, engine.vjp(mapped(case), x, p, g, saved)])
+            engine.ENGINE.forward(mapped(case), over, None, over)
+            found.append([forward(case, x), p, over, engine.ENGINE.vjp(mapped(case), x, p, g, saved)])
             if case.mapping.facts.has_potential:
-                value, _, state = engine.index_loss(mapped(case), x, t, True)
-                grad = engine.index_loss_grad(mapped(case), x, t, torch.ones(batch, device=DEVICE), None, state)
+                value, state, _ = engine.ENGINE.index_loss(mapped(case), x, t, save=True)
+                grad = engine.ENGINE.index_loss_grad(mapped(case), x, t, torch.ones(batch, device=DEVICE), state)
                 found[-1] += [value, grad]
     want = wide(lambda s: am.apply(mapped(case), s), x).nan_to_num()
     for got in (found[0][0], found[0][2]):
@@ -225,14 +225,14 @@ def test_layouts_of_rows_that_begin_anywhere(case, dtype, batch, form, monkeypat
 @each(tuple(c for c in SERVED if c.id in ("softmax", "entmax-1.5", "perturb_max-gumbel")))
 def test_more_axes_than_a_kernel_takes(case):
     x, g = (rows(7, batch=(2, 3, 2, 3), seed=s).permute(3, 1, 0, 2, 4) for s in (0, 1))
-    want = engine.forward(mapped(case), x.contiguous())
-    p = engine.forward(mapped(case), x)
+    want = engine.ENGINE.forward(mapped(case), x.contiguous())
+    p = engine.ENGINE.forward(mapped(case), x)
     assert torch.equal(p, want)
     out = poisoned(x)
-    assert engine.forward(mapped(case), x, None, out) is out
+    assert engine.ENGINE.forward(mapped(case), x, None, out) is out
     assert torch.equal(out, want)
-    back = engine.vjp(mapped(case), x, p, g)
-    close(back, engine.vjp(mapped(case), x.contiguous(), want, g.contiguous()), 1e-6)
+    back = engine.ENGINE.vjp(mapped(case), x, p, g)
+    close(back, engine.ENGINE.vjp(mapped(case), x.contiguous(), want, g.contiguous()), 1e-6)
 
 
 @each_form
@@ -268,7 +268,7 @@ def test_strange_rows_touch_no_other(case, form):
         assert bool(got[[1, 3]].isnan().all())
         assert not bool(got[4].any())
         assert torch.equal(got[[0, 2, 5]], want[[0, 2, 5]])
-        back = engine.vjp(mapped(case), y, got, torch.ones_like(y))
+        back = engine.ENGINE.vjp(mapped(case), y, got, torch.ones_like(y))
         assert bool(back[[1, 3]].isnan().all())
         assert not bool(back[4].any())
 
@@ -323,7 +323,7 @@ def test_ties_are_broken_by_position(mapping, form):
     x[0, ::7], x[1, 150:], x[2, 3] = 1.0, 0.5, 9.0
     want = wide(lambda t: am.apply(mapping, t), x)
     with planned(form):
-        got = engine.forward(mapping, x)
+        got = engine.ENGINE.forward(mapping, x)
     close(got, want, 3e-7)
     assert torch.equal(got > 0, want > 0)
 
@@ -352,7 +352,7 @@ def test_in_place(mapping, form):
     keep = torch.arange(150, device=DEVICE) % 7 != 3
     want = wide(lambda t: am.apply(mapping, t, mask=keep), x)
     with planned(form):
-        assert engine.forward(mapping, x, keep, x) is x
+        assert engine.ENGINE.forward(mapping, x, keep, x) is x
     close(x, want, 3e-6)
     assert torch.equal(beside, before)
 
@@ -385,7 +385,7 @@ def test_offsets_beyond_32_bits():
     x.copy_(plain)
     out = store.as_strided((2, 3), (1, 2**30), 8)
     for mapping in (am.Softmax(), am.Entmax(1.5)):
-        assert torch.equal(engine.forward(mapping, x, None, out), engine.forward(mapping, plain))
+        assert torch.equal(engine.ENGINE.forward(mapping, x, None, out), engine.ENGINE.forward(mapping, plain))
 
 
 @each(tuple(c for c in SERVED if c.row == "PerturbMax" and c.id != "perturb_max-gumbel"))
@@ -395,8 +395,8 @@ def test_perturb_max_is_as_near_the_truth_as_the_reference(case):
     p = forward(case, x)
     want, same = (wide(lambda t, m=m: am.apply(m, t), x) for m in (truth, mapped(case)))
     assert float((p.double() - want).abs().sum(-1).max()) <= 2 * float((same - want).abs().sum(-1).max()) + 1e-6
-    want, same = (wide(lambda *t, m=m: reference.vjp(m, *t), x, want, g) for m in (truth, mapped(case)))
-    close(engine.vjp(mapped(case), x, p, g), want, 3 * float((same - want).abs().max()) + 1e-6)
+    want, same = (wide(lambda *t, m=m: reference.ENGINE.vjp(m, *t), x, want, g) for m in (truth, mapped(case)))
+    close(engine.ENGINE.vjp(mapped(case), x, p, g), want, 3 * float((same - want).abs().max()) + 1e-6)
 
 
 # -- backward ----------------------------------------------------------------------------------------------------------------
@@ -408,8 +408,8 @@ def test_backward_is_the_references(case, n, form):
     x, g = rows(n, sigma=1.0, batch=(3,)), rows(n, seed=9, batch=(3,))
     p = wide(lambda t: am.apply(mapped(case), t), x).float()
     with planned(form):
-        got = engine.vjp(mapped(case), x, p, g)
-    want = wide(lambda *t: reference.vjp(mapped(case), *t), x, p, g)
+        got = engine.ENGINE.vjp(mapped(case), x, p, g)
+    want = wide(lambda *t: reference.ENGINE.vjp(mapped(case), *t), x, p, g)
     close(got, want, 3e-6 * max(1.0, float(want.abs().max())))
 
 
@@ -422,8 +422,8 @@ def test_backward_from_the_lanes_that_the_forward_found(case, sigma, form):
     x[1, ::7] = -torch.inf
     x[2, 3] = torch.nan
     with planned(form):
-        p, saved = engine.forward_saving(mapped(case), x)
-        got, want = engine.vjp(mapped(case), x, p, g, saved), engine.vjp(mapped(case), x, p, g)
+        p, saved = engine.ENGINE.forward_saving(mapped(case), x)
+        got, want = engine.ENGINE.vjp(mapped(case), x, p, g, saved), engine.ENGINE.vjp(mapped(case), x, p, g)
     assert case.id == "entmax-array-1.75" or saved is not None
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
     if sigma == 8.0 and saved is not None and not REAL:
@@ -435,19 +435,19 @@ def test_the_lanes_serve_autograd():
     with planned("parts"):
         got = torch.autograd.grad(am.sparsemax(x), x, g)[0]
     p = am.sparsemax(x.detach())
-    close(got, wide(lambda *t: reference.vjp(am.Sparsemax(), *t), x.detach(), p, g), 1e-5)
+    close(got, wide(lambda *t: reference.ENGINE.vjp(am.Sparsemax(), *t), x.detach(), p, g), 1e-5)
 
 
 def test_one_alpha_a_row_on_both_sides_of_two():
     alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0], [2.5], [4.0], [0.7], [-1.0]], device=DEVICE)
     x, g = rows(200, batch=(8,)), rows(200, batch=(8,), seed=2)
-    got = engine.forward(am.Entmax(alpha), x)
+    got = engine.ENGINE.forward(am.Entmax(alpha), x)
     want = wide(lambda t: am.apply(am.Entmax(alpha.double()), t), x)
     close(got[:7], want[:7], 1e-6)
     assert bool(got[7].isnan().all())
     close(
-        engine.vjp(am.Entmax(alpha), x, got, g)[:7],
-        wide(lambda *t: reference.vjp(am.Entmax(alpha.double()), *t), x, got, g)[:7],
+        engine.ENGINE.vjp(am.Entmax(alpha), x, got, g)[:7],
+        wide(lambda *t: reference.ENGINE.vjp(am.Entmax(alpha.double()), *t), x, got, g)[:7],
         1e-5,
     )
 
@@ -474,7 +474,7 @@ def test_index_losses(case, n, form):
     x = rows(n, batch=(6,)).requires_grad_()
     t = torch.arange(6, device=DEVICE) % n
     t[4] = -100
-    assert kernels.choose("index_loss", mapped(case), x) is engine
+    assert kernels.choose("index_loss", mapped(case), x) is engine.ENGINE
     with planned(form):
         got = am.fenchel_young(mapped(case), x, t, reduction="none")
         (got * torch.arange(1.0, 7.0, device=DEVICE)).sum().backward()
@@ -509,10 +509,10 @@ def test_a_masked_target_a_stray_one_and_a_poisoned_row():
     x[0, 2], x[1, 3] = -torch.inf, torch.nan
     t = torch.tensor([2, 0, 9, 1], device=DEVICE)
     for mapping in (am.Softmax(), am.Entmax(1.5), am.SparseSoftmax(k=2)):
-        value, _, state = engine.index_loss(mapping, x, t, True)
+        value, state, _ = engine.ENGINE.index_loss(mapping, x, t, save=True)
         assert float(value[0]) == torch.inf
         assert bool(value[1:3].isnan().all())
-        grad = engine.index_loss_grad(mapping, x, t, torch.ones(4, device=DEVICE), None, state)
+        grad = engine.ENGINE.index_loss_grad(mapping, x, t, torch.ones(4, device=DEVICE), state)
         assert bool(grad[1].isnan().all())
         assert bool(grad[[0, 3]].isfinite().all())
 
@@ -535,15 +535,13 @@ def test_logarithms_and_their_backward(case, form):
     close(back, wide_back.nan_to_num(), 1e-4)
 
 
-@each(
-    tuple(c for c in QUICK if c.mapping.has_threshold and c.id not in ("entmax-array-1.75", "entmax-array-3.5"))
-)
+@each(tuple(c for c in QUICK if c.mapping.has_threshold and c.id not in ("entmax-array-1.75", "entmax-array-3.5")))
 @each_form
 def test_thresholds(case, form):
     x = rows(130, batch=(3,))
     x[1] = -torch.inf
     with planned(form):
-        got = engine.threshold(mapped(case), x)
+        got = engine.ENGINE.threshold(mapped(case), x)
     with am.use("reference"):
         want = am.threshold(mapped(case), x.double(), keepdims=True).tau
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5)

@@ -290,7 +290,11 @@ def test_errors_say_what_is_wrong():
             "temperature of shape .* one value for each row",
         ),
         (lambda: A.log_prob(Softmax(), x, y, transform=3), TypeError, "log_prob: transform must be a function"),
-        (lambda: A.log_prob(Softmax(), x, y, transform=lambda s: s[:, :3]), ValueError, r"gave ndarray of float64 \(6, 3\)"),
+        (
+            lambda: A.log_prob(Softmax(), x, y, transform=lambda s: s[:, :3]),
+            ValueError,
+            r"gave ndarray of float64 \(6, 3\)",
+        ),
         (lambda: A.log_prob(Softmax(), x, y, support=good[0]), TypeError, r"support must be \(ids, offsets\)"),
         (lambda: A.log_prob(Softmax(), x, y, support=(good[0], good[1][:-1])), ValueError, "7 integers for 6 rows"),
         (lambda: A.log_prob(Softmax(), x, y, support=(good[0], good[1] + 1)), ValueError, "rise from 0 to 3"),

@@ -35,7 +35,7 @@ def _unset(environment):
 def test_the_reference_never_refuses(op, kind):
     assert kernels.ENGINES[-1].name == "reference"
     for mapping in (Softmax(), Sparsemax(), Entmax(3.0)):
-        assert kernels.reference.refuse(op, mapping, scores(kind)) is None
+        assert kernels.reference.ENGINE.refuse(op, mapping, scores(kind)) is None
         assert A.choose(op, mapping, scores(kind)).name in kernels.names()
 
 
@@ -64,7 +64,7 @@ def no_library(monkeypatch):
     """As where no compiler was at hand."""
     monkeypatch.setattr(kernels.native, "load", lambda: "there is no compiled library here")
     monkeypatch.setattr(functional, "_QUICK", {})
-    monkeypatch.setattr(kernels.xla, "refuse", lambda op, mapping, x: "there is no compiled library here")
+    monkeypatch.setattr(kernels.xla.ENGINE, "refuse", lambda op, mapping, x: "there is no compiled library here")
 
 
 @needs_torch
@@ -313,7 +313,7 @@ def test_a_matrix_is_refused_in_a_sentence():
 @pytest.mark.parametrize("kind", [k for k in ("numpy", "torch") if k in KINDS])
 def test_a_parameter_out_of_the_range_of_an_engine_goes_to_another(mapping, kind):
     x = scores(kind)
-    assert "it takes " in native.refuse("forward", mapping, scores())
+    assert "it takes " in native.ENGINE.refuse("forward", mapping, scores())
     with A.use("reference"):
         want = A.apply(mapping, x)
     np.testing.assert_array_equal(back(A.apply(mapping, x)), back(want))
@@ -368,7 +368,7 @@ def test_the_library_takes_what_its_ranges_say(kind):
     }[kind]  # fmt: skip
     low, high = link.RANGES[kind]
     for value in (1.0000001 if kind == "normmax" else low, 2.0 if kind == "budget" else high):
-        p = native.forward(make(value), scores())
+        p = native.ENGINE.forward(make(value), scores())
         assert p.shape == (2, 5)
 
 

@@ -190,7 +190,7 @@ def test_a_key_follows_the_source_the_plan_and_the_types(monkeypatch, uninterpre
 
     def key(shape=(64, 8192), dtype=torch.bfloat16):
         make = lambda: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
-        case = gpu_static.Case("", lambda: engine.forward(am.Softmax(), make(), None, make()))
+        case = gpu_static.Case("", lambda: engine.ENGINE.forward(am.Softmax(), make(), None, make()))
         (launch,) = gpu_static.launched(case, "sm_90")
         return gpu_record.key_of(launch)
 

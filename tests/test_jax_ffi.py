@@ -20,7 +20,7 @@ import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor
 from anymax.kernels import link, reference, xla
 
-REFUSAL = xla.refuse("forward", Softmax(), jnp.ones(2))
+REFUSAL = xla.ENGINE.refuse("forward", Softmax(), jnp.ones(2))
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 
 MAPS = {
@@ -56,8 +56,8 @@ def served(f, *args):
 
 def exactly(mapping, x, g=None):
     x = np.asarray(x, np.float64)
-    p = reference.forward(mapping, x)
-    return p if g is None else reference.vjp(mapping, x, p, np.asarray(g, np.float64))
+    p = reference.ENGINE.forward(mapping, x)
+    return p if g is None else reference.ENGINE.vjp(mapping, x, p, np.asarray(g, np.float64))
 
 
 # -- what is declared in our own words -------------------------------------------------------------------------------
@@ -482,14 +482,14 @@ def test_other_devices_and_exported_programs_get_the_formula():
 @needs_library
 def test_what_is_refused():
     x = jnp.asarray(X[0], "float32")
-    assert xla.refuse("forward", Sparsemax(), X) == "it serves JAX arrays, these scores are of numpy"
-    assert xla.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, index_loss_grad, not loss"
-    assert xla.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
-    assert "no kernel for ratio" in xla.refuse("forward", Ratio.sigmoid(), x)
-    assert "taylor from 2 to 64, not 66" in xla.refuse("forward", Taylor(66), x)
-    assert "not float8_e4m3fn" in xla.refuse("forward", Sparsemax(), x.astype("float8_e4m3fn"))
-    assert xla.refuse("forward", Sparsemax(), x) is None
-    assert A.choose("forward", Sparsemax(), x) is A.choose("vjp", Sparsemax(), x) is xla
+    assert xla.ENGINE.refuse("forward", Sparsemax(), X) == "it serves JAX arrays, these scores are of numpy"
+    assert xla.ENGINE.refuse("loss", Sparsemax(), x) == "it has forward, vjp, index_loss, index_loss_grad, not loss"
+    assert xla.ENGINE.refuse("index_loss", Taylor(2), x) == "taylor has no such operation"
+    assert "no kernel for ratio" in xla.ENGINE.refuse("forward", Ratio.sigmoid(), x)
+    assert "taylor from 2 to 64, not 66" in xla.ENGINE.refuse("forward", Taylor(66), x)
+    assert "not float8_e4m3fn" in xla.ENGINE.refuse("forward", Sparsemax(), x.astype("float8_e4m3fn"))
+    assert xla.ENGINE.refuse("forward", Sparsemax(), x) is None
+    assert A.choose("forward", Sparsemax(), x) is A.choose("vjp", Sparsemax(), x) is xla.ENGINE
     assert "(xla refuses: it has forward, vjp, index_loss" in str(A.explain(Sparsemax(), x))
     with A.use("xla"):
         A.sparsemax(x)

@@ -78,7 +78,7 @@ def test_forward_is_the_references(case, dtype, n):
     if case.mass > n:
         pytest.skip("fewer classes than the budget")
     x = rows(case, n, dtype)
-    got = native.forward(mapped(case, dtype), x)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
     want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
     assert got.dtype == x.dtype
     assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
@@ -90,7 +90,7 @@ def test_forward_is_the_references(case, dtype, n):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_forward_of_flat_and_of_peaked_rows(case, dtype, sigma):
     x = tensor(np.random.default_rng(1).normal(size=(3, 3000)) * sigma, dtype)
-    got = native.forward(mapped(case, dtype), x)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
     want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
     assert float((got.double() - want).abs().max()) <= bound(case, want, dtype)
 
@@ -113,7 +113,7 @@ ALIKE = {
 def test_many_classes_that_are_much_alike(case, dtype, scores, n):
     """What the maxima of parts of a row say of its threshold leaves nothing out."""
     x = tensor(ALIKE[scores](np.random.default_rng(n).normal(size=(2, n))), dtype)
-    got = native.forward(mapped(case, dtype), x)
+    got = native.ENGINE.forward(mapped(case, dtype), x)
     want = reference(lambda t: am.apply(mapped(case, dtype), t), x)
     allowed = bound(case, want, dtype) if dtype == "float32" else 1e-14  # the reference is no more exact than that here
     assert float((got.double() - want).abs().max()) <= allowed
@@ -142,13 +142,13 @@ def test_layouts(case, dtype, layout):
     plain = rows(case, 40, dtype, batch=(3, 20))
     x = LAYOUTS[layout](plain)
     before = x.clone()
-    want = native.forward(case.mapping, x.contiguous())
-    got = native.forward(case.mapping, x)
+    want = native.ENGINE.forward(case.mapping, x.contiguous())
+    got = native.ENGINE.forward(case.mapping, x)
     assert torch.equal(x, before)
     assert torch.equal(got, want) or float((got.double() - want.double()).abs().max()) <= bound(case, want, dtype)
     p, g = LAYOUTS[layout](want.clone()), LAYOUTS[layout](rows(case, 40, dtype, batch=(3, 20), seed=5))
-    want = native.vjp(case.mapping, x.contiguous(), p.contiguous(), g.contiguous())
-    got = native.vjp(case.mapping, x, p, g)
+    want = native.ENGINE.vjp(case.mapping, x.contiguous(), p.contiguous(), g.contiguous())
+    got = native.ENGINE.vjp(case.mapping, x, p, g)
     torch.testing.assert_close(got, want, rtol=0, atol=4 * bound(case, want, dtype))
 
 
@@ -187,9 +187,9 @@ def test_backward_is_the_references(case, dtype, n):
     if case.mass > n:
         pytest.skip("fewer classes than the budget")
     x, g = rows(case, n, dtype, sigma=1.0), rows(case, n, dtype, seed=9)
-    p = native.forward(mapped(case, dtype), x)
-    got = native.vjp(mapped(case, dtype), x, p, g)
-    want = reference(lambda *t: kernels.reference.vjp(mapped(case, dtype), *t), x, p, g)
+    p = native.ENGINE.forward(mapped(case, dtype), x)
+    got = native.ENGINE.vjp(mapped(case, dtype), x, p, g)
+    want = reference(lambda *t: kernels.reference.ENGINE.vjp(mapped(case, dtype), *t), x, p, g)
     eps = {"float32": 3e-6, "float64": 1e-13, "bfloat16": 2e-2}[dtype]
     assert float((got.double() - want).abs().max()) <= eps * max(1.0, float(want.abs().max()))
 
@@ -198,7 +198,7 @@ def test_backward_is_the_references(case, dtype, n):
 @pytest.mark.parametrize("n", [256, 2000, 9000])
 def test_backward_from_the_saved_support(case, n):
     x, g = rows(case, n, "float32", batch=(70,)), rows(case, n, "float32", batch=(70,), seed=3)
-    p, saved = native.forward_saving(mapped(case), x, capacity=min(n, max(128, n // 32)))
+    p, saved = native.ENGINE.forward_saving(mapped(case), x, capacity=min(n, max(128, n // 32)))
     assert saved is not None
     count = (p > 0).sum(-1)
     kept = saved.count >= 0
@@ -208,7 +208,7 @@ def test_backward_from_the_saved_support(case, n):
         if kept[r]:
             index = saved.index[r, : int(count[r])].long()
             assert torch.equal(p[r, index], saved.value[r, : int(count[r])])
-    got, want = native.vjp(mapped(case), x, p, g, saved), native.vjp(mapped(case), x, p, g)
+    got, want = native.ENGINE.vjp(mapped(case), x, p, g, saved), native.ENGINE.vjp(mapped(case), x, p, g)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
 
 
@@ -229,11 +229,11 @@ def test_what_is_saved_of_normal_scores_has_room(n):
         *(am.Budget(k) for k in (2, 10, 50)),
         *(am.SparseSoftmax(k=k) for k in (10, 50, 200)),
     ):
-        p, saved = native.forward_saving(mapping, x)
+        p, saved = native.ENGINE.forward_saving(mapping, x)
         some += saved is not None
         if saved is not None:
             assert float(((p > 0).sum(-1) > saved.capacity).float().mean()) < 0.2, mapping
-        assert native.forward_saving(mapping, x[:1, :256])[1] is None
+        assert native.ENGINE.forward_saving(mapping, x[:1, :256])[1] is None
     assert some >= 3
 
 
@@ -249,7 +249,7 @@ def test_index_losses(case, dtype, n):
     x = rows(case, n, dtype, batch=(count,)).requires_grad_()
     t = torch.arange(len(x)) % n
     t[4] = -100
-    assert kernels.choose("index_loss", mapped(case), x) is native
+    assert kernels.choose("index_loss", mapped(case), x) is native.ENGINE
     got = am.fenchel_young(mapped(case, dtype), x, t, reduction="none")
     got.sum().backward()
     y = x.detach().double().requires_grad_()
@@ -274,21 +274,23 @@ def test_index_losses(case, dtype, n):
 def test_logarithms_and_their_backward(case, n):
     x = rows(case, n, "float64", sigma=1.0)
     x[0, 0] = -torch.inf
-    got, want = native.log_forward(case.mapping, x), kernels.reference.log_forward(case.mapping, x)
+    got, want = native.ENGINE.log_forward(case.mapping, x), kernels.reference.ENGINE.log_forward(case.mapping, x)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     g = rows(case, n, "float64", seed=4)
     free = x.clone().requires_grad_()
     with am.use("reference"):
         lp = am.log_apply(case.mapping, free)
         want = torch.autograd.grad(torch.where(torch.isfinite(lp), lp, 0.0), free, g)[0]
-    got = native.log_vjp(case.mapping, x, native.log_forward(case.mapping, x), torch.where(torch.isfinite(lp), g, 0.0))
+    got = native.ENGINE.log_vjp(
+        case.mapping, x, native.ENGINE.log_forward(case.mapping, x), torch.where(torch.isfinite(lp), g, 0.0)
+    )
     torch.testing.assert_close(got, torch.nan_to_num(want), rtol=1e-9, atol=1e-9)
 
 
 @each(tuple(c for c in SERVED if c.mapping.has_threshold and c.row != "PerturbMax"))
 def test_thresholds(case):
     x = rows(case, 60, "float64")
-    got = native.threshold(mapped(case), x)
+    got = native.ENGINE.threshold(mapped(case), x)
     with am.use("reference"):
         want = am.threshold(mapped(case), x, keepdims=True).tau
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
@@ -298,7 +300,7 @@ def test_thresholds(case):
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (100, 100), (1000, 50), (5000, 4000), (40000, 10)])
 def test_largest(dtype, n, k):
     x = rows(None, n, dtype, batch=(4,))
-    value, index = native.largest(x, k)
+    value, index = native.ENGINE.largest(x, k)
     order = torch.argsort(x.double(), dim=-1, descending=True, stable=True)[:, :k]
     assert torch.equal(index, order)
     assert torch.equal(value, x.gather(-1, order))
@@ -306,7 +308,7 @@ def test_largest(dtype, n, k):
 
 def test_largest_of_masked_rows():
     x = torch.tensor([[-torch.inf, 1.0, -torch.inf, 2.0], [-torch.inf] * 4])
-    value, index = native.largest(x, 3)
+    value, index = native.ENGINE.largest(x, 3)
     assert index.tolist() == [[3, 1, 0], [0, 1, 2]]
     assert value[0].tolist() == [2.0, 1.0, -torch.inf]
 
@@ -314,12 +316,12 @@ def test_largest_of_masked_rows():
 @each_served
 def test_strange_rows_touch_no_other(case):
     x = rows(case, 300, "float32", batch=(8,))
-    want = native.forward(mapped(case), x)
+    want = native.ENGINE.forward(mapped(case), x)
     y = x.clone()
     y[1, 5] = torch.nan
     y[3, 299] = torch.inf
     y[5] = -torch.inf
-    got = native.forward(mapped(case), y)
+    got = native.ENGINE.forward(mapped(case), y)
     assert bool(got[1].isnan().all())
     assert bool(got[3].isnan().all())
     assert not bool(got[5].any())
@@ -340,7 +342,7 @@ def test_huge_tiny_and_equal_scores(case):
         x = torch.tensor([row])
         if case.mass > len(row):
             continue
-        p = native.forward(mapped(case), x)
+        p = native.ENGINE.forward(mapped(case), x)
         assert bool(p.isfinite().all()), row
         mass = 0.0 if case.positive_row and max(row) <= 0.0 else case.mass
         assert abs(float(p.double().sum()) - mass) < 1e-6, row
@@ -393,7 +395,7 @@ def test_a_budget_of_tied_scores_of_any_size(size, dtype):
         x[3] = np.linspace(-1, 1, n)
         for k in (0.1, 0.97, 2.5):
             if k <= n:
-                total = native.forward(am.Budget(k), x).astype(float).sum(-1)
+                total = native.ENGINE.forward(am.Budget(k), x).astype(float).sum(-1)
                 np.testing.assert_allclose(total, k, rtol=1e-5)
 
 
@@ -402,9 +404,9 @@ def test_rows_of_two_strides_have_the_gradients_that_they_have_alone():
     for mapping in (am.Softmax(), am.Sparsemax(), am.Entmax(1.5), am.Entmax(1.25), am.NormMax(2.0)):
         p = am.apply(mapping, np.random.default_rng(1).normal(size=(2, 5, 3, 40)).astype(np.float32))
         some, of = p[:, ::2, ::2], g[:, ::2, ::2]  # what two strides can say, and three can't
-        together = native.vjp(mapping, some[0], some[0], of[0])
+        together = native.ENGINE.vjp(mapping, some[0], some[0], of[0])
         for i, j in np.ndindex(3, 2):
-            alone = native.vjp(mapping, some[0, i, j][None], some[0, i, j][None], of[0, i, j][None])
+            alone = native.ENGINE.vjp(mapping, some[0, i, j][None], some[0, i, j][None], of[0, i, j][None])
             np.testing.assert_array_equal(together[i, j], alone[0])
 
 
@@ -428,13 +430,13 @@ def test_every_instruction_set(isa):
         d: rows(None, n, d, batch=(5,))
         for d, n in (("float32", 700), ("float64", 90), ("bfloat16", 33), ("float16", 9))
     }
-    want = {(c.id, d): native.forward(mapped(c), a) for c in SERVED for d, a in x.items()}
+    want = {(c.id, d): native.ENGINE.forward(mapped(c), a) for c in SERVED for d, a in x.items()}
     assert lib.set_isa(isa)
     try:
         assert native.isa() == isa
         for (id_, d), p in want.items():
             case = next(c for c in SERVED if c.id == id_)
-            got = native.forward(mapped(case), x[d])
+            got = native.ENGINE.forward(mapped(case), x[d])
             assert float((got.double() - p.double()).abs().max()) <= 2 * bound(case, p, d), (id_, d)
     finally:
         lib.set_isa(before)
@@ -468,8 +470,8 @@ def test_results_do_not_depend_on_the_number_of_threads(case, shape):
             native.set_num_threads(threads)
             assert native.get_num_threads() == threads
             torch.set_num_threads(threads)
-            results.append(native.forward(case.mapping, x))
-            results.append(torch.as_tensor(native.forward(case.mapping, x.numpy())))  # the library's own pool
+            results.append(native.ENGINE.forward(case.mapping, x))
+            results.append(torch.as_tensor(native.ENGINE.forward(case.mapping, x.numpy())))  # the library's own pool
     finally:
         native.set_num_threads(before)
         torch.set_num_threads(os.cpu_count() or 1)
@@ -542,9 +544,9 @@ def test_only_tensors_go_to_the_pool_of_torch():
             "another axis": lambda: am.entmax15(a, axis=0),
             "mask": lambda: am.sparsemax(a, mask=make(x > -1)),
             "alpha by row": lambda: am.entmax(a, make(np.full((300, 1), 1.3))),
-            "backward": lambda: native.vjp(am.Sparsemax(), a, am.sparsemax(a), b),
+            "backward": lambda: native.ENGINE.vjp(am.Sparsemax(), a, am.sparsemax(a), b),
             "loss": lambda: am.sparsemax_loss(a, make(y)),
-            "largest": lambda: native.largest(a, 3),
+            "largest": lambda: native.ENGINE.largest(a, 3),
         }.items():
             calls.clear()
             f()
@@ -654,14 +656,14 @@ def test_out_that_overlaps_the_mask_or_a_parameter():
 def test_the_short_way_is_the_long_way(mapping):
     for shape in ((10,), (1, 10), (3, 4, 50), (2, 3000)):
         x = torch.randn(shape)
-        want = native.forward(mapping, x)
+        want = native.ENGINE.forward(mapping, x)
         assert torch.equal(am.apply(mapping, x), want)
         assert np.array_equal(am.apply(mapping, x.numpy()), want.numpy())
         free = x.clone().requires_grad_()
         p, g = am.apply(mapping, free), torch.randn(shape)
         assert torch.equal(p.detach(), want)
         (got,) = torch.autograd.grad(p, free, g)
-        torch.testing.assert_close(got, kernels.reference.vjp(mapping, x, want, g), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got, kernels.reference.ENGINE.vjp(mapping, x, want, g), rtol=1e-5, atol=1e-6)
 
 
 def test_the_short_way_steps_aside():
@@ -748,7 +750,7 @@ def test_no_probability_is_subnormal_far_below_the_largest(mapping, isa):
         for n in (10, 64, 700):
             x = torch.linspace(-88.1, -104.0, n).repeat(6, 1)
             x[:, 0] = 0.0
-            p = native.forward(mapping, x)
+            p = native.ENGINE.forward(mapping, x)
             assert torch.equal(p, torch.eye(n)[:1].expand(6, n)), n
     finally:
         lib.set_isa(before)
@@ -853,15 +855,15 @@ def test_no_rows_with_a_parameter_each(shape, kind):
     ):
         for size in ((1,) * len(shape), (*shape[:-1], 1)):
             m = mapping(make(np.full(size, 2.0)))
-            assert native.forward(m, x).shape == shape
-            assert native.vjp(m, x, x, x).shape == shape
-            assert native.threshold(m, x).shape == (*shape[:-1], 1)
-    assert native.logsumexp(x).shape == (*shape[:-1], 1)
+            assert native.ENGINE.forward(m, x).shape == shape
+            assert native.ENGINE.vjp(m, x, x, x).shape == shape
+            assert native.ENGINE.threshold(m, x).shape == (*shape[:-1], 1)
+    assert native.ENGINE.logsumexp(x).shape == (*shape[:-1], 1)
 
 
 def test_refusals():
     x = np.zeros((2, 3), np.float32)
-    assert native.refuse("forward", am.Sparsemax(), x) is None
+    assert native.ENGINE.refuse("forward", am.Sparsemax(), x) is None
     for op, mapping, scores, words in (
         ("loss", am.Sparsemax(), x, "not loss"),
         ("forward", am.Ratio.square(), x, "no kernel for ratio"),
@@ -874,7 +876,7 @@ def test_refusals():
         ("forward", am.Sparsemax(), torch.zeros(2, 3).to_sparse(), "dense tensors"),
         ("forward", am.Sparsemax(), torch.zeros(2, 3, device="meta"), "on the CPU"),
     ):
-        assert words in native.refuse(op, mapping, scores), (op, mapping)
+        assert words in native.ENGINE.refuse(op, mapping, scores), (op, mapping)
 
 
 def test_without_a_library(monkeypatch):
@@ -883,7 +885,7 @@ def test_without_a_library(monkeypatch):
     monkeypatch.setattr(functional, "_QUICK", {})
     x = torch.randn(4, 5)
     assert sentence in str(am.explain(am.Sparsemax(), x))
-    assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference
+    assert kernels.choose("forward", am.Sparsemax(), x) is kernels.reference.ENGINE
     assert float(am.sparsemax(x).sum()) == pytest.approx(4)
     assert float(am.sparsemax_loss(x, torch.tensor([0, 1, 2, 3]))) >= 0
     assert am.sparsemax(x.numpy()).shape == (4, 5)
@@ -894,11 +896,11 @@ def test_without_a_library(monkeypatch):
 
 def test_explain_names_the_engine():
     told = str(am.explain(am.Entmax(1.5), torch.randn(2, 5)))
-    assert f"forward     native ({native.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
+    assert f"forward     native ({native.ENGINE.plan('forward', am.Entmax(1.5), torch.randn(2, 5))})" in told
     assert "index_loss  native" in told
     for n in (5, 200, 5000):
         for op in ("forward", "vjp", "index_loss"):
-            way, _, isa = native.plan(op, am.Entmax(1.5), torch.randn(300, n)).rpartition(" ")
+            way, _, isa = native.ENGINE.plan(op, am.Entmax(1.5), torch.randn(300, n)).rpartition(" ")
             assert isa == native.isa()
             assert way
     assert "it takes log p of entmax from p" in told
@@ -1093,7 +1095,7 @@ def test_gradients_along_any_axis(kind, mapping):
     for axis in (-1, 0, 1):
         p = native.load().forward(mapping, x, axis, None, None)
         rows_ = [np.ascontiguousarray(np.moveaxis(a, axis, -1)) for a in (x, p, d)]
-        want = np.moveaxis(np.asarray(kernels.reference.vjp(mapping, *rows_)), -1, axis)
+        want = np.moveaxis(np.asarray(kernels.reference.ENGINE.vjp(mapping, *rows_)), -1, axis)
         for a, b in itertools.product(layouts(p), layouts(d)):
             if kind == "torch" and min(*a.strides, *b.strides) < 0:
                 continue
@@ -1159,13 +1161,13 @@ def test_gradients_written_past_the_caches_are_those_of_single_rows(n, dtype):
         am.NormMax(2.0),
         am.SparseSoftmax(k=30),
     ):
-        p, saved = native.forward_saving(mapping, x, capacity=max(128, n // 32))
-        want = kernels.reference.vjp(mapping, x[some].double(), p[some].double(), g[some].double())
+        p, saved = native.ENGINE.forward_saving(mapping, x, capacity=max(128, n // 32))
+        want = kernels.reference.ENGINE.vjp(mapping, x[some].double(), p[some].double(), g[some].double())
         for memory in (saved, None):
-            got = native.vjp(mapping, x, p, g, memory)
+            got = native.ENGINE.vjp(mapping, x, p, g, memory)
             assert float((got[some].double() - want).abs().max()) < 3e-6, (mapping, memory is None)
             assert torch.equal(got != 0, (got != 0) & (p != 0))
-            alone = torch.stack([native.vjp(mapping, x[i], p[i], g[i]) for i in some])
+            alone = torch.stack([native.ENGINE.vjp(mapping, x[i], p[i], g[i]) for i in some])
             torch.testing.assert_close(got[some], alone, atol=2e-6, rtol=0)
 
 
@@ -1637,8 +1639,8 @@ def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
             want = am.fenchel_young(mapping, wide, index, reduction="none")
             p = am.apply(mapping, wide.detach())
         y = torch.nn.functional.one_hot(index.clamp(min=0), n).double()
-        value, saved, _ = native.index_loss(mapping, x, index, save)
-        gradient = native.index_loss_grad(mapping, x, index, g, saved)
+        value, saved, _ = native.ENGINE.index_loss(mapping, x, index, save=save)
+        gradient = native.ENGINE.index_loss_grad(mapping, x, index, g, saved)
         torch.testing.assert_close(
             value.double(), want.detach(), rtol=5e-7, atol=2e-7 * max(1.0, scale), equal_nan=True
         )
@@ -1677,10 +1679,15 @@ def test_large_results_have_pages_of_their_own(kind, dtype, n, monkeypatch):
     index, scale = (index.numpy(), scale.numpy()) if kind == "numpy" else (index, scale)
 
     def results(mapping):
-        p, saved = native.forward_saving(mapping, x)
-        yield from (p, native.forward(mapping, x), native.vjp(mapping, x, p, y, saved), native.vjp(mapping, x, p, y))
-        if native.refuse("index_loss", mapping, x) is None:
-            yield native.index_loss_grad(mapping, x, index, scale, None)
+        p, saved = native.ENGINE.forward_saving(mapping, x)
+        yield from (
+            p,
+            native.ENGINE.forward(mapping, x),
+            native.ENGINE.vjp(mapping, x, p, y, saved),
+            native.ENGINE.vjp(mapping, x, p, y),
+        )
+        if native.ENGINE.refuse("index_loss", mapping, x) is None:
+            yield native.ENGINE.index_loss_grad(mapping, x, index, scale, None)
 
     for mapping in (*FEW, am.SparseSoftmax(k=9), am.Budget(3), am.NormMax(), am.Entmax(3.0), am.Taylor(2)):
         want = [torch.as_tensor(a).double().numpy() for a in results(mapping)]

@@ -116,17 +116,17 @@ def launches(monkeypatch, mapping, n, dtype):
     x = torch.zeros(4, n, dtype=dtype)
     keep, t = torch.ones(n, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
     link = engine.link_of(mapping)
-    _, saved = engine.forward_saving(mapping, x, keep)
-    engine.vjp(mapping, x, x, x, saved)
+    _, saved = engine.ENGINE.forward_saving(mapping, x, keep)
+    engine.ENGINE.vjp(mapping, x, x, x, saved)
     if link.kind in engine._WITH_LOG:
-        engine.log_forward(mapping, x)
+        engine.ENGINE.log_forward(mapping, x)
         if link.kind != "sigsoftmax":
-            engine.log_vjp(mapping, x, x, x)
+            engine.ENGINE.log_vjp(mapping, x, x, x)
     if link.kind not in engine._WITHOUT_LOSS:
-        _, _, state = engine.index_loss(mapping, x, t, True)
-        engine.index_loss_grad(mapping, x, t, torch.ones(4), None, state)
+        _, state, _ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+        engine.ENGINE.index_loss_grad(mapping, x, t, torch.ones(4), state)
         if link.params is None:
-            engine.threshold(mapping, x)
+            engine.ENGINE.threshold(mapping, x)
     return calls
 
 
@@ -172,8 +172,8 @@ def test_rows_in_parts_compile_ahead_of_time(name, monkeypatch, compiler):
 )
 def test_rows_that_begin_anywhere_are_read_in_packs(name, n, rows, monkeypatch, compiler):
     calls, x = recorded(monkeypatch), torch.zeros(rows, n, dtype=torch.bfloat16)
-    engine.forward(MAPS[name], x)
-    engine.vjp(am.Softmax(), x, x, x)
+    engine.ENGINE.forward(MAPS[name], x)
+    engine.ENGINE.vjp(am.Softmax(), x, x, x)
     for one in calls:
         assert one.options["SHIFT"] == (1 if rows == 8 else 2)
         found = gpu_static.figures(compiled("sm_90", one), "sm_90")
@@ -259,11 +259,11 @@ def test_warm_up_makes_every_call(name, n, monkeypatch):
     assert kinds(launches(monkeypatch, mapping, n, torch.float32)) <= warm
     calls = recorded(monkeypatch)
     x, link = torch.zeros(4, n), engine.link_of(mapping)
-    engine.forward(mapping, x)
+    engine.ENGINE.forward(mapping, x)
     if link.kind not in engine._WITHOUT_LOSS:
         t = torch.zeros(4, dtype=torch.long)
-        loss, count, state = engine.reduced_loss(mapping, x, t, -100, "mean", True)
-        engine.index_loss_grad(mapping, x, t, loss / count, None, state, -100)
+        loss, state, count = engine.ENGINE.index_loss(mapping, x, t, save=True, ignored=-100, reduction="mean")
+        engine.ENGINE.index_loss_grad(mapping, x, t, loss / count, state, ignored=-100)
     assert kinds(calls) <= warm
 
 
@@ -307,8 +307,8 @@ def test_it_costs_nothing_where_it_does_not_serve():
 
 def test_refusals():
     x = torch.zeros(2, 3)
-    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.refuse("forward", am.Sparsemax(), x)
-    assert "of numpy" in engine.refuse("forward", am.Sparsemax(), x.numpy())
+    assert "on a GPU (CUDA, ROCm), these are on cpu" in engine.ENGINE.refuse("forward", am.Sparsemax(), x)
+    assert "of numpy" in engine.ENGINE.refuse("forward", am.Sparsemax(), x.numpy())
     with am.use("triton"), pytest.raises(RuntimeError, match="engine 'triton' was asked for"):
         am.sparsemax(x)
 
@@ -327,8 +327,8 @@ def test_refusals_on_a_gpu(monkeypatch):
         ("index_loss", am.Taylor(2), "no such operation"),
         ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
     ):
-        assert words in engine.refuse(op, mapping, on_gpu()), (op, mapping)
-    assert "plain tensors" in engine.refuse("forward", am.Sparsemax(), on_gpu())
+        assert words in engine.ENGINE.refuse(op, mapping, on_gpu()), (op, mapping)
+    assert "plain tensors" in engine.ENGINE.refuse("forward", am.Sparsemax(), on_gpu())
 
 
 def test_without_triton(monkeypatch):
@@ -339,4 +339,4 @@ def test_without_triton(monkeypatch):
     finally:
         engine.load.cache_clear()
     with contextlib.suppress(RuntimeError), am.use("triton"):
-        assert kernels.forced() is engine
+        assert kernels.forced() is engine.ENGINE

@@ -527,7 +527,7 @@ FAULTS = {
           "lengths = xp.asarray(lengths, copy=True)  #",
           "lengths = xp.asarray(lengths)  #", "torch_derivatives"),
     Fault("compiled: the engine that linear attention is to have", "src/anymax/_attention/linear.py",
-          "if not _unobserved(q) or kernels.asked() not in (None, native.name):",
+          "if not _unobserved(q) or kernels.asked() not in (None, native.ENGINE.name):",
           "if kernels.asked() not in (None, native.name) or not _unobserved(q):", "torch_compile"),
     Fault("compiled: the nodes of a noise with kinks", "src/anymax/autodiff/torch_operations.py",
           "_nodes.panel_nodes()\n",

@@ -249,10 +249,10 @@ def tune(args: argparse.Namespace) -> Iterator[Job]:
         xs = scores(case.shape, case.dtype, ring(case))
         outs = [torch.empty_like(x) for x in xs]
         if kernel == "backward":
-            ps = [engine.forward(mapping, x) for x in xs]
-            call = around(lambda x, p, g: engine.vjp(mapping, x, p, g), xs, ps, outs[::-1])
+            ps = [engine.ENGINE.forward(mapping, x) for x in xs]
+            call = around(lambda x, p, g: engine.ENGINE.vjp(mapping, x, p, g), xs, ps, outs[::-1])
         else:
-            call = around(lambda x, out: engine.forward(mapping, x, None, out), xs, outs)
+            call = around(lambda x, out: engine.ENGINE.forward(mapping, x, None, out), xs, outs)
         return timed(lambda: plans.forced.update({kernel: plan}), call)
 
     seen: set[tuple[Any, ...]] = set()

@@ -306,17 +306,17 @@ def row_cases() -> Iterator[Case]:
                 mapping = maps[name]
 
                 def forward(mapping: Any = mapping, make: Any = make) -> None:
-                    engine.forward(mapping, make(), None, make())
+                    engine.ENGINE.forward(mapping, make(), None, make())
 
                 def backward(mapping: Any = mapping, make: Any = make) -> None:
-                    _, saved = engine.forward_saving(mapping, make())
-                    engine.vjp(mapping, make(), make(), make(), saved)
+                    _, saved = engine.ENGINE.forward_saving(mapping, make())
+                    engine.ENGINE.vjp(mapping, make(), make(), make(), saved)
 
                 def loss(mapping: Any = mapping, make: Any = make, rows: int = shape[0]) -> None:
                     t = torch.empty(rows, dtype=torch.int64, device="meta")
                     x = make()
-                    _, _, state = engine.index_loss(mapping, x, t, True)
-                    engine.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), None, state)
+                    _, state, _ = engine.ENGINE.index_loss(mapping, x, t, save=True)
+                    engine.ENGINE.index_loss_grad(mapping, x, t, torch.empty(rows, device="meta"), state)
 
                 everywhere = half and name in both_ways
                 yield Case(f"forward/{name} {label}", forward, everywhere)

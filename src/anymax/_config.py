@@ -23,7 +23,7 @@ def config() -> dict[str, Any]:
     """The same as data."""
     import platform  # late, as the metadata of packages: `import anymax` has no time for them
 
-    refused = native.refuse("forward", Softmax(), np.zeros((1, 2), np.float32))
+    refused = native.ENGINE.refuse("forward", Softmax(), np.zeros((1, 2), np.float32))
     gpu = triton.load()
     return {
         "anymax": __version__,

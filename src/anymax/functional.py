@@ -18,7 +18,7 @@ from ._core.shards import over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
 from .autodiff import bridge
-from .kernels import reference
+from .kernels.reference import ENGINE as reference
 from .mappings import (
     Budget,
     Entmax,

@@ -154,8 +154,8 @@ def _refuse_triton(call: Call) -> str | None:
     compiling = sys.modules["torch"].compiler.is_dynamo_compiling()
     if transformed() or not (eager(q) or compiling) or sys.modules["torch"].compiler.is_exporting():
         return "it serves eager calls and torch.compile; under a transform or export, plain operations are to be seen"
-    if s.mapping.kernel not in ("softmax", "sparsemax", "entmax", "budget"):
-        return f"it has no kernel for {s.mapping.name}, but for softmax, sparsemax, entmax and budget"
+    if reason := kernels.triton.refuse_attention(s.mapping):
+        return reason
     if any(is_array(a) and a.ndim and a.shape[-1] != 1 for a in s.mapping.params().values()):
         return "it takes one parameter of the map for all keys of a query"
     if s.transform is not None:

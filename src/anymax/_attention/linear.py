@@ -263,7 +263,10 @@ def _compiled(
     xp: Namespace,
 ) -> Array | None:
     """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
-    if not _unobserved(q) or kernels.asked() not in (None, native.name):  # a compiler can't trace the second question
+    if not _unobserved(q) or kernels.asked() not in (
+        None,
+        native.ENGINE.name,
+    ):  # a compiler can't trace the second question
         return None
     if any(native.refuse_array(a) is not None for a in (q, k, v)):
         return None
@@ -294,11 +297,9 @@ def _compiled(
 
 def refuse(mapping: Mapping) -> str | None:
     """Why a map has no linear attention; None where it has."""
-    if mapping.kernel != "taylor":
+    if not isinstance(mapping, Taylor) or mapping.kernel is None:
         return f"only Taylor softmax of order 2 has features of finite size, not {mapping.name}"
-    if mapping.order != 2:  # type: ignore[attr-defined]
-        return f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"  # type: ignore[attr-defined]
-    return None
+    return None if mapping.order == 2 else f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"
 
 
 # -- chunks ----------------------------------------------------------------------------------------------------------------------

@@ -208,11 +208,7 @@ def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | 
     if modes():
         return bridge.apply(mapping, x), None
     engine = kernels.choose("forward", mapping, x)
-    if engine is native:
-        return native.forward_saving(mapping, x, None, x)
-    if engine in kernels.COMPILED:
-        return engine.forward(mapping, x, None, x), None
-    return engine.forward(mapping, x), None
+    return engine.forward_saving(mapping, x, out=x) if engine.takes_mask else (engine.forward(mapping, x), None)
 
 
 def _non_zeros(support: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:

@@ -10,7 +10,6 @@ from .. import kernels
 from .._array import Array, is_jax, is_torch
 from .._core.mapping import Mapping
 from ..kernels import native
-from ..kernels.link import link_of
 
 
 class plain:
@@ -20,12 +19,12 @@ class plain:
     def apply(mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
         """p(x). A mask comes only where `masks` said yes."""
         engine = kernels.choose("forward", mapping, x)
-        return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+        return engine.forward(mapping, x, mask)
 
     @staticmethod
     def masks(mapping: Mapping, x: Array) -> bool:
         """True where the engine of this call takes a mask beside the scores."""
-        return kernels.choose("forward", mapping, x) is native
+        return kernels.choose("forward", mapping, x).takes_mask
 
     @staticmethod
     def log(mapping: Mapping, x: Array) -> Array | None:
@@ -37,19 +36,18 @@ class plain:
     def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
         """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
         engine = kernels.compiled("index_loss", mapping, x)
-        made = None if engine is None else engine.index_loss(mapping, x, index, False)
-        return made and made[0]
+        made = engine and engine.index_loss(mapping, x, index, save=False)
+        return made and made.value
 
     @staticmethod
     def reduced_loss(mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str) -> Array | None:
         """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
         None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
-        if type(index) is not np.ndarray or native.refuse("index_loss", mapping, x) is not None:
-            return None
-        if axis != -1 and link_of(mapping)[3] is not None:
-            return None
-        made = native.index_loss(mapping, x, index, False, axis, ignored, reduction)
-        return made and made[0][()]
+        engine = kernels.compiled("index_loss", mapping, x) if type(index) is np.ndarray else None
+        made = engine and engine.index_loss(
+            mapping, x, index, save=False, axis=axis, ignored=ignored, reduction=reduction
+        )
+        return made and made.value[()]
 
     @staticmethod
     def loss(mapping: Mapping, x: Array, y: Array) -> Array:
@@ -67,7 +65,7 @@ class plain:
     @staticmethod
     def into(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         """Writes p(x) to `out`, where an engine can."""
-        return kernels.choose("forward", mapping, x) is native and native.write(mapping, x, mask, out)
+        return kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
 
 
 def bridge(x: Array) -> Any:

@@ -10,7 +10,6 @@ Calls outside of jit are compiled too, once a mapping and shape.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -23,8 +22,10 @@ from jax.interpreters import ad, batching, mlir
 from .. import kernels
 from .._array import Array, upcast
 from .._core.mapping import Mapping
-from ..kernels import reference, xla
+from ..kernels import xla
+from ..kernels.engine import Engine
 from ..kernels.link import Link, link_of
+from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from ..mappings import Softmax, SparseSoftmax
 
@@ -88,7 +89,7 @@ def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
 
 
 def _product_value(
-    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: ModuleType, transposed: bool
+    x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, transposed: bool
 ) -> Array:
     mapping = static.mapping(dict(zip(static.names, params)))
     if transposed or mapping.facts.has_potential:  # whose Jacobian is symmetric
@@ -157,7 +158,9 @@ def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array]:
     """The loss of each row, and what its gradient wants to know of the forward pass, a constant."""
-    return xla.index_loss(static.mapping(params), x, index)
+    made = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True)
+    assert made is not None
+    return made.value, made.saved
 
 
 @functools.partial(_index.defjvp, symbolic_zeros=True)
@@ -193,7 +196,7 @@ def _slope_value(
     x: Array, tau: Array, index: Array, v: Array, *params: Array, static: Static, transposed: bool
 ) -> Array:
     if transposed:
-        return xla.index_loss_grad(static.mapping(dict(zip(static.names, params))), x, tau, index, v)
+        return xla.ENGINE.index_loss_grad(static.mapping(dict(zip(static.names, params))), x, index, v, tau)
     return _slope_plain(x, index, v, *params, static=static, transposed=False)
 
 
@@ -269,7 +272,7 @@ def loss(mapping: Mapping, x: Array, y: Array) -> Array:
 def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
     mapping = _opened(mapping, x)
-    if kernels.choose("index_loss", mapping, x) is not xla:
+    if not kernels.choose("index_loss", mapping, x).compiled:
         return None
     params = mapping.params()
     x, index, *values = alike(x, index, *params.values())

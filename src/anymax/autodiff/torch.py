@@ -19,9 +19,10 @@ import torch
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
 from .._core.mapping import Mapping
-from ..kernels import native, reference
-from ..kernels._rows import disjoint
+from ..kernels import native
+from ..kernels.engine import BELOW
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
+from ..kernels.reference import ENGINE as reference
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
 
@@ -71,9 +72,7 @@ def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None)
     if plain_backward(g):
         return reference.vjp(mapping, x, p, g)
     engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
-    if engine in kernels.COMPILED and support is not None and g.shape == p.shape:
-        return engine.vjp(mapping, x, p, g, support)
-    return engine.vjp(mapping, x, p, g)
+    return engine.vjp(mapping, x, p, g, support if g.shape == p.shape else None)
 
 
 class _Log(torch.autograd.Function):
@@ -123,7 +122,7 @@ class _IndexLoss(torch.autograd.Function):
         if params:
             mapping = with_params(mapping, [restored(value, was) for value, was in zip(params, ctx.params_as)])
         factor = 1.0 / max(ctx.count, 1) if reduction == "mean" and ctx.count is not None else 1.0
-        if engine is native and not _grad():
+        if engine.takes_strides and not _grad():
             out = _engine.loss_grad(mapping, x, index, g, axis, factor, memory)
             if out is not None:
                 return out, *none
@@ -134,11 +133,7 @@ class _IndexLoss(torch.autograd.Function):
         memory = None if memory is None else restored(memory, ctx.was)
         out = None
         if not plain_backward(g) and engine.refuse("vjp", mapping, g) is None:
-            if engine is native:
-                out = native.index_loss_grad(mapping, x, index, g, memory, axis, factor)
-            else:
-                rows = engine.index_loss_grad(mapping, to_last(x, axis, xp), index, g, None, memory, ignored)
-                out = from_last(rows, axis, xp)
+            out = engine.index_loss_grad(mapping, x, index, g, memory, axis=axis, ignored=ignored, factor=factor)
         if out is None:
             counted = (index != ignored) & (index >= 0)
             at = torch.where(counted, index, 0).to(torch.int64).unsqueeze(axis)
@@ -229,12 +224,9 @@ def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.ops.anymax.forward(x, params, spec)
     engine = kernels.choose("forward", mapping, x)
     if not wants:
-        return engine.forward(mapping, x) if mask is None else engine.forward(mapping, x, mask)
+        return engine.forward(mapping, x, mask)
     with torch.no_grad():
-        if engine in kernels.COMPILED and not hooked():
-            made = engine.forward_saving(mapping, x, mask)
-        else:
-            made = engine.forward(mapping, x, *([] if mask is None else [mask])), None
+        made = (engine.forward(mapping, x, mask), None) if hooked() else engine.forward_saving(mapping, x, mask)
     return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
 
 
@@ -242,7 +234,7 @@ def masks(mapping: Mapping, x: Tensor) -> bool:
     """True where the engine of this call takes a mask beside the scores."""
     if traced(mapping) or mapping.needs_scores:
         return False
-    return kernels.choose("forward", mapping, x) in kernels.COMPILED
+    return kernels.choose("forward", mapping, x).takes_mask
 
 
 def log(mapping: Mapping, x: Tensor) -> Tensor | None:
@@ -265,12 +257,8 @@ def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
     if engine is None:
         return None
     wants = recorded(x)
-    if engine is native:
-        made = native.index_loss(mapping, x, index, wants and not hooked())
-    else:
-        value, _, state = engine.index_loss(mapping, x, index, wants)
-        made = value, state, None
-    return _recorded(wants, x, index, made, mapping, engine, -1, -1, "none")
+    made = engine.index_loss(mapping, x, index, save=wants and not (engine.takes_strides and hooked()))
+    return _recorded(wants, x, index, made, mapping, engine, -1, BELOW, "none")
 
 
 def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping, *call: Any) -> Tensor | None:
@@ -300,17 +288,17 @@ def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored:
             made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
             made = made and (value, made[1], made[0])
         elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
-            made = native.index_loss(mapping, x, index, save, axis, ignored, reduction)
+            made = native.ENGINE.index_loss(
+                mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction
+            )
         else:
             made = None
-        return _recorded(wants, x, index, made, mapping, native, axis, ignored, reduction)
-    if traced(mapping) or kernels.compiled("index_loss", mapping, x) is not kernels.triton or index.device != x.device:
+        return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
+    engine = None if traced(mapping) else kernels.compiled("index_loss", mapping, x)
+    if engine is None:
         return None
-    if mapping.params() and axis != -1:
-        return None
-    rows = to_last(x, axis % x.ndim, xp)
-    value, count, state = kernels.triton.reduced_loss(mapping, rows, index, ignored, reduction, wants)
-    return _recorded(wants, x, index, (value, state, count), mapping, kernels.triton, axis, ignored, reduction)
+    made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
+    return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
 
 
 def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
@@ -388,25 +376,7 @@ def into(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
         return False
     if traced(mapping):
         return False
-    engine = kernels.choose("forward", mapping, x)
-    if engine is native:
-        done = native.write(mapping, x, mask, out)
-    elif (
-        engine in kernels.COMPILED and engine.refuse("forward", mapping, out) is None and _apart(mapping, x, mask, out)
-    ):
-        engine.forward(mapping, x, mask, out)
-        done = True
-    else:
-        done = False
+    done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
     if done:
         wrote(out)
     return done
-
-
-def _apart(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Tensor) -> bool:
-    """True where `out` has a place for each entry, and none that is read: but for x itself, entry for entry."""
-    if any(n > 1 and not s for n, s in zip(out.shape, out.stride())):
-        return False
-    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
-    read = [a for a in (mask, *mapping.params().values()) if isinstance(a, Tensor)]
-    return all(disjoint(out, a) for a in (read if same else [x, *read]))

@@ -44,7 +44,7 @@ def candidates(shard: Shard) -> tuple[Array, Array]:
         k: Any = mapping.k if isinstance(mapping, Budget) else 0.0
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
-        tau = tau_of(mapping, rows, xp)
+        tau = tau_of(mapping, rows)
         some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else they get 1 each, and tau may be anything
         tau = xp.where(xp.isfinite(tau) & some, tau, nothing)
         return tau, above(rows, tau, xp)

@@ -1,9 +1,6 @@
 """Engines: `choose` walks a visible tuple, the first that does not refuse serves; the reference never refuses.
 
-An engine is a module with a `name`, `refuse(op, mapping, x)` that answers None or a sentence, and the operations `forward(mapping, x)`,
-`log_forward(mapping, x)`, `vjp(mapping, x, p, g)` and `loss(mapping, x, p, y)`. Rows come with the classes as the last axis, in the
-caller's dtype. "index_loss" is the loss of class indices, and its gradient, in one pass: where no kernel has it, it is composed of the
-others.
+`engine.py` is the contract that each of them keeps.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Iterable
-from types import ModuleType
 from typing import Any
 
 from .._array import Array, asarray
@@ -22,27 +18,23 @@ from .._core.names import as_mapping
 from .._core.typing import AnyArray, DType, Numbers
 from . import choice, framework, native, reference, triton, xla
 from .choice import asked
+from .engine import OPS, Engine
 
-ENGINES: tuple[ModuleType, ...] = (native, triton, framework, xla, reference)
-COMPILED = (
-    native,
-    triton,
-)  # kernels of our own: they take a mask and `out`, and have the operations that others compose
-OPS = ("forward", "log_forward", "vjp", "loss", "index_loss")
+ENGINES: tuple[Engine, ...] = (native.ENGINE, triton.ENGINE, framework.ENGINE, xla.ENGINE, reference.ENGINE)
 
 
 def names() -> tuple[str, ...]:
     return tuple(engine.name for engine in ENGINES)
 
 
-def _by_name(name: str, source: str) -> ModuleType:
+def _by_name(name: str, source: str) -> Engine:
     for engine in ENGINES:
         if engine.name == name:
             return engine
     raise ValueError(f"{source}: there is no engine {name!r}; the engines are {', '.join(names())}")
 
 
-def forced() -> ModuleType | None:
+def forced() -> Engine | None:
     """The one engine that `use` or the environment variable ANYMAX_ENGINE asks for, if any."""
     name = asked()
     return _by_name(name, "anymax.use" if choice.forced.get() else "ANYMAX_ENGINE") if name else None
@@ -96,25 +88,26 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     return _Use(name)
 
 
-def compiled(op: str, mapping: Mapping, x: Array) -> ModuleType | None:
+def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
     """The compiled engine that serves an operation that is composed of others elsewhere ("log_forward", "index_loss"), if any."""
     name = asked()
-    for engine in COMPILED:
-        if name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
+    for engine in ENGINES:
+        if engine.compiled and name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
             return engine
     return None
 
 
-def choose(op: str, mapping: Mapping | str, x: AnyArray) -> ModuleType:
+def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
     """The engine that serves an operation of a map on scores like x.
 
     For programs; `explain` says the same of all operations, to be read.
 
-    op: "forward", "log_forward", "vjp", "loss" or "index_loss" (the loss of class indices, with its gradient).
+    op: "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices, with its
+        gradient) or "threshold".
     mapping: the map, such as `anymax.Sparsemax()`.
     x: scores of the kind, dtype and number of classes in question, an array with the classes last; their values do not matter.
 
-    Returns the engine, a module whose `name` is one of those that `use` takes.
+    Returns the engine, whose `name` is one of those that `use` takes.
 
     >>> import numpy as np
     >>> with anymax.use("reference"):
@@ -185,9 +178,9 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
     mapping = as_mapping(mapping, "explain")
     scores: Array = asarray(x)
     rows, plans = [], []
-    for op in OPS:
+    for op in OPS if mapping.has_threshold else OPS[:-1]:
         engine = choose(op, mapping, scores)
-        plans.append(native.plan(op, mapping, scores) if engine is native else None)
+        plans.append(engine.plan(op, mapping, scores))
         refusals = []
         for other in ENGINES:
             if other is engine:
@@ -235,7 +228,7 @@ def warm_up(
             if not shape or min(shape) < 1:
                 raise ValueError(f"warm_up: expected shapes of scores, the classes last, got {shape}")
             mapping.check(shape[-1])
-            reason = triton.refuse("forward", mapping, torch.empty(1, dtype=dtype, device=device))
+            reason = triton.ENGINE.refuse("forward", mapping, torch.empty(1, dtype=dtype, device=device))
             if reason is not None:
                 raise RuntimeError(f"warm_up: the GPU engine can't serve {mapping!r}: {reason}")
             triton.warm_up(mapping, shape, dtype, device)

@@ -40,7 +40,7 @@ class Decoded(NamedTuple):
 
 def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
     """Why the engine doesn't serve a pass; None where it does."""
-    if asked() not in (None, native.name):
+    if asked() not in (None, native.ENGINE.name):
         return f"the engine {asked()} is asked for"
     if (reason := native.refuse_array(x)) is not None:
         return reason

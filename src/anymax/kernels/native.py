@@ -19,18 +19,16 @@ from .._array import Array, ask_torch, is_jax, is_torch, modes, namespace, top, 
 from .._core.mapping import Mapping
 from . import choice, library
 from ._memory import LARGE, SMALLEST, kept
+from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
 from .library import set_num_threads as set_num_threads
 from .link import MAPS, MOST_CLASSES, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WITHOUT_LOSS, Link, link_of
 
-name = "native"
-
-_OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
 _MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
-_NUMBERS = (*DTYPES, "int32")  # by the codes of csrc/doors/python/arrays.hpp
+_BY_CODE = (*DTYPES, "int32")  # by the codes of csrc/doors/python/arrays.hpp
 _SPARSE = frozenset(MAPS[kind] for kind in SPARSE)
 _AXES = 32  # of an array, as many as it takes
 
@@ -92,26 +90,6 @@ def tell_of_torch(engine: Any) -> None:
 
 
 # -- which maps, which arrays -------------------------------------------------------------------------------------------------------
-
-
-def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
-    lib = load()
-    if isinstance(lib, str):
-        return lib
-    if op not in _OPS:
-        return f"it has {', '.join(_OPS)}, not {op}"
-    link = link_of(mapping)
-    if isinstance(link, str):
-        return link
-    if (
-        op in ("log_forward", "log_vjp")
-        and link.kind in WITHOUT_LOG
-        and not (link.kind == "entmax" and link.param == 1.0)
-    ):
-        return f"it takes log p of {link.kind} from p"
-    if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
-        return f"{link.kind} has no such operation"
-    return refuse_array(x) or (refuse_tensor(link.params) if is_torch(x) and is_torch(link.params) else None)
 
 
 def refuse_array(x: Any) -> str | None:
@@ -292,7 +270,7 @@ def _result(like: Array, code: int, zeros: bool) -> tuple[Array, int]:
 
 
 def _room(x: Array, count: int, dtype: int) -> Array:
-    return room_in(world_of(x), (count,), _NUMBERS[dtype])
+    return room_in(world_of(x), (count,), _BY_CODE[dtype])
 
 
 def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
@@ -364,42 +342,9 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
     return answer
 
 
-def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result."""
-    return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
-
-
-def write(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
-    """p(x) to `out`; False, and nothing is written, where that is no array like x."""
-    return engine_for(x).forward(_link(mapping, x), x, -1, mask, out) is not None
-
-
 def saved_in(memory: Array, p: Array, axis: int) -> Saved:
     """The support of p, whose classes lie along an axis."""
     return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if _wide(p) == "float64" else 1)
-
-
-def forward_saving(
-    mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
-) -> tuple[Array, Saved | None]:
-    """p(x), and its non-zeros, `capacity` of each row; below 0: as many as pay, of a sparse map and a call large enough."""
-    made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
-    p, memory = _done(made, "p(x)", x, mask, out)
-    return p, None if memory is None else saved_in(memory, p, -1)
-
-
-def log_forward(mapping: Mapping, x: Array) -> Array:
-    return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
-
-
-def vjp(mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None = None) -> Array:
-    """J^T g."""
-    return _backward("vjp", mapping, x, p, g, saved)
-
-
-def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
-    """The same for log p: `g - p sum g` on the classes that have a probability."""
-    return _backward("log_vjp", mapping, x, log_p, g, None)
 
 
 def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
@@ -415,64 +360,117 @@ def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Sa
 
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
-_BELOW = -(2**63)
-
-
-def index_loss(
-    mapping: Mapping, x: Array, index: Array, save: bool, axis: int = -1, ignored: int = _BELOW, reduction: str = "none"
-) -> tuple[Array, Array | None, int] | None:
-    """The losses for class indices, or their sum or mean; what `index_loss_grad` wants of it; and how many rows count.
-
-    Rows of the index `ignored`, below 0, are left out; without it those of any below 0. None where another index is no class, or an array
-    is out of the ordinary.
-    """
-    if type(axis) is not int or not -x.ndim <= axis < x.ndim:
-        return None
-    index = world_of(x).cast(index, "int64", x) if dtype_of(index) != "int64" else index
-    batch = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
-    value = room_in(world_of(x), batch if reduction == "none" else (), _wide(x))
-    made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
-    return None if made is None else (value, made[1], made[0])
-
-
-def index_loss_grad(
-    mapping: Mapping, x: Array, index: Array, scale: Array, saved: Array | None, axis: int = -1, factor: float = 1.0
-) -> Array | None:
-    """`factor scale (p - y)`, scale one a row or one for all; None as above."""
-    scale = world_of(x).cast(scale, _wide(x), x) if dtype_of(scale) != _wide(x) else scale
-    return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
-
-
-def logsumexp(x: Array) -> Array:
-    """The threshold of softmax, but +inf for a row with +inf."""
-    tau = room_in(world_of(x), (*x.shape[:-1], 1), _wide(x))
-    _done(engine_for(x).threshold(_SOFTMAX, x, tau), "logsumexp", x)
-    xp = namespace(x)
-    lost = xp.isnan(tau)
-    return xp.where(lost, upcast(top(x, xp), xp), tau) if bool(xp.any(lost)) else tau
-
-
 _SOFTMAX = Link("softmax", 0, 0.0, None, 0, 0)
 
 
-def plan(op: str, mapping: Mapping, x: Array) -> str | None:
-    """How the engine goes about an operation on rows like x, and with which instructions: "tile avx512", say (csrc/plan.hpp)."""
-    return engine_for(x).plan(_link(mapping, x), x, OPS[op]) if math.prod(x.shape) else None
-
-
-def threshold(mapping: Mapping, x: Array) -> Array:
-    """tau of each row, [..., 1], float or double; logsumexp for softmax."""
+def _numbers(link: Link, x: Array, what: str) -> Array:
+    """tau of each row, [..., 1]."""
     tau = room_in(world_of(x), (*x.shape[:-1], 1), _wide(x))
-    _done(engine_for(x).threshold(_link(mapping, x), x, tau), "a threshold", x)
+    _done(engine_for(x).threshold(link, x, tau), what, x)
     return tau
 
 
-def largest(x: Array, k: int) -> tuple[Array, Array]:
-    """The k largest scores of each row, the largest first, and their indices; equal scores by position."""
-    world = world_of(x)
-    batch, n = tuple(x.shape[:-1]), x.shape[-1]
-    if not 1 <= k <= n:
-        raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
-    value, positions = room_in(world, (*batch, k), dtype_of(x)), room_in(world, (*batch, k), "int64")
-    _done(engine_for(x).largest(world.contiguous(x), k, value, positions), "the largest scores", x)
-    return value, positions
+class Native(Engine):
+    name = "native"
+    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+    compiled = takes_mask = takes_strides = True
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        lib = load()
+        if isinstance(lib, str):
+            return lib
+        if reason := self.lacks(op):
+            return reason
+        link = link_of(mapping)
+        if isinstance(link, str):
+            return link
+        softmax = link.kind == "entmax" and link.param == 1.0
+        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG and not softmax:
+            return f"it takes log p of {link.kind} from p"
+        if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
+            return f"{link.kind} has no such operation"
+        return refuse_array(x) or (refuse_tensor(link.params) if is_torch(x) and is_torch(link.params) else None)
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return _done(engine_for(x).forward(_link(mapping, x), x, -1, mask, out), "p(x)", x, mask, out)
+
+    def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+        return engine_for(x).forward(_link(mapping, x), x, -1, mask, out) is not None
+
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
+    ) -> tuple[Array, Saved | None]:
+        """p(x), and its non-zeros, `capacity` of each row; below 0: as many as pay, of a sparse map and a call large enough."""
+        made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
+        p, memory = _done(made, "p(x)", x, mask, out)
+        return p, None if memory is None else saved_in(memory, p, -1)
+
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        return _done(engine_for(x).log_forward(_link(mapping, x), x, -1, None, None), "log p(x)", x)
+
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None = None) -> Array:
+        return _backward("vjp", mapping, x, p, g, saved)
+
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        return _backward("log_vjp", mapping, x, log_p, g, None)
+
+    def index_loss(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        *,
+        save: bool,
+        axis: int = -1,
+        ignored: int = BELOW,
+        reduction: str = "none",
+    ) -> IndexLoss | None:
+        link = link_of(mapping)
+        if type(axis) is not int or not -x.ndim <= axis < x.ndim or (axis != -1 and link[3] is not None):
+            return None
+        index = world_of(x).cast(index, "int64", x) if dtype_of(index) != "int64" else index
+        batch = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
+        value = room_in(world_of(x), batch if reduction == "none" else (), _wide(x))
+        made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
+        return None if made is None else IndexLoss(value, made[1], made[0])
+
+    def index_loss_grad(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        scale: Array,
+        saved: Array | None,
+        *,
+        axis: int = -1,
+        ignored: int = BELOW,
+        factor: float = 1.0,
+    ) -> Array | None:
+        scale = world_of(x).cast(scale, _wide(x), x) if dtype_of(scale) != _wide(x) else scale
+        return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
+
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        return _numbers(_link(mapping, x), x, "a threshold")
+
+    def logsumexp(self, x: Array) -> Array:
+        tau = _numbers(_SOFTMAX, x, "logsumexp")
+        xp = namespace(x)
+        lost = xp.isnan(tau)
+        return xp.where(lost, upcast(top(x, xp), xp), tau) if bool(xp.any(lost)) else tau
+
+    def largest(self, x: Array, k: int) -> tuple[Array, Array]:
+        """Equal scores by position."""
+        world = world_of(x)
+        batch, n = tuple(x.shape[:-1]), x.shape[-1]
+        if not 1 <= k <= n:
+            raise ValueError(f"k must be from 1 to the number of classes, {n}, got {k!r}")
+        value, positions = room_in(world, (*batch, k), dtype_of(x)), room_in(world, (*batch, k), "int64")
+        _done(engine_for(x).largest(world.contiguous(x), k, value, positions), "the largest scores", x)
+        return value, positions
+
+    def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
+        """With which instructions too: "tile avx512", say (csrc/plan.hpp)."""
+        return engine_for(x).plan(_link(mapping, x), x, OPS[op]) if math.prod(x.shape) else None
+
+
+ENGINE = Native()

@@ -17,9 +17,9 @@ from .link import NEED_SCORES, OPS, Link, link_of
 
 def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
     """Why the engine doesn't serve segments of arrays like x; None where it does."""
-    if asked() not in (None, native.name):
+    if asked() not in (None, native.ENGINE.name):
         return f"the engine {asked()} is asked for"
-    return native.refuse(op, mapping, x)
+    return native.ENGINE.refuse(op, mapping, x)
 
 
 class TooMany(ValueError):

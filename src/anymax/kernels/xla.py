@@ -12,12 +12,10 @@ from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast
 from .._core.mapping import Mapping
-from . import library, native, reference
+from . import library, native
+from .engine import BELOW, Engine, IndexLoss
 from .link import OPS, WITHOUT_LOSS, Link, link_of
-
-name = "xla"
-
-_OPS = {op: OPS[op] for op in ("forward", "vjp", "index_loss", "index_loss_grad")}
+from .reference import ENGINE as reference
 
 
 class Static:
@@ -57,42 +55,66 @@ def problem() -> str | None:
 TARGET = f"anymax_{library.ABI}"
 
 
-def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
-    if not is_jax(x):
-        return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
-    if op not in _OPS:
-        return f"it has {', '.join(_OPS)}, not {op}"
-    link = link_of(mapping)
-    if isinstance(link, str):
-        return link
-    if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
-        return f"{link.kind} has no such operation"
-    if dtype_name(x) not in native.DTYPES:
-        return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
-    if reason := native.refuse_width(x):
-        return reason
-    if eager(x) and any(device.platform != "cpu" for device in x.devices()):
-        return "it serves arrays on the CPU, these are on another device"
-    return problem()
+class Xla(Engine):
+    name = "xla"
+    ops = ("forward", "vjp", "index_loss", "index_loss_grad")
+    compiled = True
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        if not is_jax(x):
+            return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
+        if reason := self.lacks(op):
+            return reason
+        link = link_of(mapping)
+        if isinstance(link, str):
+            return link
+        if op.startswith("index_loss") and link.kind in WITHOUT_LOSS:
+            return f"{link.kind} has no such operation"
+        if dtype_name(x) not in native.DTYPES:
+            return f"it serves float32, float64, float16 and bfloat16, not {dtype_name(x)}"
+        if reason := native.refuse_width(x):
+            return reason
+        if eager(x) and any(device.platform != "cpu" for device in x.devices()):
+            return "it serves arrays on the CPU, these are on another device"
+        return problem()
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        return _bind("forward", mapping, x)[0]
+
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return _bind("vjp", mapping, *((x, p, g) if mapping.needs_scores else (p, g)))[0]
+
+    def index_loss(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        *,
+        save: bool,
+        axis: int = -1,
+        ignored: int = BELOW,
+        reduction: str = "none",
+    ) -> IndexLoss | None:
+        plain = axis == -1 and ignored == BELOW and reduction == "none"
+        return IndexLoss(*_bind("index_loss", mapping, x, index)) if plain else None
+
+    def index_loss_grad(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        scale: Array,
+        saved: Any,
+        *,
+        axis: int = -1,
+        ignored: int = BELOW,
+        factor: float = 1.0,
+    ) -> Array | None:
+        plain = axis == -1 and ignored == BELOW and factor == 1.0
+        return _bind("index_loss_grad", mapping, x, saved, index, scale)[0] if plain else None
 
 
-def forward(mapping: Mapping, x: Array) -> Array:
-    return _bind("forward", mapping, x)[0]
-
-
-def vjp(mapping: Mapping, x: Array, p: Array, g: Array) -> Array:
-    return _bind("vjp", mapping, *((x, p, g) if mapping.needs_scores else (p, g)))[0]
-
-
-def index_loss(mapping: Mapping, x: Array, index: Array) -> tuple[Array, Array]:
-    """The loss of each row for its class index (below 0: 0), single or double, and what `index_loss_grad` wants of it."""
-    value, tau = _bind("index_loss", mapping, x, index)
-    return value, tau
-
-
-def index_loss_grad(mapping: Mapping, x: Array, tau: Array, index: Array, scale: Array) -> Array:
-    """`scale (p - y)`, scale one a row."""
-    return _bind("index_loss_grad", mapping, x, tau, index, scale)[0]
+ENGINE = Xla()
 
 
 def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
@@ -259,7 +281,7 @@ def _primitive() -> Any:
     def on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> Any:
         if getattr(ctx.module_context.lowering_parameters, "for_export", False):
             return formula(ctx, *operands, op=op, static=static, link=link)
-        numbers = {"op": _OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
+        numbers = {"op": OPS[op], "map": link.code, "noise": link.noise, "nodes": link.nodes}
         attributes = {k: np.int64(v) for k, v in (*numbers.items(), ("per_row", len(static.names)))}
         rule = jax.ffi.ffi_lowering(TARGET, extra_attributes=_by_rows(ctx))
         return rule(ctx, *operands, param=np.float64(link.param), **attributes)

@@ -16,7 +16,7 @@ def sort(index: Array, segments: int) -> tuple[Array, Array, Array]:
     jnp = sys.modules["jax"].numpy
     index = index.astype(jnp.asarray(0).dtype)
     index = jnp.where((index >= 0) & (index < segments), index, segments)
-    if asked() not in (None, xla.name) or xla.problem() is not None:
+    if asked() not in (None, xla.ENGINE.name) or xla.problem() is not None:
         return index, *_formula(index, segments=segments)
     return index, *_primitive().bind(index, segments=segments)
 

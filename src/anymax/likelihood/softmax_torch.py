@@ -16,7 +16,7 @@ from .. import kernels
 from .._array import plain_backward, recorded
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS, traced
-from ..kernels import decode, native
+from ..kernels import decode
 from ..mappings import Softmax
 from .softmax_plain import Terms, blocks, named, plain
 
@@ -84,12 +84,9 @@ def _softmax(s: Tensor) -> Tensor:
 def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum of each row and the loss of its class, `log sum exp(s - max)`; 0 and 0 where all is masked."""
     engine = kernels.compiled("index_loss", _SOFTMAX, s)
-    high, place = native.largest(s, 1) if engine is native else s.max(-1, keepdim=True)
-    if engine is native:
-        made = native.index_loss(_SOFTMAX, s, place[..., 0], False)
-        log_z = None if made is None else made[0][..., None]
-    else:
-        log_z = None if engine is None else engine.index_loss(_SOFTMAX, s, place[..., 0], False)[0][..., None]
+    high, place = (engine and engine.largest(s, 1)) or s.max(-1, keepdim=True)
+    made = engine and engine.index_loss(_SOFTMAX, s, place[..., 0], save=False)
+    log_z = None if made is None else made.value[..., None]
     none = high == -math.inf
     high = torch.where(none, 0.0, high.to(_wide(s)))
     log_z = (s - high).exp_().sum(-1, keepdim=True).log() if log_z is None else log_z

@@ -126,7 +126,7 @@ def _slack(x: Array, xp: Namespace) -> Array:
 
 def _below_threshold(value: Array, layer: Layer, xp: Namespace) -> Array:
     """The threshold of some classes is below that of all, since more classes only raise it."""
-    tau = tau_of(layer.mapping, value, xp)
+    tau = tau_of(layer.mapping, value)
     return tau - _slack(tau, xp)
 
 

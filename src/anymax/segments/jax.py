@@ -19,8 +19,9 @@ from .._array import Array, dtype_name
 from .._core.mapping import Mapping
 from ..autodiff.jax import _filled, _key, _operation, _zero
 from ..autodiff.jax import apply as apply_to_rows
-from ..kernels import reference, xla
+from ..kernels import xla
 from ..kernels.link import OPS, Link, link_of
+from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from . import padded, reductions
 from .call import Call, segments_first
@@ -29,7 +30,7 @@ from .layout import Segments
 
 def apply(call: Call) -> Array | None:
     mapping, x = call.mapping, call.x
-    if not x.size or not call.segments.num_segments or kernels.choose("forward", mapping, x) is not xla:
+    if not x.size or not call.segments.num_segments or not kernels.choose("forward", mapping, x).compiled:
         return None
     ptr, order = (call.segments.beside(name, x) for name in ("ptr", "order"))
     order = jnp.zeros((0,), ptr.dtype) if order is None else order

@@ -19,7 +19,8 @@ from ..autodiff.torch import apply as apply_to_rows
 from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
-from ..kernels import ragged, reference
+from ..kernels import ragged
+from ..kernels.reference import ENGINE as reference
 from ..kernels.triton import ragged as on_gpu
 from . import padded
 from .call import Call

@@ -85,10 +85,10 @@ class IndexLoss:
         if c is not None and z.shape[1] <= _NARROW:
             return self.from_p(z, c)
         engine = kernels.compiled("index_loss", mapping, z)
-        made = None if engine is None else engine.index_loss(mapping, z, target, True)
-        if engine is not None and made is not None:
-            value, saved, _ = made
-            return value, engine.index_loss_grad(mapping, z, target, weights, saved)
+        made = engine and engine.index_loss(mapping, z, target, save=True)
+        gradient = engine and made and engine.index_loss_grad(mapping, z, target, weights, made.saved)
+        if made is not None and gradient is not None:
+            return made.value, gradient
         p = apply(mapping, z)
         p[self.each, target] -= 1
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]

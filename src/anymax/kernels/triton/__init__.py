@@ -17,13 +17,13 @@ from typing import Any
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
 from .. import native
+from .._rows import disjoint
 from ..choice import asked
+from ..engine import BELOW, Engine, IndexLoss
 from ..link import SPARSE, Link
 from ..link import link_of as known_link
 
-name = "triton"
-
-_OPS = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps that the kernels of attention know
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
@@ -44,7 +44,7 @@ def load() -> Any:
 
 def _interpreted() -> bool:
     """True where the interpreter of Triton is to serve the CPU, for tests: it was asked for by both names."""
-    if asked() != name:
+    if asked() != Triton.name:
         return False
     launch = load()
     return not isinstance(launch, str) and launch.triton.knobs.runtime.interpret
@@ -74,40 +74,18 @@ def link_of(mapping: Mapping) -> Link | str:
     return link
 
 
-def refuse(op: str, mapping: Mapping, x: Any) -> str | None:
-    if not is_torch(x):
-        if is_jax(x):
-            return "it serves torch; on a GPU, JAX compiles the formula itself"
-        return f"it serves torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
-    if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
-        return f"it serves tensors on a GPU (CUDA, ROCm), these are on {x.device}"
-    if op not in _OPS:
-        return f"it has {', '.join(_OPS)}, not {op}"
-    link = link_of(mapping)
-    if isinstance(link, str):
-        return link
-    if op in ("log_forward", "log_vjp") and link.kind not in _WITH_LOG:
-        return f"it takes log p of {link.kind} from p"
-    if op == "log_vjp" and link.kind == "sigsoftmax":
-        return "it has no backward of log p for sigsoftmax"
-    if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
-        return f"{link.kind} has no such operation in one pass"
-    if op == "threshold" and link.kind == "entmax" and link.params is not None:
-        return "it gives thresholds of entmax for one alpha only"
-    reason = native.refuse_tensor(x, x.device.type, _DTYPES)
-    if reason is None and link.params is not None and is_torch(link.params):
-        reason = native.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
-    if reason is not None:
-        return reason
-    launch = load()
-    return launch if isinstance(launch, str) else None
+def refuse_attention(mapping: Mapping) -> str | None:
+    """Why the kernels of attention don't serve a map; None where they do."""
+    if mapping.kernel in ATTENTION:
+        return None
+    return f"it has no kernel for {mapping.name}, but for {', '.join(ATTENTION[:-1])} and {ATTENTION[-1]}"
 
 
 def output_layer(*operands: Array | None) -> Any:
     """The module that has the kernels of output layers; None where they don't serve these features, weight and bias."""
     given = [a for a in operands if a is not None]
     kind = given[0].device.type
-    if asked() not in (None, name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
+    if asked() not in (None, Triton.name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
         return None
     if isinstance(load(), str) or any(native.refuse_tensor(a, kind, _DTYPES) is not None for a in given):
         return None
@@ -119,18 +97,6 @@ def _prepared(mapping: Mapping) -> tuple[Any, Link]:
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
     return launch, link
-
-
-def forward(mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-    """p(x); `mask` (boolean, broadcast to x) leaves classes out, `out` takes the result: x itself, or memory that is not read."""
-    launch, link = _prepared(mapping)
-    p = sys.modules["torch"].empty_like(x) if out is None else out
-    if x.numel():
-        if link.kind == "perturb_max":
-            launch.perturb(link, *_quadrature(mapping, x), x, None, p, mask)
-        else:
-            launch.run("p", link, x, mask=mask, out=p)
-    return p
 
 
 def _quadrature(mapping: Mapping, x: Array) -> tuple[str, tuple[float, ...], int]:
@@ -153,33 +119,6 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
     return low1, low_n, deep, up1, up_n, shallow
 
 
-def forward_saving(mapping: Mapping, x: Array, mask: Array | None = None) -> tuple[Array, Any]:
-    """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
-    launch, link = _prepared(mapping)
-    if not x.numel() or link.kind not in SPARSE:
-        return forward(mapping, x, mask), None
-    p = sys.modules["torch"].empty_like(x)
-    return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
-
-
-def log_forward(mapping: Mapping, x: Array) -> Array:
-    launch, link = _prepared(mapping)
-    out = sys.modules["torch"].empty_like(x)
-    if x.numel():
-        launch.run("log", link, x, out=out)
-    return out
-
-
-def vjp(mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-    """J^T g."""
-    return _backward(mapping, False, x, p, g, saved)
-
-
-def log_vjp(mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
-    """The same for log p: `g - p sum g` on the classes that have a probability."""
-    return _backward(mapping, True, x, log_p, g)
-
-
 def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
     launch, link = _prepared(mapping)
     out = sys.modules["torch"].empty_like(p)
@@ -191,25 +130,8 @@ def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved:
     return out
 
 
-def index_loss(mapping: Mapping, x: Array, index: Array, save: bool) -> tuple[Array, None, Array | None]:
-    """The loss of each row for a class index (below 0: 0), fp32; with the four numbers a row that `index_loss_grad` writes it from."""
-    both, state = _losses(mapping, x, index.clamp(min=-1), -1, save)
-    return both[0], None, state
-
-
-def reduced_loss(
-    mapping: Mapping, x: Array, index: Array, ignore: int, reduction: str, save: bool
-) -> tuple[Array, Array | None, Array | None]:
-    """(loss, number of samples of a mean, numbers of the rows): samples of the index `ignore` are left out, an index that is no class
-    makes it NaN. In few launches: the kernel, one sum, and what a mean wants."""
-    both, state = _losses(mapping, x, index, ignore, save)
-    if reduction == "none":
-        return both[0], None, state
-    sums = both.flatten(1).sum(1)
-    if reduction == "sum":
-        return sums[0], None, state
-    count = sums[1].clamp(min=1.0)
-    return sums[0] / count, count, state
+def _to_last(x: Array, axis: int) -> Array:
+    return x if axis in (-1, x.ndim - 1) else x.movedim(axis, -1)
 
 
 def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
@@ -223,40 +145,159 @@ def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -
     return both, state
 
 
-def index_loss_grad(
-    mapping: Mapping, x: Array, index: Array, scale: Array, saved: Any, state: Array | None, ignore: int = -1
-) -> Array:
-    """`scale (p - y)`, scale one a row or one for all: one read, one write, no search."""
-    launch, link = _prepared(mapping)
-    torch = sys.modules["torch"]
-    out = torch.empty_like(x)
-    assert state is not None
-    if x.numel():
-        scale = scale.to(torch.float32)
-        scale = scale.expand(x.shape[:-1]) if scale.ndim else scale
-        launch.run("grad", link, x, out=out, index=index, scale=scale, state=state, ignore=ignore)
-    return out
-
-
-def threshold(mapping: Mapping, x: Array) -> Array:
-    """tau of each row, [..., 1], fp32; NaN for a poisoned one."""
-    launch, link = _prepared(mapping)
-    return _number(launch, "tau", link, x)
-
-
-def logsumexp(x: Array) -> Array:
-    """The threshold of softmax, but +inf for a row with +inf."""
-    launch = load()
-    assert not isinstance(launch, str), launch
-    return _number(launch, "logsumexp", Link("softmax", 0, 0.0, None, 0, 0), x)
-
-
 def _number(launch: Any, mode: str, link: Link, x: Array) -> Array:
     torch = sys.modules["torch"]
     out = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     if out.numel():
         launch.run(mode, link, x, value=out)
     return out
+
+
+def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
+    """True where `out` has a place for each entry, and none that is read: but for x itself, entry for entry."""
+    if any(n > 1 and not s for n, s in zip(out.shape, out.stride())):
+        return False
+    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+    read = [a for a in (mask, *mapping.params().values()) if is_torch(a)]
+    return all(disjoint(out, a) for a in (read if same else [x, *read]))
+
+
+class Triton(Engine):
+    name = "triton"
+    ops = ("forward", "log_forward", "vjp", "log_vjp", "index_loss", "threshold")
+    compiled = takes_mask = True
+
+    def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
+        if not is_torch(x):
+            if is_jax(x):
+                return "it serves torch; on a GPU, JAX compiles the formula itself"
+            return f"it serves torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
+        if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
+            return f"it serves tensors on a GPU (CUDA, ROCm), these are on {x.device}"
+        if reason := self.lacks(op):
+            return reason
+        link = link_of(mapping)
+        if isinstance(link, str):
+            return link
+        if op in ("log_forward", "log_vjp") and link.kind not in _WITH_LOG:
+            return f"it takes log p of {link.kind} from p"
+        if op == "log_vjp" and link.kind == "sigsoftmax":
+            return "it has no backward of log p for sigsoftmax"
+        if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
+            return f"{link.kind} has no such operation in one pass"
+        if op == "threshold" and link.kind == "entmax" and link.params is not None:
+            return "it gives thresholds of entmax for one alpha only"
+        reason = native.refuse_tensor(x, x.device.type, _DTYPES)
+        if reason is None and link.params is not None and is_torch(link.params):
+            reason = native.refuse_tensor(link.params, link.params.device.type, ("float64", "int64", "int32", *_DTYPES))
+        if reason is not None:
+            return reason
+        launch = load()
+        return launch if isinstance(launch, str) else None
+
+    def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
+        launch, link = _prepared(mapping)
+        p = sys.modules["torch"].empty_like(x) if out is None else out
+        if x.numel():
+            if link.kind == "perturb_max":
+                launch.perturb(link, *_quadrature(mapping, x), x, None, p, mask)
+            else:
+                launch.run("p", link, x, mask=mask, out=p)
+        return p
+
+    def forward_saving(
+        self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
+    ) -> tuple[Array, Any]:
+        """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
+        launch, link = _prepared(mapping)
+        if out is not None or not x.numel() or link.kind not in SPARSE:
+            return self.forward(mapping, x, mask, out), None
+        p = sys.modules["torch"].empty_like(x)
+        return p, launch.run("p", link, x, mask=mask, out=p, keep_lanes=True)
+
+    def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+        if self.refuse("forward", mapping, out) is not None or not _apart(mapping, x, mask, out):
+            return False
+        self.forward(mapping, x, mask, out)
+        return True
+
+    def log_forward(self, mapping: Mapping, x: Array) -> Array:
+        launch, link = _prepared(mapping)
+        out = sys.modules["torch"].empty_like(x)
+        if x.numel():
+            launch.run("log", link, x, out=out)
+        return out
+
+    def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
+        return _backward(mapping, False, x, p, g, saved)
+
+    def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
+        return _backward(mapping, True, x, log_p, g)
+
+    def index_loss(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        *,
+        save: bool,
+        axis: int = -1,
+        ignored: int = BELOW,
+        reduction: str = "none",
+    ) -> IndexLoss | None:
+        """fp32, in few launches: the kernel, one sum, and what a mean wants; an index that is no class makes the loss NaN.
+
+        Saved are the four numbers a row that the gradient is written from.
+        """
+        if index.device != x.device or (axis != -1 and mapping.params()):
+            return None
+        index, ignored = (index.clamp(min=-1), -1) if ignored == BELOW else (index, ignored)
+        both, state = _losses(mapping, _to_last(x, axis), index, ignored, save)
+        if reduction == "none":
+            return IndexLoss(both[0], state)
+        sums = both.flatten(1).sum(1)
+        if reduction == "sum":
+            return IndexLoss(sums[0], state)
+        count = sums[1].clamp(min=1.0)
+        return IndexLoss(sums[0] / count, state, count)
+
+    def index_loss_grad(
+        self,
+        mapping: Mapping,
+        x: Array,
+        index: Array,
+        scale: Array,
+        saved: Any,
+        *,
+        axis: int = -1,
+        ignored: int = BELOW,
+        factor: float = 1.0,
+    ) -> Array | None:
+        """One read, one write, no search."""
+        launch, link = _prepared(mapping)
+        torch = sys.modules["torch"]
+        rows = _to_last(x, axis)
+        out = torch.empty_like(rows)
+        assert saved is not None
+        if rows.numel():
+            scale = scale.to(torch.float32) if factor == 1.0 else scale.to(torch.float32) * factor
+            scale = scale.expand(rows.shape[:-1]) if scale.ndim else scale
+            ignored = -1 if ignored == BELOW else ignored
+            launch.run("grad", link, rows, out=out, index=index, scale=scale, state=saved, ignore=ignored)
+        return out if rows is x else out.movedim(-1, axis)
+
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        """NaN for a poisoned row."""
+        launch, link = _prepared(mapping)
+        return _number(launch, "tau", link, x)
+
+    def logsumexp(self, x: Array) -> Array:
+        launch = load()
+        assert not isinstance(launch, str), launch
+        return _number(launch, "logsumexp", Link("softmax", 0, 0.0, None, 0, 0), x)
+
+
+ENGINE = Triton()
 
 
 def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
@@ -266,23 +307,24 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     link = _prepared(mapping)[1]
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
-            forward(mapping, x, mask)
+            ENGINE.forward(mapping, x, mask)
             same = x.clone()
-            forward(mapping, same, mask, same)
-            p, saved = forward_saving(mapping, x, mask)
-        vjp(mapping, x, p, x, saved)
-        vjp(mapping, x, p, x)
+            ENGINE.forward(mapping, same, mask, same)
+            p, saved = ENGINE.forward_saving(mapping, x, mask)
+        ENGINE.vjp(mapping, x, p, x, saved)
+        ENGINE.vjp(mapping, x, p, x)
         if link.kind in _WITH_LOG:
-            log_p = log_forward(mapping, x)
+            log_p = ENGINE.log_forward(mapping, x)
             if link.kind != "sigsoftmax":
-                log_vjp(mapping, x, log_p, x)
+                ENGINE.log_vjp(mapping, x, log_p, x)
         if link.kind == "softmax":
-            logsumexp(x)
+            ENGINE.logsumexp(x)
         if link.kind not in _WITHOUT_LOSS:
             index = torch.zeros(shape[:-1], dtype=torch.int64, device=device)
             for save in (False, True):
-                value, _, state = reduced_loss(mapping, x, index, -100, "mean", save)
-            for scale in (value, value.expand(shape[:-1])):
-                index_loss_grad(mapping, x, index, scale, None, state, -100)
+                made = ENGINE.index_loss(mapping, x, index, save=save, ignored=-100, reduction="mean")
+            assert made is not None
+            for scale in (made.value, made.value.expand(shape[:-1])):
+                ENGINE.index_loss_grad(mapping, x, index, scale, made.saved, ignored=-100)
             if not (link.kind == "entmax" and link.params is not None):
-                threshold(mapping, x)
+                ENGINE.threshold(mapping, x)

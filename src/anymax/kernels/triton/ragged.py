@@ -16,8 +16,7 @@ from ..._array import Array
 from ..._core.mapping import Mapping
 from ..choice import asked
 from ..link import NEED_SCORES, Link
-from . import _prepared, link_of, name
-from . import refuse as refuse_rows
+from . import ENGINE, _prepared, link_of
 
 _LENGTHS = (
     16,
@@ -43,9 +42,9 @@ Layout = tuple[Any, int]  # the segments, and the axis of their entries
 
 def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
     """Why these kernels don't serve segments of tensors like x; None where they do."""
-    if asked() not in (None, name):
+    if asked() not in (None, ENGINE.name):
         return f"the engine {asked()} is asked for"
-    reason = refuse_rows(op, mapping, x)
+    reason = ENGINE.refuse(op, mapping, x)
     link = link_of(mapping) if reason is None else None
     if isinstance(link, Link) and link.kind == "perturb_max":
         return "it has no kernel for segments of perturb_max"
