@@ -263,10 +263,8 @@ def _compiled(
     xp: Namespace,
 ) -> Array | None:
     """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
-    if not _unobserved(q) or kernels.asked() not in (
-        None,
-        native.ENGINE.name,
-    ):  # a compiler can't trace the second question
+    # in this order: a compiler can't trace the second question
+    if not _unobserved(q) or kernels.asked() not in (None, native.ENGINE.name):
         return None
     if any(native.refuse_array(a) is not None for a in (q, k, v)):
         return None

@@ -65,11 +65,15 @@ class Group(ABC):
 
     def gathered(self, a: Array) -> Array:
         """`stack`, of what has no derivative; only a strict group has it."""
-        raise TypeError(f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results")
+        raise TypeError(
+            f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
+        )
 
     def texts(self, text: str, like: Any) -> list[str]:
         """The text of every process, over two collectives; only a strict group has it."""
-        raise TypeError(f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results")
+        raise TypeError(
+            f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
+        )
 
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:
