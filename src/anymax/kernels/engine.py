@@ -41,9 +41,9 @@ class Engine(ABC):
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         """Why the engine doesn't serve an operation on arrays like x; None where it does."""
 
-    def lacks(self, op: str) -> str | None:
-        """The part of `refuse` that the operation alone decides."""
-        return None if op in self.ops else f"it has {', '.join(self.ops)}, not {op}"
+    def lacks(self, op: str) -> str:
+        """What `refuse` says of an operation that the engine does not have."""
+        return f"it has {', '.join(self.ops)}, not {op}"
 
     def _refused(self, op: str) -> NoReturn:
         raise RuntimeError(f"the engine {self.name} has no {op} of its own: its callers compose it of the others")

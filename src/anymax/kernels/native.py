@@ -379,13 +379,12 @@ class Native(Engine):
         lib = load()
         if isinstance(lib, str):
             return lib
-        if reason := self.lacks(op):
-            return reason
+        if op not in self.ops:
+            return self.lacks(op)
         link = link_of(mapping)
         if isinstance(link, str):
             return link
-        softmax = link.kind == "entmax" and link.param == 1.0
-        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG and not softmax:
+        if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG and (link.kind, link.param) != ("entmax", 1.0):
             return f"it takes log p of {link.kind} from p"
         if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"
@@ -425,14 +424,16 @@ class Native(Engine):
         ignored: int = BELOW,
         reduction: str = "none",
     ) -> IndexLoss | None:
-        link = link_of(mapping)
-        if type(axis) is not int or not -x.ndim <= axis < x.ndim or (axis != -1 and link[3] is not None):
+        if type(axis) is not int or not -x.ndim <= axis < x.ndim:
             return None
-        index = world_of(x).cast(index, "int64", x) if dtype_of(index) != "int64" else index
-        batch = tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
-        value = room_in(world_of(x), batch if reduction == "none" else (), _wide(x))
+        if axis != -1 and link_of(mapping)[3] is not None:
+            return None
+        world = world_of(x)
+        index = world.cast(index, "int64", x) if dtype_of(index) != "int64" else index
+        shape = () if reduction != "none" else tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
+        value = room_in(world, shape, _wide(x))
         made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
-        return None if made is None else IndexLoss(value, made[1], made[0])
+        return made and IndexLoss(value, made[1], made[0])
 
     def index_loss_grad(
         self,

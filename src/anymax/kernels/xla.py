@@ -63,8 +63,8 @@ class Xla(Engine):
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
         if not is_jax(x):
             return f"it serves JAX arrays, these scores are of {type(x).__module__.split('.')[0]}"
-        if reason := self.lacks(op):
-            return reason
+        if op not in self.ops:
+            return self.lacks(op)
         link = link_of(mapping)
         if isinstance(link, str):
             return link

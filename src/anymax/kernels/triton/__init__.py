@@ -174,8 +174,8 @@ class Triton(Engine):
             return f"it serves torch tensors on a GPU, these scores are of {type(x).__module__.split('.')[0]}"
         if x.device.type != "cuda" and not (x.device.type == "cpu" and _interpreted()):
             return f"it serves tensors on a GPU (CUDA, ROCm), these are on {x.device}"
-        if reason := self.lacks(op):
-            return reason
+        if op not in self.ops:
+            return self.lacks(op)
         link = link_of(mapping)
         if isinstance(link, str):
             return link
