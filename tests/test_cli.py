@@ -305,7 +305,7 @@ def test_explain_says_each_refusal_once(call):
         refusals = [line for line in part.splitlines() if " refuses" in line]
         assert refusals
         assert len({line.partition(": ")[2] + line.split()[0] for line in refusals}) == len(refusals)
-    assert "(triton refuses, also log_forward and vjp and loss and index_loss: " in out
+    assert "(triton refuses, also log_forward and vjp and log_vjp and loss and index_loss: " in out
 
 
 @pytest.mark.parametrize(
