@@ -123,7 +123,7 @@ def test_long_segments_in_place():
     x = scores(len(index), 2)
     x[5:8] = 9.0
     want = by_segment(lambda row: am.apply(am.Sparsemax(), row), index, x)
-    entries = ragged._Entries(am.Sparsemax(), x, (am.segments(lengths=LONG), 0))
+    entries = ragged._Entries(am.Sparsemax(), x, (am.Segments.of(lengths=LONG), 0))
     with long_ones():
         entries.each(lambda cut: entries.launch.run("p", entries.link, x, out=x, cut=cut), x)
     close(x, want, 2e-6)

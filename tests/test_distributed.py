@@ -620,6 +620,35 @@ def test_a_process_that_has_ended_ends_the_others():
     assert first[1] == "told\n", first[2][-2000:]
 
 
+ENDED = """
+import os, anymax, anymax.distributed
+def threads():
+    return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0
+def derivative(group):
+    return anymax.distributed.apply("sparsemax", torch.ones(2, 3, requires_grad=True), group=group).sum()
+derivative(None).backward()
+before = threads()
+group = dist.new_group()
+total = derivative(group)
+dist.destroy_process_group(group)
+del group
+print(threads() - before, "threads more")
+try:
+    total.backward()
+except RuntimeError as error:
+    assert "has been destroyed; call backward before" in str(error), error
+    print("told")
+"""
+
+
+@gloo
+@pytest.mark.whole
+def test_a_graph_does_not_keep_its_group():
+    for status, out, err in ended(started(2, ENDED)):
+        assert status == 0, err[-2000:]
+        assert out == "0 threads more\ntold\n"
+
+
 @gloo
 @pytest.mark.whole
 def test_the_script_of_the_page_runs_with_torchrun():

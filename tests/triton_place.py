@@ -7,7 +7,7 @@ import os
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 REAL = torch.cuda.is_available() and not INTERPRETED
@@ -19,3 +19,13 @@ WARNINGS = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),  # of NumPy, for -inf - -inf and the like
     pytest.mark.filterwarnings("ignore:.*TRITON_DEFAULT_FP_FUSION.*"),
 ]
+
+if INTERPRETED:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    if not hasattr(InterpreterBuilder, "get_bf16"):  # Triton 3.7's interpreter knows no constant of bfloat16; its compiler does
+
+        def get_bf16(self, value):
+            return self.create_fp_trunc(self.get_fp32(value), triton.language.bfloat16)
+
+        InterpreterBuilder.get_bf16 = get_bf16

@@ -18,8 +18,7 @@ class TorchGroup(Group):
     """The processes of a `ProcessGroup`."""
 
     def __init__(self, group: Any) -> None:
-        self.group = group
-        self.name: str = group.group_name
+        self.name: str = group.group_name  # and not the group itself: a graph that outlives it must not keep its threads running
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.expected = _EXPECTED.setdefault(group, first_expected())
 
@@ -59,6 +58,10 @@ class TorchGroup(Group):
         try:
             return wait(collective(*args))
         except RuntimeError as error:
+            if "Could not resolve the process group" in str(error):
+                raise RuntimeError(
+                    "anymax.distributed: the group of this graph has been destroyed; call backward before destroy_process_group"
+                ) from error
             raise RuntimeError(
                 f"anymax.distributed: process {self.rank} of {self.size} waited for the others in vain: one has ended, has failed "
                 f"before it came here, or calls with other shapes ({str(error).splitlines()[0]})"

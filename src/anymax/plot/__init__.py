@@ -17,6 +17,7 @@ from .models import attention, calibration, reliability, support_histogram
 from .style import COLOURS as COLOURS
 from .style import DASHES as DASHES
 from .style import DIVERGING as DIVERGING
+from .style import MARKERS as MARKERS
 from .style import SEQUENTIAL as SEQUENTIAL
 from .style import pyplot as pyplot
 
