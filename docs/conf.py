@@ -37,7 +37,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!anymax\.).*"),
     (r"py:.*", r"anymax\.(.*\.)?_.*"),
-    (r"py:class", r"anymax\.sklearn\.parameters\..*"),
+    (r"py:class", r"anymax\.(sklearn\.parameters|nn\.base)\..*"),
 ]
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

@@ -23,7 +23,9 @@ WARNINGS = [
 if INTERPRETED:
     from triton.runtime.interpreter import InterpreterBuilder
 
-    if not hasattr(InterpreterBuilder, "get_bf16"):  # Triton 3.7's interpreter knows no constant of bfloat16; its compiler does
+    if not hasattr(
+        InterpreterBuilder, "get_bf16"
+    ):  # Triton 3.7's interpreter knows no constant of bfloat16; its compiler does
 
         def get_bf16(self, value):
             return self.create_fp_trunc(self.get_fp32(value), triton.language.bfloat16)
