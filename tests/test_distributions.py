@@ -200,14 +200,14 @@ def test_a_common_offset_changes_nothing(kind):
 @pytest.mark.parametrize("kind", [k for k in ("numpy", "torch") if k in KINDS])
 def test_rows_in_pieces_are_the_same_rows(kind, monkeypatch):
     """Blocks of any size, over leading axes that no view makes one."""
-    from anymax.likelihood import softmax_terms
+    from anymax.likelihood import softmax_plain
 
     rng = np.random.default_rng(0)
     whole = KINDS[kind](rng.normal(size=(3, 5, 11)))
     x, y = whole[:, 1:], KINDS[kind](rng.integers(0, 11, (3, 4)))
     want = A.log_prob_entropy(Softmax(), x, y)
     for size in (1, 12, 40, 100):
-        monkeypatch.setattr(softmax_terms, "_BLOCK", size)
+        monkeypatch.setattr(softmax_plain, "_BLOCK", size)
         if kind == "torch":
             from anymax.likelihood import softmax_torch
 

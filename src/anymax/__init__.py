@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, mappings, margins, segments, transforms
+from . import functional, likelihood, mappings, margins, segments, transforms
 from ._attention import LinearState, attention, explain_attention, linear_attention
 from ._config import show_config
 from ._core.facts import Facts
@@ -107,12 +107,21 @@ def _over_devices() -> Any:
     return _dtensor
 
 
+def _layer_bridge(framework: str) -> Any:
+    from . import linear  # late: output layers are loaded when they are first used
+
+    return linear.layer_bridge(framework)
+
+
 hand_down(
     catalogue=mappings.CATALOGUE,
     call=functional.call,
     notebook_page=_notebook_page,
     apply_to_ragged=segments.apply_tensor,
     over_devices=_over_devices,
+    segment_bridge=segments.segment_bridge,
+    layer_bridge=_layer_bridge,
+    softmax_terms=likelihood.softmax_terms,
 )
 
 _LATE = (

@@ -18,7 +18,6 @@ from ._core.shards import over_devices, sharded
 from ._core.typing import AnyArray, ApplyOptions, ArrayT, Axes, DType, LogOptions, Mask, Numbers, Parameter
 from ._random.noises import Noise
 from .autodiff import bridge
-from .kernels.reference import ENGINE as reference
 from .mappings import (
     Budget,
     Entmax,
@@ -85,7 +84,7 @@ def apply(
         if (
             type(to) is type(rows)
             and to.ndim == scores.ndim
-            and leaf.into(mapping, rows, keep, to_last(to, axis, namespace(rows)))
+            and leaf.write(mapping, rows, keep, to_last(to, axis, namespace(rows)))
         ):
             return out
     return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
@@ -97,26 +96,22 @@ _dynamo = _array.compiling  # as quickly as it can be asked: the tracer of torch
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
     """p(x) by an engine that takes the call as it is, if there is one."""
-    if _dynamo():
+    if _dynamo() or isinstance(mapping, tuple):
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
-    try:
-        return None if quick is None else quick(mapping, x, axis, mask, out)
-    except SystemError:  # a tuple for a map: the engine takes it for its own words
-        return None
+    return None if quick is None else quick(mapping, x, axis, mask, out)
 
 
 def _learned(x: Any) -> Any:
     """The same of a framework whose first array has come; None where x is of no kind that has it."""
     global _dynamo
     leaf = bridge(x)
-    if type(x) not in leaf.KINDS:
+    if type(x) not in leaf.kinds:
         return None
-    quick = leaf.ready()
+    _dynamo = leaf.compiling() or _dynamo
+    quick = leaf.quick()
     if quick is not None:
-        _QUICK.update(dict.fromkeys(leaf.KINDS, quick))
-    if is_torch(x):
-        _dynamo = leaf.dynamo
+        _QUICK.update(dict.fromkeys(leaf.kinds, quick))
     return quick
 
 
@@ -156,20 +151,15 @@ def log_apply(
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
     """log p of rows whose classes are the last axis."""
-    out = own_log_rows(mapping, rows)
+    leaf = bridge(rows)
+    out = leaf.log(mapping, rows)
     if out is not None:
         return out
     xp = namespace(rows)
-    p = bridge(rows).apply(mapping, upcast(rows, xp))
+    p = leaf.apply(mapping, upcast(rows, xp))
     with quiet(p):
         out = _array.log(p, xp)
     return out if out.dtype == rows.dtype else xp.astype(out, rows.dtype)
-
-
-def own_log_rows(mapping: Mapping, rows: Array) -> Array | None:
-    """The same where the map has a form of its own for it, without underflow."""
-    out = bridge(rows).log(mapping, rows)
-    return reference.log_forward(mapping, rows) if out is None else out
 
 
 _APPLY, _LOG_APPLY = names(apply), names(log_apply)

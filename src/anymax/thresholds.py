@@ -15,7 +15,6 @@ from ._core.shards import over_devices, sharded
 from ._core.typing import ArrayT, Axes, Mask, Numbers, Parameter
 from .autodiff import bridge
 from .functional import apply
-from .kernels.reference import ENGINE as reference
 from .mappings import Softmax
 
 
@@ -100,13 +99,8 @@ def _support_size(p: Array, xp: Any) -> Array:
 
 def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
     """tau of rows of scores and how many classes have a probability, [..., 1] each, of a map whose parameters are constants."""
-    return tau_of(mapping, rows), _support_size(bridge(rows).apply(mapping, rows), xp)
-
-
-def tau_of(mapping: Mapping, rows: Array) -> Array:
-    """tau of rows of scores, [..., 1]."""
-    engine = None if _array.compiling() else kernels.compiled("threshold", mapping, rows)
-    return (engine or reference).threshold(mapping, rows)
+    leaf = bridge(rows)
+    return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
 
 
 @answering({"tau": "say temperature=", "T": "say temperature="})

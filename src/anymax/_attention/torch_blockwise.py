@@ -17,8 +17,8 @@ import torch
 from .. import kernels
 from .._array import batched, modes, plain_backward, recorded, upcast
 from .._core.mapping import Mapping
-from ..autodiff import torch as bridge
 from ..autodiff.saving import hooked, save, saved
+from ..autodiff.torch import BRIDGE as bridge
 from ..kernels import native
 from .scores import Scores, outer, tile
 

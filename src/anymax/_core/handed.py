@@ -15,6 +15,10 @@ call: Callable[..., Any] = _not_yet  # `apply` under the name of a map: what cal
 notebook_page: Callable[[Any], str] = _not_yet  # the page that a notebook shows for a map
 apply_to_ragged: Callable[..., Any] = _not_yet  # p of a tensor that knows its own segments
 over_devices: Callable[[], Any] = _not_yet  # the module that serves DTensors
+# the parts of a bridge that belong to rooms above, by the name of its framework
+segment_bridge: Callable[[str], Any] = _not_yet
+layer_bridge: Callable[[str], Any] = _not_yet
+softmax_terms: Callable[[str], Any] = _not_yet
 
 
 def hand_down(**given: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -120,14 +119,13 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
             others = f"; name the others: {'=, '.join(rest)}=" if rest else ""
             return TypeError(f"{who} takes {len(first)} without a name ({', '.join(first)}), got {given}{others}")
 
+        @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             if len(args) > most:
                 raise too_many(len(args) - bound)
             return function(*args, **(own(args, options) if options else options))
 
-        # with the globals of the function, by which doctest tells whose examples these are
-        made = types.FunctionType(call.__code__, function.__globals__, function.__name__, None, call.__closure__)  # type: ignore[attr-defined]
-        return functools.update_wrapper(made, function)  # type: ignore[return-value]
+        return call  # type: ignore[return-value]
 
     return wrap
 

@@ -23,10 +23,23 @@ from ..kernels import native
 from ..kernels.engine import BELOW
 from ..kernels.link import WITHOUT_LOSS, Link, link_of
 from ..kernels.reference import ENGINE as reference
+from .bridge import Bridge
 from .saving import As, hooked, params_of, restored, save, saved, with_params
 from .torch_operations import spec_of
 
 Tensor = torch.Tensor
+
+_compiling = torch.compiler.is_compiling
+_grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
+KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
+_WIDE = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+_engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
+_forward = _engine and _engine.forward
 
 # -- the autograd functions -------------------------------------------------------------------------------------------------
 
@@ -137,7 +150,7 @@ class _IndexLoss(torch.autograd.Function):
         if out is None:
             counted = (index != ignored) & (index >= 0)
             at = torch.where(counted, index, 0).to(torch.int64).unsqueeze(axis)
-            p = from_last(apply(mapping, to_last(x, axis, xp)), axis, xp)
+            p = from_last(BRIDGE.apply(mapping, to_last(x, axis, xp)), axis, xp)
             p_y = torch.where(
                 counted.unsqueeze(axis), p - torch.zeros_like(x).scatter_(axis, at, 1.0), torch.zeros_like(x)
             )
@@ -182,11 +195,11 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, p, *params = saved(ctx)
         if torch.is_grad_enabled():
-            p = apply(with_params(ctx.mapping, params), x)
+            p = BRIDGE.apply(with_params(ctx.mapping, params), x)
         return grads[0] * (p - y), *(None,) * (2 + len(params))
 
 
-# -- the bridge ---------------------------------------------------------------------------------------------------------------
+# -- what a call is, and its quickest way: any axis, mask and strides go to the CPU engine as they are --------------------------------
 
 
 def learns(mapping: Mapping) -> bool:
@@ -196,7 +209,7 @@ def learns(mapping: Mapping) -> bool:
 
 def traced(mapping: Mapping) -> bool:
     """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
-    return compiling() or modes() or transformed() or learns(mapping)
+    return _compiling() or modes() or transformed() or learns(mapping)
 
 
 def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
@@ -207,134 +220,13 @@ def _implicit(mapping: Mapping, x: Tensor) -> Tensor:
     return reference.differentiable(mapping, x, torch.ops.anymax.hold(x.detach(), frozen, spec))
 
 
-def apply(mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """p(x). A mask comes only where `masks` said yes."""
-    if transformed() or learns(mapping) or mapping.traced:
-        return _implicit(mapping, x)
-    wants = recorded(x)
-    if torch.compiler.is_exporting():
-        return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
-    if torch.compiler.is_compiling() or modes():  # a mode may trace, or have no numbers: opaque operations serve it too
-        spec = spec_of(mapping) if mapping.iterative else None
-        if spec is None:
-            return reference.differentiable(mapping, x)
-        params = list(mapping.params().values())
-        if wants:
-            return _Compiled.apply(x, spec, mapping.needs_scores, *params)
-        return torch.ops.anymax.forward(x, params, spec)
-    engine = kernels.choose("forward", mapping, x)
-    if not wants:
-        return engine.forward(mapping, x, mask)
-    with torch.no_grad():
-        made = (engine.forward(mapping, x, mask), None) if hooked() else engine.forward_saving(mapping, x, mask)
-    return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
-
-
-def masks(mapping: Mapping, x: Tensor) -> bool:
-    """True where the engine of this call takes a mask beside the scores."""
-    if traced(mapping) or mapping.needs_scores:
-        return False
-    return kernels.choose("forward", mapping, x).takes_mask
-
-
-def log(mapping: Mapping, x: Tensor) -> Tensor | None:
-    """log p(x) by a compiled engine; None: it is for the reference."""
-    if traced(mapping):
-        return None
-    engine = kernels.compiled("log_forward", mapping, x)
-    if engine is None:
-        return None
-    if recorded(x):
-        return _Log.apply(x, mapping, engine, *params_of(mapping))
-    return engine.log_forward(mapping, x)
-
-
-def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
-    """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-    if traced(mapping):
-        return None
-    engine = kernels.compiled("index_loss", mapping, x)
-    if engine is None:
-        return None
-    wants = recorded(x)
-    made = engine.index_loss(mapping, x, index, save=wants and not (engine.takes_strides and hooked()))
-    return _recorded(wants, x, index, made, mapping, engine, -1, BELOW, "none")
-
-
 def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping, *call: Any) -> Tensor | None:
     if made is None or not wants:
         return made and made[0]
     return _IndexLoss.apply(x, index, (*made, mapping, *call), *params_of(mapping))
 
 
-def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str) -> Tensor | None:
-    """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
-    None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
-    if compiling() or type(x) not in KINDS or type(index) is not Tensor:
-        return None
-    wants = _grad() and x.requires_grad
-    if x.is_cpu and index.is_cpu:
-        link = link_of(mapping)
-        if (
-            native.load() is not _engine
-            or isinstance(link, str)
-            or link.kind in WITHOUT_LOSS
-            or (wants and _functorch())
-        ):
-            return None
-        save = wants and not hooked()
-        if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
-            value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
-            made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
-            made = made and (value, made[1], made[0])
-        elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
-            made = native.ENGINE.index_loss(
-                mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction
-            )
-        else:
-            made = None
-        return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
-    engine = None if traced(mapping) else kernels.compiled("index_loss", mapping, x)
-    if engine is None:
-        return None
-    made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
-    return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
-
-
-def loss(mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
-    plain = transformed() or learns(mapping) or recorded(y)
-    if not plain and not torch.compiler.is_compiling() and not modes():
-        if recorded(x):
-            return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
-        p = kernels.choose("forward", mapping, x).forward(mapping, x)
-        return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
-    # Under torch.compile one derivative is all there is, and that one treats p as a constant.
-    once = torch.compiler.is_compiling() and not transformed()
-    p = apply(mapping.frozen(), x.detach()) if once else apply(mapping, x)
-    return reference.loss(mapping, x, p, y)
-
-
-# -- a call as it comes: any axis, mask and strides go to the CPU engine as they are --------------------------------------------
-
-compiling, dynamo = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
-_grad, _functorch = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
-KINDS = (torch.Tensor, torch.nn.Parameter)  # the kinds of array that `quick` takes
-_WIDE = {
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
-_engine: Any = None if isinstance(native.load(), str) else native.engine_for(torch.empty(0, device="cpu"))
-_forward = _engine and _engine.forward
-
-
-def ready() -> Any:
-    """`quick`, where there is an engine for it."""
-    return None if isinstance(native.load(), str) else quick
-
-
-def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
+def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
     """p(x) by the CPU engine; None where anything is out of the ordinary. Not while `compiling`."""
     if x.requires_grad and _grad():
         link = link_of(mapping)
@@ -352,31 +244,137 @@ def quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) ->
         return _forward(mapping, x, axis, mask, None)
     if type(out) is not Tensor or out.requires_grad or (out.is_inference() and not torch.is_inference_mode_enabled()):
         return None
-    return wrote(_forward(mapping, x, axis, mask, out))
+    return _wrote(_forward(mapping, x, axis, mask, out))
 
 
-def wrote(out: Tensor | None) -> Tensor | None:
+def _wrote(out: Tensor | None) -> Tensor | None:
     """Tells autograd that these numbers are new: a graph that saved the old ones says so."""
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out
 
 
-def into(mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
-    """Writes p(x) to `out`, where an engine can: no gradient is asked for, and nothing is read from where it writes."""
-    if (
-        type(out) is not Tensor
-        or out.dtype != x.dtype
-        or out.shape != x.shape
-        or out.device != x.device
-        or not x.numel()
-    ):
-        return False
-    if recorded(x, out) or (out.is_inference() and not torch.is_inference_mode_enabled()):
-        return False
-    if traced(mapping):
-        return False
-    done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
-    if done:
-        wrote(out)
-    return done
+# -- the bridge ---------------------------------------------------------------------------------------------------------------
+
+
+class TorchBridge(Bridge):
+    framework = "torch"
+    kinds = KINDS
+
+    def apply(self, mapping: Mapping, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if transformed() or learns(mapping) or mapping.traced:
+            return _implicit(mapping, x)
+        wants = recorded(x)
+        if torch.compiler.is_exporting():
+            return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
+        # a mode may trace, or have no numbers: opaque operations serve it too
+        if torch.compiler.is_compiling() or modes():
+            spec = spec_of(mapping) if mapping.iterative else None
+            if spec is None:
+                return reference.differentiable(mapping, x)
+            params = list(mapping.params().values())
+            if wants:
+                return _Compiled.apply(x, spec, mapping.needs_scores, *params)
+            return torch.ops.anymax.forward(x, params, spec)
+        engine = kernels.choose("forward", mapping, x)
+        if not wants:
+            return engine.forward(mapping, x, mask)
+        with torch.no_grad():
+            made = (engine.forward(mapping, x, mask), None) if hooked() else engine.forward_saving(mapping, x, mask)
+        return _Apply.apply(x, made, mapping, -1, *params_of(mapping))
+
+    def quick(self) -> Any:
+        return None if isinstance(native.load(), str) else _quick
+
+    def compiling(self) -> Any:
+        return torch.compiler.is_dynamo_compiling
+
+    def masks(self, mapping: Mapping, x: Tensor) -> bool:
+        if traced(mapping) or mapping.needs_scores:
+            return False
+        return kernels.choose("forward", mapping, x).takes_mask
+
+    def write(self, mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
+        """Where no gradient is asked for, and nothing is read from where it writes."""
+        if (
+            type(out) is not Tensor
+            or out.dtype != x.dtype
+            or out.shape != x.shape
+            or out.device != x.device
+            or not x.numel()
+        ):
+            return False
+        if recorded(x, out) or (out.is_inference() and not torch.is_inference_mode_enabled()):
+            return False
+        if traced(mapping):
+            return False
+        done = kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
+        if done:
+            _wrote(out)
+        return done
+
+    def log(self, mapping: Mapping, x: Tensor) -> Tensor | None:
+        engine = None if traced(mapping) else kernels.compiled("log_forward", mapping, x)
+        if engine is None:
+            return reference.log_forward(mapping, x)
+        if recorded(x):
+            return _Log.apply(x, mapping, engine, *params_of(mapping))
+        return engine.log_forward(mapping, x)
+
+    def loss(self, mapping: Mapping, x: Tensor, y: Tensor) -> Tensor:
+        plain = transformed() or learns(mapping) or recorded(y)
+        if not plain and not torch.compiler.is_compiling() and not modes():
+            if recorded(x):
+                return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
+            p = kernels.choose("forward", mapping, x).forward(mapping, x)
+            return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
+        # Under torch.compile one derivative is all there is, and that one treats p as a constant.
+        once = torch.compiler.is_compiling() and not transformed()
+        p = self.apply(mapping.frozen(), x.detach()) if once else self.apply(mapping, x)
+        return reference.loss(mapping, x, p, y)
+
+    def index_loss(self, mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
+        if traced(mapping):
+            return None
+        engine = kernels.compiled("index_loss", mapping, x)
+        if engine is None:
+            return None
+        wants = recorded(x)
+        made = engine.index_loss(mapping, x, index, save=wants and not (engine.takes_strides and hooked()))
+        return _recorded(wants, x, index, made, mapping, engine, -1, BELOW, "none")
+
+    def reduced_loss(
+        self, mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str
+    ) -> Tensor | None:
+        if _compiling() or type(x) not in KINDS or type(index) is not Tensor:
+            return None
+        wants = _grad() and x.requires_grad
+        if x.is_cpu and index.is_cpu:
+            link = link_of(mapping)
+            if (
+                native.load() is not _engine
+                or isinstance(link, str)
+                or link.kind in WITHOUT_LOSS
+                or (wants and _functorch())
+            ):
+                return None
+            save = wants and not hooked()
+            if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
+                value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
+                made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
+                made = made and (value, made[1], made[0])
+            elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
+                made = native.ENGINE.index_loss(
+                    mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction
+                )
+            else:
+                made = None
+            return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
+        engine = None if traced(mapping) else kernels.compiled("index_loss", mapping, x)
+        if engine is None:
+            return None
+        made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
+        return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
+
+
+BRIDGE = TorchBridge()

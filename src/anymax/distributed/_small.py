@@ -16,9 +16,9 @@ from .._array import Array, Namespace, stop_gradient, total
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from .._random.truncation import topk_keep
+from ..autodiff import bridge
 from ..functional import apply
 from ..mappings import Budget, Entmax, NormMax, Sparsemax, SparseSoftmax
-from ..thresholds import tau_of
 from ._shard import Met, Shard, place_of
 
 ASK = 128  # candidates above which a count below the common bound pays for a collective of its own
@@ -44,7 +44,7 @@ def candidates(shard: Shard) -> tuple[Array, Array]:
         k: Any = mapping.k if isinstance(mapping, Budget) else 0.0
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
-        tau = tau_of(mapping, rows)
+        tau = bridge(rows).threshold(mapping, rows)
         some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else they get 1 each, and tau may be anything
         tau = xp.where(xp.isfinite(tau) & some, tau, nothing)
         return tau, above(rows, tau, xp)

@@ -1,5 +1,22 @@
 """Log-probabilities of classes, entropies and divergences."""
 
+from collections.abc import Callable
+
+from .softmax_plain import Terms
+from .softmax_plain import terms as _plain_terms
 from .verbs import kl, log_prob, log_prob_entropy, topk_kl
 
 __all__ = ["kl", "log_prob", "log_prob_entropy", "topk_kl"]
+
+
+def softmax_terms(framework: str) -> Callable[..., Terms]:
+    """The part for the terms of softmax of a framework's bridge."""
+    if framework == "torch":
+        from .softmax_torch import terms  # late: only where torch is loaded already
+
+        return terms
+    if framework == "jax":
+        from .softmax_jax import terms  # late: only where jax is loaded already
+
+        return terms
+    return _plain_terms

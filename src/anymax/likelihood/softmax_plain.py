@@ -1,5 +1,5 @@
 """What a row of scores says under softmax, in plain operations, which every framework differentiates: log p of given classes, its entropy,
-and log p of all the other classes together."""
+and log p of all the other classes together. NumPy goes a few rows at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, Namespace, is_jax, is_torch, poison, positions, quiet, stop_gradient, total, upcast
+from .._array import (
+    Array,
+    Namespace,
+    is_jax,
+    is_torch,
+    namespace,
+    poison,
+    positions,
+    quiet,
+    stop_gradient,
+    take,
+    total,
+    upcast,
+)
 from .._core.mapping import row_top
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
+_BLOCK = 1 << 18  # scores at a time of NumPy: what is made of them stays in the cache
 
 
 class Terms(NamedTuple):
@@ -26,13 +40,13 @@ class Terms(NamedTuple):
 
 
 def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: Namespace) -> Terms:
-    """The same in plain operations, of which every derivative is exact also where a probability is 0."""
+    """The terms of softmax(scale x) for classes [..., m], where n stands for none; every derivative is exact, also where p is 0."""
     with quiet(x):
         s = upcast(x, xp)
-        y, e, z, keep, poisoned = _SOFTMAX._shifted(s if scale == 1.0 else s * scale, xp)
+        y, e, z, keep, poisoned = _SOFTMAX.shifted(s if scale == 1.0 else s * scale, xp)
         log_z, n = xp.log(z), x.shape[-1]
         at = xp.where(index < n, index, (n - 1) * xp.ones_like(index))
-        log_p = _take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
+        log_p = take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
         out = [log_p, log_z - total(e * y, xp) / z if entropy else None, None]  # a sum of two that are not negative
         if rest:
             others = keep & ~named(index, x, xp)
@@ -44,8 +58,20 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
         return Terms(*(None if part is None else poison(part, poisoned, xp) for part in out))
 
 
-def _take(x: Array, index: Array, xp: Namespace) -> Array:
-    return x.gather(-1, index) if is_torch(x) else xp.take_along_axis(x, index, axis=-1)
+def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Terms:
+    """The same, a few rows at a time."""
+    xp = namespace(x)
+    parts = list(blocks(tuple(x.shape[:-1]), x.shape[-1], _BLOCK)) if isinstance(x, np.ndarray) else [()]
+    if len(parts) == 1:
+        return plain(x, index, scale, entropy, rest, xp)
+    kind = upcast(x[..., :1], xp).dtype
+    sizes = (index.shape[-1], 1 if entropy else 0, 1 if rest else 0)
+    out = [np.empty((*x.shape[:-1], size), kind) for size in sizes]
+    for part in parts:
+        for whole, piece in zip(out, plain(x[part], index[part], scale, entropy, rest, xp)):
+            if piece is not None:
+                whole[part] = piece
+    return Terms(out[0], out[1] if entropy else None, out[2] if rest else None)
 
 
 def named(index: Array, x: Array, xp: Namespace) -> Array:

@@ -16,6 +16,7 @@ from .._array import (
     namespace,
     quiet,
     stop_gradient,
+    take,
     to_last,
     total,
     upcast,
@@ -25,13 +26,12 @@ from .._core.names import as_mapping
 from .._core.rows import aligned, join, prepare
 from .._core.shards import refuse as refuse_sharded
 from ..autodiff import bridge
-from ..functional import log_rows, own_log_rows
+from ..functional import log_rows
 from ..inspection import entropy as entropy_of
 from ..mappings import Softmax
 from ..transforms import temperature as tempered
 from ..transforms.base import put_through, transforms_of
 from .softmax_plain import Terms
-from .softmax_terms import terms as softmax_terms
 
 _SOFTMAX = Softmax()
 
@@ -79,7 +79,7 @@ def terms_of(
         out = None
         if not entropy and not rest and scale == 1.0 and index.shape[-1] == 1:
             out = _by_loss(mapping, rows, xp.where(none, -xp.ones_like(at), at)[..., 0])
-        out = softmax_terms(rows, at, scale, entropy, rest, xp) if out is None else out
+        out = bridge(rows).terms(rows, at, scale, entropy, rest) if out is None else out
     else:
         out = _of_map(mapping, rows, at, entropy, xp)
     log_p = xp.where(none, xp.zeros_like(out.log_p), out.log_p)
@@ -117,9 +117,9 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
     inside = at < n
     at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
     with quiet(s):
-        log_p = own_log_rows(mapping, s)
+        log_p = bridge(s).log(mapping, s)
         p: Any = bridge(s).apply(mapping, s) if log_p is None else None
-        found = _array.log(take_at(p, at, xp), xp) if log_p is None else take_at(log_p, at, xp)
+        found = _array.log(take(p, at, xp), xp) if log_p is None else take(log_p, at, xp)
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
         p = xp.exp(log_p) if p is None and (entropy or pulled) else p
@@ -128,7 +128,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
         if pulled:  # the value is lost, the gradient e_y - p is not
             y, _, _ = _array.finite_scores(s, xp)
-            pull = take_at(y, at, xp) - dot(stop_gradient(p), y, xp)
+            pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
             found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
         h = entropy_of(p)[..., None] if entropy else None
     return Terms(found, h, None)
@@ -176,7 +176,3 @@ def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:
     a, b = xp.where(some, log_p, zero), xp.where(some & ~lost, log_q, zero)
     each = xp.where(some, xp.exp(a) * (a - b), zero)
     return xp.where(some & lost, each + math.inf, each)
-
-
-def take_at(x: Array, index: Array, xp: Namespace) -> Array:
-    return x.gather(-1, index) if _array.is_torch(x) else xp.take_along_axis(x, index, axis=-1)

@@ -1,6 +1,6 @@
 """PyTorch: an output layer of any map by groups of rows, whose scores are made again for the gradient.
 
-What is asked of the scores (`Ask`, a floor above) says which tensors it is made of: a backward pass takes them from the graph, so that a
+What is asked of the scores (`Ask`) says which tensors it is made of: a backward pass takes them from the graph, so that a
 change in between is an error. What a function of the user's reads nobody sees.
 """
 
@@ -14,8 +14,9 @@ import torch
 
 from .._array import plain_backward, upcast
 from ..autodiff.saving import params_of, save, saved, with_params
+from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
-from .torch_backward import plain_grads
+from .torch_backward import plain_grads, serves, wants_gradient
 
 Tensor = torch.Tensor
 
@@ -110,8 +111,15 @@ def _groups(layer: Layer, step: int) -> Any:
         yield layer.part(where), where
 
 
-def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Tensor:
-    """`ask(part of the layer, its scores, their target, weight)` of all rows, one number a row, with its gradient."""
+def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
+    """`ask(part of the layer, its scores, their target, weight)` of all rows.
+
+    Where something traces the calls, all scores are made at once, in plain operations.
+    """
+    if not serves(layer, target, weight):
+        return ask(layer, layer.scores(), target, weight)
+    if not wants_gradient(layer):
+        return in_turn(layer, ask, target, weight, chunk)
     if not layer.rows or _learns(ask, layer):
         return ask(layer, layer.scores(), target, weight)
     step = rows_at_a_time(layer, chunk, _GROUP.get(layer.x.device.type, _MANY))

@@ -9,28 +9,23 @@ from typing import Any
 from .._array import Array, Namespace, is_array, known
 from .._core.mapping import Mapping
 from .._core.separable import Separable
+from ..autodiff.torch import BRIDGE
 from ..likelihood.terms import terms_of
 from ..mappings import Softmax, SparseSoftmax
-from ..thresholds import tau_and_support, tau_of
+from ..thresholds import tau_and_support
+from . import torch_backward
 from .ask import Thresholds, loss_of
-from .groups import by_rows
 from .layer import Layer
+from .torch_groups import by_rows
 
 _SOFTMAX = Softmax()
-
-
-def _leaf() -> Any:
-    from . import torch_backward  # late: only where torch is loaded already
-
-    return torch_backward
 
 
 def values(
     layer: Layer, index: Array, out: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace
 ) -> Array | None:
     """What is asked for of each row whose class is in question, 0 for the others; None: all scores of a row are needed at once."""
-    leaf = _leaf()
-    if not leaf.serves(layer, weight):
+    if not torch_backward.serves(layer, weight):
         return None
     of = _of_softmax if layer.mapping.is_softmax else _of_kept if _bound(layer.mapping, xp) is not None else None
     if of is None:
@@ -48,12 +43,11 @@ def values(
 
 def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, Array] | None:
     """(tau, the size of the support) of each row; None as above."""
-    leaf = _leaf()
-    if not leaf.serves(layer) or not layer.rows:
+    if not torch_backward.serves(layer) or not layer.rows:
         return None
     if layer.mapping.is_softmax:
         first = xp.zeros(layer.rows, dtype=xp.int64, device=layer.x.device)
-        two = leaf.of_softmax(layer, first, None, chunk)[0]
+        two = torch_backward.of_softmax(layer, first, None, chunk)[0]
         size = xp.full_like(first, layer.classes)
         some = layer.kept_classes(xp)
         return xp.logaddexp(two[:, 0], two[:, 1]), size if some is None else xp.sum(
@@ -62,7 +56,7 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
     bound = _bound(layer.mapping, xp)
     if bound is None:
         return None
-    held = leaf.kept(layer, None, bound, False, chunk)
+    held = torch_backward.kept(layer, None, bound, False, chunk)
     tau, size = tau_and_support(layer.mapping, held.value, xp)
     full = xp.nonzero(held.full)[0]
     tau, size = tau[:, 0], size[:, 0]
@@ -77,7 +71,7 @@ def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, A
 def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
     cross_entropy = loss_of(layer.mapping) == "nll"
     u = _spread(layer, weight if cross_entropy else None, ask, xp)
-    two, even = _leaf().of_softmax(layer, index, u, chunk, ask.least)
+    two, even = torch_backward.of_softmax(layer, index, u, chunk, ask.least)
     place = xp.zeros_like(index)
     if ask.margin is not None:
         moved = _moved(two[:, :1], ask)
@@ -126,7 +120,7 @@ def _slack(x: Array, xp: Namespace) -> Array:
 
 def _below_threshold(value: Array, layer: Layer, xp: Namespace) -> Array:
     """The threshold of some classes is below that of all, since more classes only raise it."""
-    tau = tau_of(layer.mapping, value)
+    tau = BRIDGE.threshold(layer.mapping, value)
     return tau - _slack(tau, xp)
 
 
@@ -143,8 +137,7 @@ def _kth(s: Array, layer: Layer, xp: Namespace) -> Array:
 def _of_kept(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace) -> Array:
     bound = _bound(layer.mapping, xp)
     assert bound is not None
-    leaf = _leaf()
-    held = leaf.kept(layer, index, bound, ask.margin is not None, chunk)
+    held: Any = torch_backward.kept(layer, index, bound, ask.margin is not None, chunk)
     if not bool(held.full.any()):
         return _of_held(layer, held, index, weight, ask, xp)
     full, rest = (xp.nonzero(part)[0] for part in (held.full, ~held.full))
@@ -159,7 +152,7 @@ def _of_kept(layer: Layer, index: Array, weight: Array | None, ask: Any, chunk: 
 
 def _of_held(layer: Layer, held: Any, index: Array, weight: Array | None, ask: Any, xp: Namespace) -> Array:
     u = _spread(layer, None, ask, xp)
-    s, even = _leaf().scores_of(layer, held, u)
+    s, even = torch_backward.scores_of(layer, held, u)
     at = held.at[:, None]
     own = s.gather(1, at)
     if ask.margin is not None:

@@ -2,7 +2,7 @@
 
 A large vocabulary makes the scores, and their gradient, the largest arrays of a training step. Here they are made a part at a time. With a
 sparse map the gradient p - y has few entries, so that two of a training step's three matrix products touch the support only; with softmax
-the backward pass makes each block of scores again. `_layer` reads the operands, `autodiff/layer_torch.py` and `layer_jax.py` do the work.
+the backward pass makes each block of scores again. `layer` reads the operands, and the bridge of their framework does the work.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, is_array, is_integer, is_torch, namespace, quiet, upcast
+from .._array import Array, Namespace, is_array, is_integer, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
+from ..autodiff import bridge
 from ..likelihood.terms import terms_of
 from ..likelihood.verbs import places_of, support_of
 from ..losses.margins import as_margin
@@ -24,9 +25,7 @@ from ..losses.targets import check_reduction, class_weights, reduced
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.base import Transform, transforms_of
-from . import torch_kept as quick
-from .ask import Ask, Thresholds
-from .groups import by_rows, gathered
+from .ask import Ask
 from .layer import Layer, class_indices
 
 _SOFTMAX = Softmax()
@@ -166,7 +165,7 @@ def linear_log_prob(
             )
         return xp.reshape(_of_support(who, layer, index, support, xp), layer.lead)
     index = xp.where(none, -xp.ones_like(index), index)
-    return xp.reshape(_values(layer, index, none, None, ask, chunk, xp), layer.lead)
+    return xp.reshape(bridge(layer.x).layers.values(layer, index, none, None, ask, chunk), layer.lead)
 
 
 def linear_threshold(
@@ -198,8 +197,7 @@ def linear_threshold(
         raise TypeError(layer.mapping.no_threshold())
     xp, chunk = namespace(layer.x), _checked(who, chunk)
     layer = layer.constant()
-    found = quick.thresholds(layer, chunk, xp) if is_torch(layer.x) else None
-    tau, size = by_rows(layer, Thresholds(), None, None, chunk) if found is None else found
+    tau, size = bridge(layer.x).layers.thresholds(layer, chunk)
     return Threshold(xp.reshape(tau, layer.lead), xp.reshape(size, layer.lead))
 
 
@@ -251,7 +249,8 @@ def _loss(
     with quiet(layer.x):
         if is_integer(target):
             index, out = class_indices(who, target, layer, ignore_index, xp)
-            value = _values(layer, xp.where(out, -xp.ones_like(index), index), out, weight, ask, chunk, xp)
+            counted = xp.where(out, -xp.ones_like(index), index)
+            value = bridge(layer.x).layers.values(layer, counted, out, weight, ask, chunk)
             norm = xp.astype(~out, value.dtype)
             if weight is not None:
                 inside = (index >= 0) & (index < layer.classes)
@@ -269,28 +268,11 @@ def _loss(
                 )
             if ask.margin is not None:
                 raise TypeError(f"{who}: target: a margin needs class indices of an integer dtype, got {target.dtype}")
-            value = by_rows(layer, ask, xp.reshape(target, (layer.rows, layer.classes)), weight, chunk)
+            y = xp.reshape(target, (layer.rows, layer.classes))
+            value = bridge(layer.x).layers.by_rows(layer, ask, y, weight, chunk)
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
     return reduced(xp.reshape(value, layer.lead), norm, reduction, layer.dtype, xp)
-
-
-def _values(
-    layer: Layer, index: Array, out: Array, weight: Array | None, ask: Ask, chunk: int | None, xp: Namespace
-) -> Array:
-    """What is asked for of each row; the class -1 is none, and has the value 0."""
-    if is_torch(layer.x) and not ask.transforms:
-        if not _array.compiling():
-            found = quick.values(layer, index, out, weight, ask, chunk, xp)
-        elif _array.exporting(layer.x) or ask.margin is not None:
-            found = None
-        else:
-            from . import torch_compiled  # late: only where torch is loaded already
-
-            found = torch_compiled.values(layer, index, weight, ask, chunk)
-        if found is not None:
-            return found
-    return by_rows(layer, ask, index, weight, chunk)
 
 
 def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:
@@ -302,6 +284,6 @@ def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespac
         )
     classes, there, spot = places_of(who, (layer.rows,), layer.classes, index[:, None], ids, offsets, xp)
     with quiet(layer.x):
-        s = gathered(layer, classes)
+        s = bridge(layer.x).layers.gathered(layer, classes)
         s = xp.where(there, s, -math.inf * xp.ones_like(s))
         return terms_of(layer.mapping, s, spot, xp).log_p[:, 0]

@@ -1,5 +1,7 @@
 """The verbs on segments: rows of unequal length, one after another or in any order, as graphs, sets and packed sequences have them."""
 
+from .bridge import BRIDGE as _PLAIN
+from .bridge import SegmentBridge
 from .layout import Segments
 from .loss import segment_loss
 from .verbs import (
@@ -17,3 +19,16 @@ __all__ = [
     "Segments", "apply_tensor", "segment_apply", "segment_entropy", "segment_log_apply", "segment_logsumexp", "segment_loss",
     "segment_sample", "segment_support", "segment_threshold",
 ]  # fmt: skip
+
+
+def segment_bridge(framework: str) -> SegmentBridge:
+    """The part for segments of a framework's bridge."""
+    if framework == "torch":
+        from .torch import BRIDGE  # late: only where torch is loaded already
+
+        return BRIDGE
+    if framework == "jax":
+        from .jax import BRIDGE  # late: only where jax is loaded already
+
+        return BRIDGE
+    return _PLAIN

@@ -7,15 +7,15 @@ from typing import Any, Unpack
 import numpy as np
 
 from .. import _array
-from .._array import Array, counts, is_array, is_integer, known_any, upcast
+from .._array import Array, counts, is_integer, known_any, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Numbers, Reduction
+from ..autodiff import bridge
 from ..losses.targets import cast, check_reduction, reduced, result_dtype
 from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import Call
-from .leaf import leaf_of
 from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
 from .verbs import _HINTS, SegmentOptions, opened, segment_apply
 
@@ -95,11 +95,9 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     stray = stray | apart
     place = xp.where(ignored, none, counts(place, xp))
     value = None
-    leaf = leaf_of(call)
-    mass = call.mapping.mass
-    if leaf is not None and not is_array(mass) and mass == 1.0:
+    if call.mapping.sums_to_one:
         first = xp.permute_dims(place, (axis, *(i for i in range(place.ndim) if i != axis)))
-        made = leaf.index_loss(call, native_ready(first))
+        made = bridge(call.x).segments.index_loss(call, native_ready(first))
         value = None if made is None else call.moved(made)
     if value is None:
         value = _by_rows(call, place)

@@ -15,14 +15,15 @@ import torch
 from .._array import modes, plain_backward, recorded, transformed
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
-from ..autodiff.torch import apply as apply_to_rows
+from ..autodiff.torch import BRIDGE as ROWS
 from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
-from ..autodiff.torch_operations import _restore, spec_of
+from ..autodiff.torch_operations import from_spec, spec_of
 from ..kernels import ragged
 from ..kernels.reference import ENGINE as reference
 from ..kernels.triton import ragged as on_gpu
 from . import padded
+from .bridge import SegmentBridge
 from .call import Call
 from .layout import Segments, check
 
@@ -30,45 +31,46 @@ Tensor = torch.Tensor
 _LIBRARY = library(__name__)
 
 
-# -- what the leaf answers: None where the engine refuses ------------------------------------------------------------------------------
+# -- the operations: None where the engines refuse ------------------------------------------------------------------------------
 
 
-def apply(call: Call) -> Tensor | None:
-    mapping, x = call.mapping, call.x
-    if _compiled():
-        return _opaque(call)
-    engine = None if _plain(call) else _engine("forward", mapping, x)
-    if engine is None:
-        return None
-    if recorded(x):
-        return _Apply.apply(x, call, engine, *params_of(mapping))
-    return engine.forward(call.segments_first, x, _layout(engine, call))
+class TorchSegments(SegmentBridge):
+    def apply(self, call: Call) -> Tensor | None:
+        mapping, x = call.mapping, call.x
+        if _compiled():
+            return _opaque(call)
+        engine = None if _plain(call) else _engine("forward", mapping, x)
+        if engine is None:
+            return None
+        if recorded(x):
+            return _Apply.apply(x, call, engine, *params_of(mapping))
+        return engine.forward(call.segments_first, x, _layout(engine, call))
+
+    def log(self, call: Call) -> Tensor | None:
+        mapping, x = call.mapping, call.x
+        engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
+        if engine is None:
+            return None
+        if recorded(x):
+            return _Log.apply(x, call, engine, *params_of(mapping))
+        return engine.log_forward(call.segments_first, x, _layout(engine, call))
+
+    def threshold(self, call: Call) -> Tensor | None:
+        mapping, x = call.mapping, call.x
+        engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
+        return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
+
+    def index_loss(self, call: Call, place: Tensor) -> Tensor | None:
+        mapping, x = call.mapping, call.x
+        engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
+        if engine is None:
+            return None
+        if recorded(x):
+            return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
+        return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
 
 
-def log(call: Call) -> Tensor | None:
-    mapping, x = call.mapping, call.x
-    engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
-    if engine is None:
-        return None
-    if recorded(x):
-        return _Log.apply(x, call, engine, *params_of(mapping))
-    return engine.log_forward(call.segments_first, x, _layout(engine, call))
-
-
-def threshold(call: Call) -> Tensor | None:
-    mapping, x = call.mapping, call.x
-    engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
-    return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
-
-
-def index_loss(call: Call, place: Tensor) -> Tensor | None:
-    mapping, x = call.mapping, call.x
-    engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
-    if engine is None:
-        return None
-    if recorded(x):
-        return _IndexLoss.apply(x, place, call, engine, *params_of(mapping))
-    return engine.index_loss(call.segments_first, x, place, _layout(engine, call))
+BRIDGE = TorchSegments()
 
 
 def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
@@ -105,8 +107,8 @@ def _rows(call: Call, formula: Any, *tensors: Tensor) -> Tensor:
 
 def _slope(call: Call, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
     """The gradient of the loss of the place of each target, `g (p - y)`, in plain operations."""
-    p = apply(dataclasses.replace(call, x=x))
-    p = (_rows(call, apply_to_rows, x) if p is None else p).movedim(call.axis, 0)
+    p = BRIDGE.apply(dataclasses.replace(call, x=x))
+    p = (_rows(call, ROWS.apply, x) if p is None else p).movedim(call.axis, 0)
     index, rank = (call.segments.beside(name, x) for name in ("index", "rank"))
     target = place.index_select(0, index)
     y = (rank.reshape(-1, *[1] * (p.ndim - 1)) == target).to(p.dtype)
@@ -227,17 +229,17 @@ def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: in
 
 
 def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int) -> Tensor:
-    call = _of(_restore(spec, params), x, ptr, order, axis)
+    call = _of(from_spec(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := _engine("forward", call.mapping, x)) is not None:
             return engine.forward(call.segments_first, x, _layout(engine, call))
-        return _rows(call, apply_to_rows, x).contiguous()
+        return _rows(call, ROWS.apply, x).contiguous()
 
 
 def _vjp_op(
     x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int
 ) -> Tensor:
-    call = _of(_restore(spec, params), x, ptr, order, axis)
+    call = _of(from_spec(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := _engine("vjp", call.mapping, p)) is not None:
             return engine.vjp(call.segments_first, x, p, g, _layout(engine, call))

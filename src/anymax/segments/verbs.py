@@ -12,6 +12,7 @@ from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
 from .._random.draws import invert
 from .._random.generators import uniform
+from ..autodiff import bridge
 from ..functional import apply, log_rows
 from ..inspection import entropy
 from ..mappings import Softmax
@@ -19,7 +20,6 @@ from ..thresholds import Threshold, logsumexp, threshold
 from . import reductions, tensors
 from .call import Call
 from .layout import Segments
-from .leaf import leaf_of
 from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, segments_of
 
 
@@ -87,8 +87,7 @@ def segment_apply(
     if is_ragged(x):
         return tensors.apply("segment_apply", segment_apply, mapping, x, (index, ptr, lengths, num_segments), axis, dim)
     call = Call.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
-    leaf = leaf_of(call)
-    out = None if leaf is None else leaf.apply(call)
+    out = bridge(call.x).segments.apply(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
     return call.back(apply_rows(call))
@@ -127,8 +126,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, given[:4], *given[4:])
     call = Call.of("segment_log_apply", mapping, x, given)
-    leaf = leaf_of(call)
-    out = None if leaf is None else leaf.log(call)
+    out = bridge(call.x).segments.log(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
     x = upcast(call.rows, call.xp)
@@ -160,8 +158,8 @@ def segment_logsumexp(
     tensors.refuse("segment_logsumexp", x)
     call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
     t: Any = call.one_each(_array.number(temperature), "temperature")
-    leaf = leaf_of(call) if not is_array(t) and t == 1 and type(t) is not bool else None
-    out = None if leaf is None or _array.differentiates(call.x) else leaf.threshold(call)
+    plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
+    out = bridge(call.x).segments.threshold(call) if plain else None
     if out is not None and not bool(call.xp.any(call.xp.isnan(out))):
         return _narrowed(call.moved(out), call)
 
@@ -207,8 +205,8 @@ def segment_threshold(
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
-    leaf = leaf_of(call)
-    out = None if leaf is None else leaf.threshold(call)
+    leaf = bridge(call.x).segments
+    out = leaf.threshold(call)
     least = call.mapping.least_classes
     if out is not None:
         tau = _narrowed(call.moved(out), call)
@@ -218,7 +216,7 @@ def segment_threshold(
             return threshold(mapping_of(call.mapping, bucket), rows).tau
 
         tau = call.back(each_row(call.segments, call.rows, verb, -math.inf, least=least))
-    p = leaf.apply(call) if leaf is not None else None
+    p = leaf.apply(call)
     p = apply_rows(call) if p is None else _array.to_last(p, call.axis, call.xp)
     return Threshold(tau, _array.from_last(_counted(call.segments, p), call.axis, call.xp))
 
@@ -315,8 +313,7 @@ def segment_sample(
     call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
     xp, size = call.xp, 1 if num_samples is None else num_samples
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
-    leaf = leaf_of(call)
-    p = None if leaf is None else leaf.apply(call)
+    p = bridge(call.x).segments.apply(call)
     p = apply_rows(call) if p is None else _array.to_last(p, call.axis, xp)
     wide = p if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.astype(p, xp.float64)
     u = uniform((*p.shape[:-1], call.segments.num_segments, size), wide[..., :0], generator)

@@ -10,19 +10,11 @@ from typing import Any
 
 import jax
 
-from .. import kernels
 from .._array import Array
+from ..autodiff.jax import key_of
 from ..kernels.xla import Static
-from .layer import Layer, dots
-
-
-def by_rows(layer: Layer, ask: Any, target: Array | None, weight: Array | None, step: int) -> Any:
-    shared = {"weight": layer.weight, "bias": layer.bias, "of_class": weight}
-    if layer.keep is not None and layer.keep.shape[0] == 1:
-        shared["keep"] = layer.keep
-    params = layer.mapping.params()
-    shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
-    return _run(ask, Static(layer.mapping, kernels.forced()), step, layer.by_row(), shared, target)
+from .bridge import PIECE, LayerBridge
+from .layer import Layer, dots, rows_at_a_time
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -51,11 +43,6 @@ def _run(
     return jax.tree.map(lambda a, b: jax.numpy.concatenate([a, b]), out, last)
 
 
-def gathered(layer: Layer, classes: Array, piece: int) -> Array:
-    step = max(1, min(layer.rows, piece // max(1, classes.shape[1] * layer.x.shape[1])))
-    return _gathered(step, layer.x, layer.weight, layer.bias, classes)
-
-
 @functools.partial(jax.jit, static_argnums=(0,))
 def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: Array) -> Array:
     def row(part: tuple[Array, Array]) -> Array:
@@ -63,3 +50,20 @@ def _gathered(step: int, x: Array, weight: Array, bias: Array | None, classes: A
         return dots(one, part[1][None], jax.numpy)[0]
 
     return jax.lax.map(jax.checkpoint(row), (x, classes), batch_size=step)
+
+
+class JaxLayers(LayerBridge):
+    def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+        shared = {"weight": layer.weight, "bias": layer.bias, "of_class": weight}
+        if layer.keep is not None and layer.keep.shape[0] == 1:
+            shared["keep"] = layer.keep
+        params = layer.mapping.params()
+        shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
+        return _run(ask, key_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
+
+    def gathered(self, layer: Layer, classes: Array) -> Array:
+        step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))
+        return _gathered(step, layer.x, layer.weight, layer.bias, classes)
+
+
+BRIDGE = JaxLayers()

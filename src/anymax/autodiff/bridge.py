@@ -1,0 +1,95 @@
+"""The contract of a bridge: every operation on arrays of one framework, inherited or refused; its parts for segments and output layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .. import _array, kernels
+from .._array import Array
+from .._core import handed
+from .._core.mapping import Mapping
+from ..kernels.reference import ENGINE as reference
+
+if TYPE_CHECKING:
+    from ..likelihood.softmax_plain import Terms
+    from ..linear.bridge import LayerBridge
+    from ..segments.bridge import SegmentBridge
+
+
+class Bridge(ABC):
+    """Takes arrays of one framework to the engines, with the derivatives of that framework. `bridge(x)` picks it.
+
+    The operations here are on rows of scores, whose classes are the last axis, in the caller's dtype. The parts belong to rooms above,
+    which hand them down by the name of the framework; a part is imported when it is first used.
+    """
+
+    framework: ClassVar[str]  # "numpy", "torch" or "jax"
+    kinds: ClassVar[tuple[type, ...]] = ()  # the kinds of array that `quick` takes
+
+    @abstractmethod
+    def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
+        """p(x). A mask comes only where `masks` said yes."""
+
+    def quick(self) -> Callable[..., Array | None] | None:
+        """A function of (mapping, x, axis, mask, out) that gives p(x) of a call as it comes, or None where anything is out of the ordinary.
+
+        It takes any x of `kinds`, and no tuple for a mapping. None where no engine has one.
+        """
+        return None
+
+    def compiling(self) -> Callable[[], bool] | None:
+        """The quickest question whether torch.compile traces; None where it traces no arrays of this framework."""
+        return None
+
+    def masks(self, mapping: Mapping, x: Array) -> bool:
+        """True where the engine of this call takes a mask beside the scores."""
+        return False
+
+    def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+        """Writes p(x) to `out`; False, and nothing is written, where no engine can."""
+        return False
+
+    def log(self, mapping: Mapping, x: Array) -> Array | None:
+        """log p(x); None where the map has no form of its own for it."""
+        return reference.log_forward(mapping, x)
+
+    def threshold(self, mapping: Mapping, x: Array) -> Array:
+        """tau of each row, [..., 1], single or double, without a derivative."""
+        engine = None if _array.compiling() else kernels.compiled("threshold", mapping, x)
+        return (engine or reference).threshold(mapping, x)
+
+    @abstractmethod
+    def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
+        """`Omega*(x) - <x, y>`, [..., 1], for a distribution y."""
+
+    def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
+        """The loss of each row for its class index (below 0: none), fp32 or fp64; None where no engine has it in one pass."""
+        return None
+
+    def reduced_loss(
+        self, mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str
+    ) -> Array | None:
+        """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
+
+        None where no engine has it, or where an index is no class: the caller composes the loss, or says what is wrong.
+        """
+        return None
+
+    # -- the parts of rooms above -------------------------------------------------------------------------------------------------
+
+    @property
+    def segments(self) -> SegmentBridge:
+        """The operations on rows of unequal length."""
+        return handed.segment_bridge(self.framework)
+
+    @property
+    def layers(self) -> LayerBridge:
+        """The operations on output layers, whose scores are never all held."""
+        return handed.layer_bridge(self.framework)
+
+    @property
+    def terms(self) -> Callable[[Array, Array, float, bool, bool], Terms]:
+        """A function of (x, index, scale, entropy, rest): log p of classes under softmax(scale x), entropy, log p of all others."""
+        return handed.softmax_terms(self.framework)

@@ -1,0 +1,56 @@
+"""Arrays without automatic differentiation: NumPy's, and all others that follow the array-API standard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import kernels
+from .._array import Array
+from .._core.mapping import Mapping
+from ..kernels import native
+from ..kernels.reference import ENGINE as reference
+from .bridge import Bridge
+
+
+class NumpyBridge(Bridge):
+    framework = "numpy"
+    kinds = (np.ndarray,)
+
+    def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
+        return kernels.choose("forward", mapping, x).forward(mapping, x, mask)
+
+    def quick(self) -> Any:
+        engine = native.load()
+        return None if isinstance(engine, str) else engine.forward
+
+    def masks(self, mapping: Mapping, x: Array) -> bool:
+        return kernels.choose("forward", mapping, x).takes_mask
+
+    def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
+        return kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
+
+    def log(self, mapping: Mapping, x: Array) -> Array | None:
+        return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
+
+    def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
+        p = self.apply(mapping, x)
+        return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
+
+    def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
+        engine = kernels.compiled("index_loss", mapping, x)
+        made = engine and engine.index_loss(mapping, x, index, save=False)
+        return made and made.value
+
+    def reduced_loss(
+        self, mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str
+    ) -> Array | None:
+        engine = kernels.compiled("index_loss", mapping, x) if type(index) is np.ndarray else None
+        made = engine and engine.index_loss(
+            mapping, x, index, save=False, axis=axis, ignored=ignored, reduction=reduction
+        )
+        return made and made.value[()]
+
+
+BRIDGE = NumpyBridge()

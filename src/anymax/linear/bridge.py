@@ -1,0 +1,70 @@
+"""The part of a bridge for output layers: what is asked of all scores, of which some rows are made at a time."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .._array import Array, namespace
+from .ask import Ask, Thresholds
+from .layer import Layer, dots, rows_at_a_time
+
+PIECE = 1 << 20  # features that are gathered at a time
+
+
+class LayerBridge(ABC):
+    """What `ask` answers is one number a row, or several; it is called with a part of a layer, its scores, their target and weight."""
+
+    @abstractmethod
+    def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+        """What is asked of all rows, some at a time."""
+
+    @abstractmethod
+    def gathered(self, layer: Layer, classes: Array) -> Array:
+        """The scores of some classes of each row, [rows, width], fp32 or fp64: no other row of the weight is touched."""
+
+    def values(
+        self, layer: Layer, index: Array, out: Array, weight: Array | None, ask: Ask, chunk: int | None
+    ) -> Array:
+        """What is asked of the class of each row; the class -1, where `out` is True, is none, and has the value 0."""
+        return self.by_rows(layer, ask, index, weight, chunk)
+
+    def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Array, Array]:
+        """tau of each row, and how many classes have a probability above 0; without a derivative."""
+        return self.by_rows(layer, Thresholds(), None, None, chunk)
+
+
+def in_turn(layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+    """What is asked of all rows, one group of them after another, in plain operations."""
+    step = rows_at_a_time(layer, chunk)
+    parts = []
+    for i in range(0, layer.rows, step) if layer.rows else (0,):
+        where = slice(i, min(i + step, layer.rows))
+        part = layer.part(where)
+        parts.append(ask(part, part.scores(), None if target is None else target[where, ...], weight))
+    if len(parts) == 1:
+        return parts[0]
+    xp = namespace(layer.x)
+    if isinstance(parts[0], tuple):
+        return tuple(xp.concat(list(each)) for each in zip(*parts))
+    return xp.concat(parts)
+
+
+class NumpyLayers(LayerBridge):
+    """Arrays without derivatives."""
+
+    def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
+        return in_turn(layer, ask, target, weight, chunk)
+
+    def gathered(self, layer: Layer, classes: Array) -> Array:
+        xp = namespace(layer.x)
+        step = max(1, PIECE // max(1, math.prod(classes.shape[1:]) * layer.x.shape[1]))
+        parts = [
+            dots(layer.part(slice(i, end := min(i + step, layer.rows))), classes[i:end, ...], xp)
+            for i in range(0, max(layer.rows, 1), step)
+        ]
+        return xp.concat(parts)
+
+
+BRIDGE = NumpyLayers()

@@ -1,0 +1,41 @@
+"""torch: an output layer, by what it keeps of its scores, by groups of rows whose scores are made again, or as opaque operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+
+from .._array import compiling, exporting
+from . import torch_backward, torch_compiled, torch_groups, torch_kept
+from .ask import Ask
+from .bridge import LayerBridge
+from .layer import Layer
+
+Tensor = torch.Tensor
+
+
+class TorchLayers(LayerBridge):
+    def by_rows(self, layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
+        return torch_groups.by_rows(layer, ask, target, weight, chunk)
+
+    def gathered(self, layer: Layer, classes: Tensor) -> Tensor:
+        return torch_backward.gathered(layer, classes)
+
+    def values(
+        self, layer: Layer, index: Tensor, out: Tensor, weight: Tensor | None, ask: Ask, chunk: int | None
+    ) -> Tensor:
+        found = None
+        if not ask.transforms and not compiling():
+            found = torch_kept.values(layer, index, out, weight, ask, chunk, xp)
+        elif not ask.transforms and not exporting(layer.x) and ask.margin is None:
+            found = torch_compiled.values(layer, index, weight, ask, chunk)
+        return self.by_rows(layer, ask, index, weight, chunk) if found is None else found
+
+    def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Tensor, Tensor]:
+        found = torch_kept.thresholds(layer, chunk, xp)
+        return super().thresholds(layer, chunk) if found is None else found
+
+
+BRIDGE = TorchLayers()
