@@ -10,11 +10,11 @@ from .numpy import BRIDGE as _PLAIN
 def bridge(x: Array) -> Bridge:
     """The bridge of x's framework. Nothing else picks code by the framework of an array."""
     if is_torch(x):
-        from .torch import BRIDGE  # late: only where torch is loaded already
+        from . import torch  # late: only where torch is loaded already
 
-        return BRIDGE
+        return torch.BRIDGE
     if is_jax(x):
-        from .jax import BRIDGE  # late: only where jax is loaded already
+        from . import jax  # late: only where jax is loaded already
 
-        return BRIDGE
+        return jax.BRIDGE
     return _PLAIN

@@ -12,11 +12,11 @@ __all__ = ["kl", "log_prob", "log_prob_entropy", "topk_kl"]
 def softmax_terms(framework: str) -> Callable[..., Terms]:
     """The part for the terms of softmax of a framework's bridge."""
     if framework == "torch":
-        from .softmax_torch import terms  # late: only where torch is loaded already
+        from . import softmax_torch  # late: only where torch is loaded already
 
-        return terms
+        return softmax_torch.terms
     if framework == "jax":
-        from .softmax_jax import terms  # late: only where jax is loaded already
+        from . import softmax_jax  # late: only where jax is loaded already
 
-        return terms
+        return softmax_jax.terms
     return _plain_terms

@@ -15,11 +15,11 @@ __all__ = ["linear_log_prob", "linear_loss", "linear_threshold", "margin_linear_
 def layer_bridge(framework: str) -> LayerBridge:
     """The part for output layers of a framework's bridge."""
     if framework == "torch":
-        from .torch import BRIDGE  # late: only where torch is loaded already
+        from . import torch  # late: only where torch is loaded already
 
-        return BRIDGE
+        return torch.BRIDGE
     if framework == "jax":
-        from .jax import BRIDGE  # late: only where jax is loaded already
+        from . import jax  # late: only where jax is loaded already
 
-        return BRIDGE
+        return jax.BRIDGE
     return _PLAIN

@@ -24,11 +24,11 @@ __all__ = [
 def segment_bridge(framework: str) -> SegmentBridge:
     """The part for segments of a framework's bridge."""
     if framework == "torch":
-        from .torch import BRIDGE  # late: only where torch is loaded already
+        from . import torch  # late: only where torch is loaded already
 
-        return BRIDGE
+        return torch.BRIDGE
     if framework == "jax":
-        from .jax import BRIDGE  # late: only where jax is loaded already
+        from . import jax  # late: only where jax is loaded already
 
-        return BRIDGE
+        return jax.BRIDGE
     return _PLAIN
