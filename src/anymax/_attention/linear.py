@@ -284,10 +284,10 @@ def _compiled(
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
     if recorded(q, k, v):
-        from . import torch_linear as bridge  # late: only where torch is loaded already
+        from . import torch_linear  # late: only where torch is loaded already
 
         plain = functools.partial(_plain, scale=scale, causal=causal, lengths=lengths, xp=xp)
-        out = bridge.attend(q, k, v, how, plain)
+        out = torch_linear.attend(q, k, v, how, plain)
     else:
         out, _ = linear.attend(q, k, v, how)
     return out if out.dtype == dtype else xp.astype(out, dtype)

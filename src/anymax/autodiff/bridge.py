@@ -77,6 +77,10 @@ class Bridge(ABC):
         """
         return None
 
+    def recomputed(self, function: Callable[[int], Array]) -> Callable[[int], Array]:
+        """A function that keeps nothing of what it computes, and computes it again for its gradient."""
+        return function
+
     # -- the parts of rooms above -------------------------------------------------------------------------------------------------
 
     @property

@@ -10,6 +10,7 @@ Calls outside of jit are compiled too, once a mapping and shape.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -315,6 +316,9 @@ class JaxBridge(Bridge):
         params = mapping.params()
         x, index, *values = alike(x, index, *params.values())
         return _compiled_index(key_of(mapping), dict(zip(params, values)), x, index)[0]
+
+    def recomputed(self, function: Callable[[int], Array]) -> Callable[[int], Array]:
+        return jax.checkpoint(function, static_argnums=0)
 
 
 BRIDGE = JaxBridge()

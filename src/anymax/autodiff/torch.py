@@ -11,10 +11,13 @@ Four ways through, chosen at each call:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import array_api_compat.torch as xp
 import torch
+import torch.utils.checkpoint
 
 from .. import kernels
 from .._array import from_last, modes, plain_backward, recorded, to_last, transformed
@@ -375,6 +378,9 @@ class TorchBridge(Bridge):
             return None
         made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
         return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
+
+    def recomputed(self, function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+        return functools.partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)
 
 
 BRIDGE = TorchBridge()

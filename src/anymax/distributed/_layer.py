@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, is_torch, namespace, upcast
+from .._array import Array, is_integer, namespace, upcast
+from ..autodiff import bridge
 from ..linear.ask import loss_of
 from ..linear.layer import Layer
 from ..losses.targets import check_reduction, class_weights, reduced
@@ -66,7 +65,7 @@ def linear_loss(
 
         return agreeing(part, loss)
 
-    again = _again(some, layer.x) if rows > step else some
+    again = bridge(layer.x).recomputed(some) if rows > step else some
     # of no rows too, so that all that learns has a gradient: zeros
     value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
     norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
@@ -77,14 +76,6 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
     """The same on every process, since each part is a call that all make together."""
     step = max(1, _SCORES // max(1, classes))
     return step if group.strict else max(step, -(-rows // _PARTS))
-
-
-def _again(function: Callable[[int], Array], x: Array) -> Callable[[int], Array]:
-    """A function that keeps none of what it makes, and makes it again for the gradient."""
-    if is_torch(x):
-        checkpoint = sys.modules["torch"].utils.checkpoint.checkpoint
-        return lambda begin: checkpoint(function, begin, use_reentrant=False)
-    return sys.modules["jax"].checkpoint(function, static_argnums=0)
 
 
 def _norm(
