@@ -36,7 +36,7 @@ def is_zero(tangent: Any) -> bool:
     return isinstance(tangent, (SymbolicZero, ad.Zero))
 
 
-def filled(tangents: Any, primals: Any) -> Any:
+def with_zeros(tangents: Any, primals: Any) -> Any:
     """Tangents that are zero as arrays of zeros."""
     return jax.tree.map(lambda t, a: _zeros_like(a) if is_zero(t) else t, tangents, primals, is_leaf=is_zero)
 
@@ -61,7 +61,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     mapping = static.mapping(params)
     if mapping.traced or not all(map(is_zero, dparams.values())):
         f = lambda params, x: reference.differentiable(static.mapping(params), x)  # noqa: E731
-        return jax.jvp(f, primals, filled(tangents, primals))
+        return jax.jvp(f, primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
     engine = kernels.choose("vjp", mapping, x)
     scores = x if mapping.needs_scores else p
@@ -71,7 +71,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
 # -- operations of our own: linear in one operand, and the same again when transposed ----------------------------------
 
 
-def operation(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
+def define(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
     primitive.def_impl(outside_of_jit(primitive))
     primitive.def_abstract_eval(shape)
     ad.primitive_jvps[primitive] = jvp
@@ -127,7 +127,7 @@ def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *params: Any, tra
     return [None, None, cotangent, *[None] * len(params)]
 
 
-operation(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+define(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, y), (dparams, dx, dy) = primals, tangents
     plain = issubclass(static.kind, (Softmax, SparseSoftmax)) or static.mapping(params).traced
     if plain or is_zero(dx) or not all(map(is_zero, (*dparams.values(), dy))):
-        return jax.jvp(functools.partial(_plain_loss, static), primals, filled(tangents, primals))
+        return jax.jvp(functools.partial(_plain_loss, static), primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
     gradient = jnp.where(x == -jnp.inf, 0.0, p - y)
     return reference.loss(static.mapping(params), x, p, y), jnp.sum(gradient * dx, axis=-1, keepdims=True)
@@ -173,7 +173,7 @@ def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
         change = _slope.bind(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
-        change = jax.jvp(f, (params, x), filled((dparams, dx), (params, x)))[1]
+        change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]
     return (value, tau), (change, _zeros_like(tau))
 
 
@@ -224,7 +224,7 @@ def _slope_transpose(cotangent: Any, *operands: Any, transposed: bool, **facts: 
     return [None, None, None, cotangent, *[None] * len(params)]
 
 
-operation(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
+define(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
 
 
 _compiled = jax.jit(_apply, static_argnums=(0,))
@@ -232,7 +232,7 @@ _compiled_loss = jax.jit(_loss, static_argnums=(0,))
 _compiled_index = jax.jit(_index, static_argnums=(0,))
 
 
-def key_of(mapping: Mapping) -> Static:
+def static_of(mapping: Mapping) -> Static:
     return Static(mapping, kernels.forced())
 
 
@@ -298,7 +298,7 @@ class JaxBridge(Bridge):
         mapping = _opened(mapping, x)
         params = mapping.params()
         x, *values = alike(x, *params.values())
-        return _compiled(key_of(mapping), dict(zip(params, values)), x)
+        return _compiled(static_of(mapping), dict(zip(params, values)), x)
 
     def quick(self) -> Any:
         return _quick
@@ -307,7 +307,7 @@ class JaxBridge(Bridge):
         mapping = _opened(mapping, x)
         params = mapping.params()
         x, y, *values = alike(x, y, *params.values())
-        return _compiled_loss(key_of(mapping), dict(zip(params, values)), x, y)
+        return _compiled_loss(static_of(mapping), dict(zip(params, values)), x, y)
 
     def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
         mapping = _opened(mapping, x)
@@ -315,7 +315,7 @@ class JaxBridge(Bridge):
             return None
         params = mapping.params()
         x, index, *values = alike(x, index, *params.values())
-        return _compiled_index(key_of(mapping), dict(zip(params, values)), x, index)[0]
+        return _compiled_index(static_of(mapping), dict(zip(params, values)), x, index)[0]
 
     def recomputed(self, function: Callable[[int], Array]) -> Callable[[int], Array]:
         return jax.checkpoint(function, static_argnums=0)

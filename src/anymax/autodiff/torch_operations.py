@@ -28,7 +28,7 @@ _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
 
 
 def spec_of(mapping: Mapping) -> str | None:
-    """The mapping without its tensors, in words that `from_spec` understands; None for a kind with functions of the user's."""
+    """The mapping without its tensors, in words that `mapping_from` understands; None for a kind with functions of the user's."""
     if _KINDS.get(type(mapping).__name__) is not type(mapping):
         return None
     words = [type(mapping).__name__]
@@ -44,7 +44,7 @@ def spec_of(mapping: Mapping) -> str | None:
     return ";".join(words)
 
 
-def from_spec(spec: str, params: list[Tensor]) -> Mapping:
+def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
     kind, *words = spec.split(";")
     values = iter(params)
     return _KINDS[kind](
@@ -58,18 +58,18 @@ def _own(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = from_spec(spec, params)
+    mapping = mapping_from(spec, params)
     return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
 
 
 def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = from_spec(spec, params)
+    mapping = mapping_from(spec, params)
     x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
     return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
 def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return from_spec(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
+    return mapping_from(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
 
 
 def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from .._array import Array
-from ..autodiff.jax import key_of
+from ..autodiff.jax import static_of
 from ..kernels.xla import Static
 from .bridge import PIECE, LayerBridge
 from .layer import Layer, dots, rows_at_a_time
@@ -59,7 +59,7 @@ class JaxLayers(LayerBridge):
             shared["keep"] = layer.keep
         params = layer.mapping.params()
         shared["numbers"] = {k: v for k, v in params.items() if not v.ndim}
-        return _run(ask, key_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
+        return _run(ask, static_of(layer.mapping), rows_at_a_time(layer, chunk), layer.by_row(), shared, target)
 
     def gathered(self, layer: Layer, classes: Array) -> Array:
         step = max(1, min(layer.rows, PIECE // max(1, classes.shape[1] * layer.x.shape[1])))

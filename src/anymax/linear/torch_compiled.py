@@ -13,7 +13,7 @@ import torch
 
 from .._array import recorded
 from ..autodiff.torch_library import library
-from ..autodiff.torch_operations import from_spec, spec_of
+from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_kept
 from .ask import Ask
 from .layer import Layer
@@ -62,7 +62,7 @@ def _made(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, of_class: Tensor | None, spec: str,
     smoothing: float, log_prob: bool, chunk: int,
 ) -> Tensor:  # fmt: skip
-    layer = Layer(x, weight, bias, keep, from_spec(spec, []), (x.shape[0],), x.dtype)
+    layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
     asked, some = Ask("a compiled output layer", smoothing, log_prob=log_prob), None if chunk < 0 else chunk
     found = torch_kept.values(layer, index, index < 0, of_class, asked, some, xp)
     return by_rows(layer, asked, index, of_class, some) if found is None else found

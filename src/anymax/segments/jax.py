@@ -18,14 +18,14 @@ from .. import kernels
 from .._array import Array, dtype_name
 from .._core.mapping import Mapping
 from ..autodiff.jax import BRIDGE as ROWS
-from ..autodiff.jax import filled, is_zero, key_of, operation
+from ..autodiff.jax import define, is_zero, static_of, with_zeros
 from ..kernels import xla
 from ..kernels.link import OPS, Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from . import padded, reductions
 from .bridge import SegmentBridge
-from .call import Call, segments_first
+from .call import SegmentCall, segments_first
 from .layout import Segments
 
 # -- in plain operations; entries first, then heads, and so the parameters of segments -----------------------------------------------------
@@ -117,7 +117,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     mapping = static.mapping(params)
     if mapping.traced or not all(map(is_zero, dparams.values())):
         f = lambda params, x: _plain(static, params, x, ptr, order)  # noqa: E731
-        return jax.jvp(f, (params, x), filled((dparams, dx), (params, x)))
+        return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
     p = _apply(static, params, x, ptr, order)
     scores = x if mapping.needs_scores else p
     return p, _product.bind(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
@@ -155,24 +155,24 @@ def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *more: Any, trans
     return [None, None, cotangent, *[None] * len(more)]
 
 
-operation(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+define(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
 batching.primitive_batchers[_product] = functools.partial(_batch, _product)
 _compiled = jax.jit(_apply, static_argnums=(0,))
 
 
 class JaxSegments(SegmentBridge):
-    def apply(self, call: Call) -> Array | None:
+    def apply(self, call: SegmentCall) -> Array | None:
         mapping, x = call.mapping, call.x
         if not x.size or not call.segments.num_segments or not kernels.choose("forward", mapping, x).compiled:
             return None
-        ptr, order = (call.segments.beside(name, x) for name in ("ptr", "order"))
+        ptr, order = (call.segments.placed(name, x) for name in ("ptr", "order"))
         order = jnp.zeros((0,), ptr.dtype) if order is None else order
         x = jnp.moveaxis(x, call.axis, 0)
         wide = "float64" if dtype_name(x) == "float64" else "float32"
         shape = (call.segments.num_segments, *x.shape[1:])
         params = {name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()}
         x, *values, ptr, order = alike(x, *params.values(), ptr, order)
-        return jnp.moveaxis(_compiled(key_of(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
+        return jnp.moveaxis(_compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
 
 
 BRIDGE = JaxSegments()

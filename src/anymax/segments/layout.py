@@ -128,7 +128,7 @@ class Segments:
         place = np.arange(self.num_entries) if self.order is None else self.inverse
         return place - self.ptr[self.index]
 
-    def beside(self, name: str, x: Array) -> Any:
+    def placed(self, name: str, x: Array) -> Any:
         """`ptr`, `order`, `index`, `inverse` or `rank` as an array of the kind and place of x."""
         return self.kept(name, x, lambda: getattr(self, name))
 

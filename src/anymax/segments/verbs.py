@@ -18,7 +18,7 @@ from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
 from . import reductions, tensors
-from .call import Call
+from .call import SegmentCall
 from .layout import Segments
 from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, segments_of
 
@@ -86,7 +86,7 @@ def segment_apply(
     """
     if is_ragged(x):
         return tensors.apply("segment_apply", segment_apply, mapping, x, (index, ptr, lengths, num_segments), axis, dim)
-    call = Call.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
+    call = SegmentCall.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
     out = bridge(call.x).segments.apply(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
@@ -98,7 +98,7 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
     return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
 
 
-def apply_rows(call: Call) -> Array:
+def apply_rows(call: SegmentCall) -> Array:
     """p of [..., entries], by plain operations and dense rows."""
     x = call.rows
     if is_jax(x) and call.mapping.is_softmax:
@@ -125,7 +125,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     given = opened("segment_log_apply", options)
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, given[:4], *given[4:])
-    call = Call.of("segment_log_apply", mapping, x, given)
+    call = SegmentCall.of("segment_log_apply", mapping, x, given)
     out = bridge(call.x).segments.log(call)
     if out is not None:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
@@ -156,7 +156,7 @@ def segment_logsumexp(
     array([ 2.313,   -inf, -1.   ])
     """
     tensors.refuse("segment_logsumexp", x)
-    call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
+    call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
     t: Any = call.one_each(_array.number(temperature), "temperature")
     plain = not is_array(t) and t == 1 and type(t) is not bool and not _array.differentiates(call.x)
     out = bridge(call.x).segments.threshold(call) if plain else None
@@ -178,7 +178,7 @@ def _one_of(value: Any, bucket: Bucket) -> Any:
     return xp.expand_dims(value, axis=-1)
 
 
-def _narrowed(out: Array, call: Call) -> Array:
+def _narrowed(out: Array, call: SegmentCall) -> Array:
     with quiet(out):
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
 
@@ -201,7 +201,7 @@ def segment_threshold(
     (array([1.25, 8.  ]), array([2, 1]))
     """
     tensors.refuse("segment_threshold", x)
-    call = Call.of("segment_threshold", mapping, x, opened("segment_threshold", options))
+    call = SegmentCall.of("segment_threshold", mapping, x, opened("segment_threshold", options))
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
@@ -247,7 +247,7 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     array([2, 1])
     """
     tensors.refuse("segment_support", p)
-    call = Call.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
+    call = SegmentCall.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
 
@@ -273,7 +273,7 @@ def segment_entropy(
     array([0.6931, 0.    ])
     """
     tensors.refuse("segment_entropy", p)
-    call = Call.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
+    call = SegmentCall.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
     order = call.one_each(alpha, "alpha")
 
     def verb(bucket: Bucket, rows: Array) -> Array:
@@ -310,7 +310,7 @@ def segment_sample(
         isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
     ):
         raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
-    call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
+    call = SegmentCall.of("segment_sample", mapping, x, opened("segment_sample", options))
     xp, size = call.xp, 1 if num_samples is None else num_samples
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
     p = bridge(call.x).segments.apply(call)
