@@ -1,4 +1,4 @@
-"""The loss of an output layer whose classes are split over processes: scores are computed for some rows at a time, and again for the gradient."""
+"""The loss of an output layer whose classes are split over processes: some rows at a time, computed again for the gradient."""
 
 from __future__ import annotations
 
