@@ -351,7 +351,7 @@ def _table(quantile: Callable[[Array], Array]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def find(noise: Any) -> Law:
-    """The law of that name, or the user's own."""
+    """The law of this name, or the user's `Noise`."""
     if isinstance(noise, Noise):
         return noise
     if not isinstance(noise, str):

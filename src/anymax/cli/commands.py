@@ -135,7 +135,7 @@ def program(context: click.Context) -> None:
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
-    """The maps on one vector of SCORES, such as 2 1 0.1 -1.
+    """Compare the maps on one vector of SCORES, such as 2 1 0.1 -1.
 
     A single - reads them from standard input, one vector per line, with numbers separated by spaces, commas, semicolons or tabs; a
     column of numbers is one vector.

@@ -365,8 +365,8 @@ def sample(
         numbers of the first process are used, so that the others need not be in step.
     num_samples: how many to draw from each row, independently, as a new first axis.
 
-    Returns integers, the numbers of classes counted over all processes, the same on every process, of the shape of x without the axis of
-    the classes; -1 where a row has no class.
+    Returns class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where a row has
+    no class.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -24,7 +24,7 @@ from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, s
 
 
 class SegmentOptions(TypedDict, total=False):
-    """Which entries belong together; the same for every verb on segments."""
+    """The options that say which entries belong together; the same for every verb on segments."""
 
     index: Any
     ptr: Any
@@ -95,7 +95,7 @@ def segment_apply(
 
 
 def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
-    """`apply` of a nested or sparse tensor."""
+    """`apply` for a nested or sparse tensor."""
     return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
 
 
@@ -152,7 +152,7 @@ def segment_logsumexp(
 
     temperature: T, a number of at least 0, or an array with one value per segment; 0 gives the maximum.
 
-    Returns one number for each segment, as an array of the kind and dtype of x, with the segments in the place of the entries.
+    Returns one number for each segment, as an array of the kind and dtype of x, with segments in place of entries.
 
     >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
     array([ 2.313,   -inf, -1.   ])
@@ -196,7 +196,7 @@ def segment_threshold(
 
     mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
 
-    Returns a `Threshold`, the pair (tau, support), with the segments in the place of the entries. Neither has a gradient.
+    Returns a `Threshold`, the pair (tau, support), with segments in place of entries. Neither has a gradient.
 
     >>> tau, support = anymax.segment_threshold("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> tau, support
@@ -240,9 +240,9 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
 
     Use it to see how many neighbours a sparse map keeps; `anymax.support(p)` gives the entries themselves.
 
-    p: probabilities by entry, as `segment_apply` gives them.
+    p: probabilities by entry, as `segment_apply` returns them.
 
-    Returns integers, an array of the kind of p with the segments in the place of the entries.
+    Returns integers, an array of the kind of p with segments in place of entries.
 
     >>> p = anymax.segment_apply("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> anymax.segment_support(p, lengths=[3, 1])
@@ -265,11 +265,11 @@ def segment_entropy(
 
     Use it to see how sure attention is; `anymax.entropy` defines each kind.
 
-    p: probabilities by entry, as `segment_apply` gives them.
+    p: probabilities by entry, as `segment_apply` returns them.
     kind: "shannon", "renyi", "renyi2" or "tsallis".
     alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per segment.
 
-    Returns one number for each segment, as an array of the kind and dtype of p, with the segments in the place of the entries.
+    Returns one number for each segment, as an array of the kind and dtype of p, with segments in place of entries.
 
     >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
     array([0.6931, 0.    ])

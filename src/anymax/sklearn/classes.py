@@ -117,8 +117,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _usual_c: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
-    mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
+    _usual_c: ClassVar[float] = 1.0  # the default C, for which l2 or penalty=None can be given
+    mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have no map
 
     def __init__(
         self,
