@@ -1,4 +1,4 @@
-"""What is one number a row, or a few: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
+"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def log_prob_entropy(asked: Asked, talk: Talk, y: Any) -> tuple[Array, Array]:
     talk.same, call.counted = ("y", y), True
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """For each class its distance from the maximum, where it is of this process, and 1 there; then the part of the entropy."""
+        """For each given class of this process its distance from the maximum, and 1; then this process's part of the entropy."""
         xp = shard.xp
         given = xp.moveaxis(xp.reshape(y, (many, *lead)), 0, -1)  # [..., many]
         at = given - call.first(shard)
@@ -130,7 +130,7 @@ def _apart(columns: list[Array]) -> list[Array]:
 
 
 def _classes(call: Call, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of the classes, and of the rows, without the axis of the classes."""
+    """The shape of y, and that of the rows without the class axis."""
     shape, lead = tuple(getattr(y, "shape", ())), call.lead
     if len(shape) < len(lead) or shape[len(shape) - len(lead) :] != lead:
         raise ValueError(
@@ -155,7 +155,7 @@ def _of_sums(out: Solved, extra: list[Array], many: int) -> tuple[Array, Array]:
 
 
 def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Array, Array]:
-    """From log p of each process's classes. What has no probability is -inf, with the gradient e_y - p of the loss."""
+    """From log p of each process's classes. A class with p = 0 has -inf, with the gradient e_y - p."""
     shard, xp = out.shard, out.shard.xp
     log_p = out.log_p()
     log_p = xp.where(out.poisoned, xp.zeros_like(log_p), log_p)
@@ -166,7 +166,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
     found, there = xp.take_along_axis(logs, at, axis=-1), xp.take_along_axis(some, at, axis=-1)
     zero = xp.zeros_like(found)
     x = xp.where(xp.isfinite(shard.rows), shard.rows, xp.zeros_like(shard.rows))
-    x = x - stop_gradient(x)  # 0, and its gradient
+    x = x - stop_gradient(x)  # 0, with a gradient
     pull = xp.where(own, xp.take_along_axis(x, at, axis=-1), zero)
     parts = [xp.where(own & there, found, zero), xp.astype(own & ~there, found.dtype), pull]
     parts += [total(stop_gradient(p) * x, xp), total(p * logs, xp), total(p, xp)]
@@ -174,7 +174,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
     found, lost, pull = (sums[..., i * many : (i + 1) * many] for i in range(3))
     mean, entropy, mass = (sums[..., 3 * many + i : 3 * many + i + 1] for i in range(3))
     given: Any = shard.mapping.mass
-    if _array.is_array(given) or given != 1.0:  # probabilities that sum to k: one class is drawn all the same
+    if _array.is_array(given) or given != 1.0:  # probabilities that sum to k, but one class is drawn
         mass = xp.where(mass > 0, mass, xp.ones_like(mass))
         found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)
     lost = lost > 0
@@ -193,7 +193,7 @@ def sample(asked: Asked, talk: Talk, generator: Any, num_samples: int | None) ->
     talk.say(num_samples=num_samples)
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """Uniform numbers, each in two parts that the dtype of the scores can hold; those of the first process count."""
+        """Uniform numbers, each as two parts that the dtype of the scores can hold; those of the first process are used."""
         u = uniforms(shard.rows, size, generator, shard.xp)
         high = shard.xp.astype(u, a.dtype)
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
@@ -224,10 +224,10 @@ def _of_small(out: Solved, u: Array) -> Array:
 
 
 def _of_shards(out: Solved, u: Array, wide: Any) -> Array:
-    """First the process, by the mass of each; it then finds the class."""
+    """First choose the process by its mass; that process then finds the class."""
     shard, xp = out.shard, out.shard.xp
     p = xp.where(out.poisoned, xp.zeros_like(shard.rows), out.p())
-    if out.whole is not None:  # its sums are known
+    if out.whole is not None:  # the sums of all processes are known
         share = xp.exp(
             stop_gradient(xp.where(xp.isfinite(out.met.columns[0]), out.met.columns[0], -math.inf) - out.high)
         )

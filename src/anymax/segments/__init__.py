@@ -1,4 +1,4 @@
-"""The verbs on segments: rows of unequal length, one after another or in any order, as graphs, sets and packed sequences have them."""
+"""The verbs on segments: rows of unequal length, one after another or in any order, as in graphs, sets and packed sequences."""
 
 from .layout import Segments
 from .loss import segment_loss

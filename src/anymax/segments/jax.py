@@ -1,6 +1,6 @@
-"""JAX: segments by the CPU engine, an operation of programs as rows are, with derivatives from the map's Jacobian, at any order.
+"""JAX: the CPU engine for segments as an operation of XLA programs, with derivatives of any order from the map's Jacobian.
 
-Elsewhere, and for what the engine does not have, padded rows serve, and softmax by sums over segments.
+On other devices, and where the engine lacks an operation, padded rows are used; softmax uses sums over segments.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def index_loss(call: Call, place: Array) -> None:
     return None
 
 
-# -- in plain operations; entries first, then heads, and so the parameters of segments -----------------------------------------------------
+# -- in plain operations; entries first, then heads; in parameters segments first ----------------------------------------------------------
 
 
 def _segments(ptr: Array, order: Array, n: int) -> Segments:
@@ -62,7 +62,7 @@ def _segments(ptr: Array, order: Array, n: int) -> Segments:
 
 
 def _mapping(static: Static, params: Any) -> Mapping:
-    """The mapping for padded rows: the segments last."""
+    """The mapping for padded rows, with the segments last."""
     return static.mapping({name: jnp.moveaxis(a, 0, -1) for name, a in zip(static.names, params)})
 
 
@@ -109,7 +109,7 @@ def _on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> An
 
 
 def _batch(primitive: Primitive, operands: Any, dims: Any, **facts: Any) -> Any:
-    """More heads; other segments for each are served one after another."""
+    """Batched scores become more heads; batched segments are computed one after another."""
     if any(d is not None for d in dims[-2:]):
         return jax.lax.map(lambda a: primitive.bind(*a, **facts), tuple(to_front(operands, dims))), 0
     *entries, ptr, order = operands
@@ -155,7 +155,7 @@ _product = Primitive("anymax_segments_product")  # J v, or J^T v: linear in v
 def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
     *params, ptr, order = more
     mapping = static.mapping(dict(zip(static.names, params)))
-    if transposed or mapping.facts.has_potential:  # whose Jacobian is symmetric
+    if transposed or mapping.facts.has_potential:  # a potential makes the Jacobian symmetric
         return _bind("vjp", static, params, (x, p, v) if mapping.needs_scores else (p, v), ptr, order)
     return _plain_product(x, p, v, *more, static=static, transposed=False)
 

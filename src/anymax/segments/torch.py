@@ -1,4 +1,4 @@
-"""PyTorch: segments by the engine of their device, with derivatives; what it refuses is for padded rows, differentiated as rows are.
+"""PyTorch: segments by the engine of their device, with derivatives; where it refuses, padded rows.
 
 Under torch.compile the engine is an opaque operation, as it is for rows.
 """
@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 _LIBRARY = library(__name__)
 
 
-# -- what the leaf answers: None where the engine refuses ------------------------------------------------------------------------------
+# -- the operations of the leaf: None if the engine refuses -----------------------------------------------------------------------------
 
 
 def apply(call: Call) -> Tensor | None:
@@ -72,7 +72,7 @@ def index_loss(call: Call, place: Tensor) -> Tensor | None:
 
 
 def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
-    """The engine that serves segments of tensors like x; None: padded rows do."""
+    """The engine for segments of tensors like x; None if there is none, so that padded rows are used."""
     return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
 
 
@@ -86,7 +86,7 @@ def _compiled() -> bool:
 
 
 def _plain(call: Call) -> bool:
-    """True where plain operations are to be seen."""
+    """True if torch must see plain operations."""
     return not call.segments.known or modes() or transformed() or learns(call.mapping)
 
 
@@ -104,7 +104,7 @@ def _rows(call: Call, formula: Any, *tensors: Tensor) -> Tensor:
 
 
 def _slope(call: Call, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
-    """The gradient of the loss of the place of each target, `g (p - y)`, in plain operations."""
+    """The gradient of `index_loss`, `g (p - y)`, in plain operations."""
     p = apply(dataclasses.replace(call, x=x))
     p = (_rows(call, apply_to_rows, x) if p is None else p).movedim(call.axis, 0)
     index, rank = (call.segments.beside(name, x) for name in ("index", "rank"))
@@ -115,7 +115,7 @@ def _slope(call: Call, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """p(x), eager, as the engine has made it."""
+    """p(x) by the engine, in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -129,13 +129,13 @@ class _Apply(torch.autograd.Function):
         (g,), (p, x, kept, *params) = grads, saved(ctx)
         call, none = _with(ctx.call, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else _engine("vjp", call.mapping, g)
-        if engine is None:  # to be differentiated itself
+        if engine is None:  # this gradient may be differentiated
             return _rows(call, reference.vjp, p if x is None else x, p, g), *none
         return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), *none
 
 
 class _Log(torch.autograd.Function):
-    """log p(x), eager."""
+    """log p(x) by the engine, in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss of the place of each segment's target, eager."""
+    """The loss by the engine, in eager mode; `place` says which entry of each segment is the target."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def _opaque(call: Call) -> Tensor | None:
 
 
 def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: int) -> Call:
-    """The call that an opaque operation stands for: its numbers are there now."""
+    """The call of an opaque operation, now that its values are known."""
     bounds, places = (None if a is None else a.detach().cpu().numpy().astype(np.int64) for a in (ptr, order))
     segments = check("segment_apply", Segments(bounds, places, x.shape[axis]))
     return Call(xp, mapping, x, axis, segments)
