@@ -345,8 +345,7 @@ def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: 
     """The scores of a tile of this shape whose first query and key are `row` and `key`; `arrays` are the tile's of `outer`."""
     parts = []
     for n, t in enumerate(transforms_of(scores.transform) or ()):
-        given = {k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}
-        parts.append(dataclasses.replace(t, params=tuple(given.items())))
+        parts.append(t.replace(**{k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}))
     own = {k: v for k, v in arrays.items() if "." not in k}
     if "offset" in own:
         own["offset"] = own["offset"] + row

@@ -70,25 +70,29 @@ def repetition_penalty(
     for name, value in (("presence", presence), ("frequency", frequency)):
         check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
     params = (("tokens", tokens), ("penalty", penalty), ("presence", presence), ("frequency", frequency))
-    return Transform(_repetition_penalty, params, pick_axis(axis, dim))
+    return _RepetitionPenalty(params, pick_axis(axis, dim))
 
 
-def _repetition_penalty(x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
-    n = x.shape[-1]
-    tokens = beside(native(tokens, x, xp), x, "tokens", xp)
-    _fits(tuple(tokens.shape), tuple(x.shape))
-    if known_any((tokens < -1) | (tokens >= n), xp):
-        raise ValueError(
-            f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
-        )
-    count = _sums(counts(tokens, xp), None, n, x, xp)
-    seen = count > 0
+class _RepetitionPenalty(Transform):
+    name = "repetition_penalty"
+    aligned = ("penalty", "presence", "frequency")
 
-    def move(y: Array) -> Array:
-        weighed = xp.where(y > 0, y / penalty, y * penalty)
-        return xp.where(seen, weighed - presence - frequency * count, y)
+    def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
+        n = x.shape[-1]
+        tokens = beside(native(tokens, x, xp), x, "tokens", xp)
+        _fits(tuple(tokens.shape), tuple(x.shape))
+        if known_any((tokens < -1) | (tokens >= n), xp):
+            raise ValueError(
+                f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
+            )
+        count = _sums(counts(tokens, xp), None, n, x, xp)
+        seen = count > 0
 
-    return on_kept(x, move, xp)
+        def move(y: Array) -> Array:
+            weighed = xp.where(y > 0, y / penalty, y * penalty)
+            return xp.where(seen, weighed - presence - frequency * count, y)
+
+        return on_kept(x, move, xp)
 
 
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -110,19 +114,25 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
         bias = asarray(bias, "bias")
     if not isinstance(bias, tuple):
         check_range("logit_bias", "bias", bias, lambda v: v < math.inf, "numbers below infinity, not NaN")
-    return Transform(_logit_bias, (("bias", bias),), pick_axis(axis, dim))
+    return _LogitBias((("bias", bias),), pick_axis(axis, dim))
 
 
-def _logit_bias(x: Array, xp: Namespace, bias: Any) -> Array:
-    if isinstance(bias, tuple):
-        n = x.shape[-1]
-        out = [c for c, _ in bias if not 0 <= c < n]
-        if out:
-            raise ValueError(f"logit_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}")
-        classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
-        values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
-        bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
-    return on_kept(x, lambda y: y + bias, xp)
+class _LogitBias(Transform):
+    name = "logit_bias"
+    aligned = ("bias",)
+
+    def rows(self, x: Array, xp: Namespace, bias: Any) -> Array:
+        if isinstance(bias, tuple):
+            n = x.shape[-1]
+            out = [c for c, _ in bias if not 0 <= c < n]
+            if out:
+                raise ValueError(
+                    f"logit_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}"
+                )
+            classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
+            values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
+            bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
+        return on_kept(x, lambda y: y + bias, xp)
 
 
 def _index(value: Any) -> int:
