@@ -686,7 +686,7 @@ def test_the_contract(name):
 
 
 def test_a_transform_owes_its_rows():
-    with pytest.raises(TypeError, match="abstract method '?rows"):
+    with pytest.raises(TypeError, match="abstract method"):
         A.transforms.Transform(())
 
 
