@@ -6,7 +6,7 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, is_array, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import Array, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
 from ._core.options import answering, spelled
@@ -138,7 +138,7 @@ def logsumexp(
     """
     temperature = _array.number(temperature)
     if not is_array(temperature):
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        if not is_number(temperature):
             raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")

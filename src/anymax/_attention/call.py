@@ -40,9 +40,7 @@ def checked(
         ("need_weights", need_weights),
     ):
         operands.flag("attention", name, value)
-    dropout_p = number(dropout_p)
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"attention: dropout_p must be a number of at least 0 and below 1, got {dropout_p!r}")
+    dropout_p = operands.check_dropout("attention", "dropout_p", number(dropout_p))
     q, k, v, plain = _lower(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
     groups, shape = operands.check("attention", q, k, v, enable_gqa)
     if is_causal_bias(options["mask"]):

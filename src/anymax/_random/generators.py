@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, dtype_name, is_jax, is_torch, namespace
+from .._array import Array, dtype_name, is_int, is_jax, is_torch, namespace, number
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -109,7 +109,7 @@ def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, gene
 
 def _seed(generator: Any) -> int | None:
     """The seed that is given; None for what is no integer. Every framework takes those of this range, and some of them others."""
-    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+    if not is_int(number(generator)):
         return None
     if not 0 <= int(generator) < 2**63:
         raise ValueError(f"generator: a seed must be an integer from 0 to 2**63 - 1, got {int(generator)}")

@@ -19,6 +19,7 @@ from .._array import (
     finite_scores,
     floating,
     is_array,
+    is_int,
     is_jax,
     known_any,
     like,
@@ -80,7 +81,7 @@ class PerturbMax(Mapping):
             self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
         )
         q = self.nodes
-        if q is not None and (isinstance(q, bool) or not isinstance(q, int) or q < 8):
+        if q is not None and (not is_int(q) or q < 8):
             raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")
 
     @property

@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    compiling,
+    eager,
+    is_int,
+    is_integer,
+    is_jax,
+    is_torch,
+    namespace,
+    number,
+    shown,
+)
 from .._core.options import answering
 from ..kernels import ragged, xla_segments
 
@@ -202,7 +215,7 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         )
     ((name, value),) = given
     if num_segments is not None:
-        if isinstance(num_segments, bool) or not isinstance(num_segments, (int, np.integer)) or num_segments < 0:
+        if not is_int(number(num_segments)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
         num_segments = int(num_segments)
     return _read(who, name, value, num_segments)

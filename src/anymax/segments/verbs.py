@@ -6,11 +6,11 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, shown, stop_gradient, upcast
+from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import invert
+from .._random.draws import count_of, invert
 from .._random.generators import uniform
 from ..functional import apply, log_rows
 from ..inspection import entropy
@@ -308,12 +308,9 @@ def segment_sample(
     array([ 0, -1,  3])
     """
     tensors.refuse("segment_sample", x)
-    if num_samples is not None and (
-        isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
-    ):
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    size = count_of(num_samples)
     call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
-    xp, size = call.xp, 1 if num_samples is None else num_samples
+    xp = call.xp
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
     leaf = leaf_of(call)
     p = None if leaf is None else leaf.apply(call)

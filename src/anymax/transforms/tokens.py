@@ -16,8 +16,10 @@ from .._array import (
     beside,
     counts,
     dtype_name,
+    is_int,
     is_integer,
     is_jax,
+    is_number,
     is_torch,
     known_any,
     number,
@@ -136,14 +138,14 @@ class _LogitBias(Transform):
 
 
 def _index(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_int(number(value)):
         raise TypeError(f"logit_bias: the keys of bias must be classes, integers from 0 on, got {value!r}")
     return int(value)
 
 
 def _finite(value: Any) -> float:
     value = number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"logit_bias: the values of bias must be numbers, got {value!r}")
     if not value < math.inf:
         raise ValueError(f"logit_bias: the values of bias must be below infinity, got {value}")

@@ -6,9 +6,7 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-import numpy as np
-
-from .._array import Array, Namespace, finite_scores, is_array, pick_axis, stop_gradient, top, total
+from .._array import Array, Namespace, finite_scores, is_array, is_int, number, pick_axis, stop_gradient, top, total
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
@@ -46,7 +44,7 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
     >>> topk(2)([3.0, 1.0, 3.0, 3.0])
     array([  3., -inf,   3., -inf])
     """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+    if not is_int(number(k)):
         raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
@@ -292,7 +290,7 @@ class _XTC(Truncation):
 
 def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
     """The parameter `min_keep`, left out where it is 1."""
-    if isinstance(min_keep, bool) or not isinstance(min_keep, (int, np.integer)) or min_keep < 1:
+    if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
         )
