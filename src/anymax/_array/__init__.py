@@ -27,6 +27,8 @@ from .dtypes import (
     is_integer,
     narrow,
     upcast,
+    wide_dtype,
+    wide_name,
 )
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
 from .rows import (

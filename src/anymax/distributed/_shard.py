@@ -217,7 +217,7 @@ def described(value: Any) -> str:
 def form_of(rows: int, columns: int, x: Array) -> Form:
     """Of what is sent of so many rows, in the dtype to compute in."""
     xp = namespace(x)
-    return Form(rows * columns, xp.float64 if x.dtype == xp.float64 else xp.float32)
+    return Form(rows * columns, _array.wide_dtype(x, xp))
 
 
 def place_of(x: Array) -> dict[str, Any]:

@@ -330,7 +330,8 @@ def _link(mapping: Mapping, x: Array) -> Link:
     return link._replace(params=world.contiguous(rows))
 
 
-def _wide(x: Array) -> str:
+def wide(x: Array) -> str:
+    """The dtype in which the engine returns one number a row."""
     return "float64" if dtype_of(x) == "float64" else "float32"
 
 
@@ -344,7 +345,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
 
 def saved_in(memory: Array, p: Array, axis: int) -> Saved:
     """The support of p, whose classes lie along an axis."""
-    return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if _wide(p) == "float64" else 1)
+    return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if wide(p) == "float64" else 1)
 
 
 def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
@@ -365,7 +366,7 @@ _SOFTMAX = Link("softmax", 0, 0.0, None, 0, 0)
 
 def _numbers(link: Link, x: Array, what: str) -> Array:
     """tau of each row, [..., 1]."""
-    tau = room_in(world_of(x), (*x.shape[:-1], 1), _wide(x))
+    tau = room_in(world_of(x), (*x.shape[:-1], 1), wide(x))
     _done(engine_for(x).threshold(link, x, tau), what, x)
     return tau
 
@@ -431,7 +432,7 @@ class Native(Engine):
         world = world_of(x)
         index = world.cast(index, "int64", x) if dtype_of(index) != "int64" else index
         shape = () if reduction != "none" else tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
-        value = room_in(world, shape, _wide(x))
+        value = room_in(world, shape, wide(x))
         made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
         return made and IndexLoss(value, made[1], made[0])
 
@@ -447,7 +448,7 @@ class Native(Engine):
         ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:
-        scale = world_of(x).cast(scale, _wide(x), x) if dtype_of(scale) != _wide(x) else scale
+        scale = world_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

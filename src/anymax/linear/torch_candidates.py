@@ -15,6 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
+from .._array import wide_dtype
 from ..kernels import triton
 from ..mappings import Softmax
 from .layer import Layer
@@ -207,7 +208,7 @@ def _collect(
     others: bool,
 ) -> Kept:
     rows, device = layer.rows, layer.x.device
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
     held = _Row(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)

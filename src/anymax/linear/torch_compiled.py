@@ -11,7 +11,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import recorded
+from .._array import recorded, wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import _restore, spec_of
 from . import torch_kept as quick
@@ -82,7 +82,7 @@ def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
 
 
 def _forward_fake(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.new_empty(x.shape[0], dtype=wide_dtype(x, torch))
 
 
 def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from .._array import (
     log,
     total,
 )
-from .._random.noises import Law, Noise, constant
+from .._random.noises import Law, Noise, constant, node_count
 
 CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
 _PANEL = 8  # Gauss nodes a panel
@@ -95,7 +95,7 @@ class Nodes:
         return constant([low + step * i for i in range(count)], z, xp), step
 
     def count(self, z: Array) -> int:
-        return self.asked or (64 if is_double(z) else 32)
+        return node_count(self.asked, z)
 
     def tail(self, z: Array) -> float:
         """The mass of G left out at either end: below the error of the nodes."""

@@ -15,8 +15,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
-from .._array import Array, dtype_name
+from .._array import Array, wide_name
 from .._core.mapping import Mapping
+from .._random.noises import node_count
 from ..autodiff.jax import _filled, _key, _operation, _zero
 from ..autodiff.jax import apply as apply_to_rows
 from ..kernels import xla
@@ -35,7 +36,7 @@ def apply(call: Call) -> Array | None:
     ptr, order = (call.segments.beside(name, x) for name in ("ptr", "order"))
     order = jnp.zeros((0,), ptr.dtype) if order is None else order
     x = jnp.moveaxis(x, call.axis, 0)
-    wide = "float64" if dtype_name(x) == "float64" else "float32"
+    wide = wide_name(x)
     shape = (call.segments.num_segments, *x.shape[1:])
     params = {name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()}
     x, *values, ptr, order = alike(x, *params.values(), ptr, order)
@@ -86,7 +87,7 @@ _served = Primitive("anymax_segments")  # (x) or ([x,] p, g), the parameters, pt
 
 def _bind(op: str, static: Static, params: Any, operands: tuple[Array, ...], ptr: Array, order: Array) -> Array:
     link: Any = link_of(static.mapping(dict(zip(static.names, params))))
-    nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
+    nodes = node_count(link.nodes, operands[0])
     facts = link._replace(params=None, nodes=nodes)
     return _served.bind(*alike(*operands, *params, ptr, order), op=op, static=static, link=facts)
 

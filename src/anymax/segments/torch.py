@@ -12,7 +12,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import apply as apply_to_rows
@@ -173,7 +173,7 @@ class _IndexLoss(torch.autograd.Function):
         call, none = _with(call, params), (None,) * (3 + len(params))
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
-        scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+        scale = g.to(wide_dtype(x, torch)).contiguous()
         return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
 
 

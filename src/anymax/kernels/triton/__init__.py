@@ -16,11 +16,12 @@ from typing import Any
 
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
+from ..._random.noises import find, node_count
 from .. import native
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SPARSE, Link
+from ..link import SPARSE, Link, noise_of
 from ..link import link_of as known_link
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps that the kernels of attention know
@@ -58,7 +59,7 @@ def link_of(mapping: Mapping) -> Link | str:
     if link.kind == "relu":
         return f"it has no kernel for {mapping.name}"
     if link.kind == "perturb_max":
-        noise = str(getattr(mapping, "noise", ""))
+        noise = noise_of(link)
         if noise == "gumbel" and link.param == 1.0:
             return link._replace(kind="softmax", param=0.0)
         if noise not in _NOISES:
@@ -99,18 +100,16 @@ def _prepared(mapping: Mapping) -> tuple[Any, Link]:
     return launch, link
 
 
-def _quadrature(mapping: Mapping, x: Array) -> tuple[str, tuple[float, ...], int]:
+def _quadrature(link: Link, x: Array) -> tuple[str, tuple[float, ...], int]:
     """(noise, ends, nodes) of perturb max on rows like x."""
-    noise, nodes = str(getattr(mapping, "noise", "")), getattr(mapping, "nodes", None) or 32
-    return noise, _ends(noise, x.shape[-1]), nodes
+    noise = noise_of(link)
+    return noise, _ends(noise, x.shape[-1]), node_count(link.nodes, x)
 
 
 @functools.lru_cache(maxsize=256)
 def _ends(noise: str, n: int) -> tuple[float, ...]:
     """The levels where a class alone, and n equal ones, have G = _TAIL; the same for 1 - _TAIL; each with -log G."""
     import numpy as np
-
-    from ..._random.noises import find
 
     law = find(noise)
     deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)
@@ -124,7 +123,7 @@ def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved:
     out = sys.modules["torch"].empty_like(p)
     if p.numel():
         if link.kind == "perturb_max":
-            launch.perturb(link, *_quadrature(mapping, x), x, g, out, None)
+            launch.perturb(link, *_quadrature(link, x), x, g, out, None)
         else:
             launch.backward(link, logs, x, p, g, out, saved)
     return out
@@ -200,7 +199,7 @@ class Triton(Engine):
         p = sys.modules["torch"].empty_like(x) if out is None else out
         if x.numel():
             if link.kind == "perturb_max":
-                launch.perturb(link, *_quadrature(mapping, x), x, None, p, mask)
+                launch.perturb(link, *_quadrature(link, x), x, None, p, mask)
             else:
                 launch.run("p", link, x, mask=mask, out=p)
         return p
