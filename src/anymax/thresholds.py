@@ -72,7 +72,7 @@ def threshold(
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
-        return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
+        return Threshold(*(joined.restore(v, summed=True) for v in found)) if keepdims else found
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     tau, size = tau_and_support(mapping.frozen(), stop_gradient(rows), xp)
@@ -149,9 +149,9 @@ def logsumexp(
         return devices.of_rows("logsumexp", whole, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if isinstance(axis, (tuple, list)):
         joined, _, mask = join(Softmax(), x, axis, mask)
-        temperature = joined.beside(temperature, "temperature")
+        temperature = joined.lay_out(temperature, "temperature")
         out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
-        return joined.apart(out, summed=True) if keepdims else out
+        return joined.restore(out, summed=True) if keepdims else out
     x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)

@@ -13,7 +13,7 @@ from . import operands
 from .scores import Scores, prepare
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """One call of `attention`, checked."""
 
     q: Array
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 def checked(
     q: Array, k: Array, v: Array, mapping: Any, *, enable_gqa: bool, dropout_p: float, generator: Any, need_weights: bool,
     **options: Any,
-) -> tuple[Call, Any]:  # fmt: skip
+) -> tuple[AttentionCall, Any]:  # fmt: skip
     """The call, and the context to run it in."""
     if is_array(mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
@@ -48,7 +48,7 @@ def checked(
     scores = prepare(q, shape, mapping, xp=namespace(q), **options)
     if shape[-1]:
         mapping.check(shape[-1] + (options["sink"] is not None))
-    return Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
+    return AttentionCall(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
 
 
 # -- what torch says of a call ----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import answering
 from .._core.typing import AnyArray, ArrayT
-from .._random.generators import apart
+from .._random.generators import independent
 from ..mappings import Softmax
 from ..segments.layout import Segments, along, bounds
 from . import operands
@@ -141,7 +141,7 @@ def attention_varlen(
     known = at_q.known and at_k.known and (not is_array(offset) or eager(offset))
     job = _Job(q, k, v, at_q, at_k, mapping, bool(is_causal), scale, offset)
     batches, place = job.known() if known else job.traced(most)
-    sources = apart(generator, q, len(batches)) if dropout_p else [None] * len(batches)
+    sources = independent(generator, q, len(batches)) if dropout_p else [None] * len(batches)
     outs = [
         attention(
             batch.q, batch.k, batch.v, batch.mapping, is_causal=is_causal, scale=batch.scale, enable_gqa=enable_gqa, dropout_p=dropout_p,

@@ -64,7 +64,7 @@ class Scores:
         if "slopes" in self.arrays:
             i, j = self.positions(s, xp)
             s = s - self.arrays["slopes"] * xp.astype(xp.abs(i - j), s.dtype)
-        keep = self.kept(s, xp)
+        keep = self.visible(s, xp)
         if keep is not None:
             s = xp.where(keep, s, MASKED * xp.ones_like(s))
         if self.transform is not None:
@@ -81,7 +81,7 @@ class Scores:
         offset = self.arrays.get("offset", self.offset)
         return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
 
-    def kept(self, near: Array, xp: Namespace) -> Array | None:
+    def visible(self, near: Array, xp: Namespace) -> Array | None:
         """True where a query may attend, broadcastable to the scores; None: everywhere."""
         conditions: list[Array] = []
         if self.structured:
@@ -105,7 +105,7 @@ class Scores:
 
     def attended(self, near: Array, xp: Namespace) -> Array | None:
         """`kept`, less the keys that a bias or a mask of numbers hides with -inf."""
-        out = self.kept(near, xp)
+        out = self.visible(near, xp)
         for name in ("bias", "additive"):
             if name in self.arrays:
                 there = self.arrays[name] != MASKED

@@ -11,7 +11,7 @@ from .._core.mapping import Mapping
 from .._core.options import answering
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
-from .call import Call, checked
+from .call import AttentionCall, checked
 from .scores import same_device
 
 _WORDS = {
@@ -212,7 +212,7 @@ def explain_attention(
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))
 
 
-def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
+def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
     """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")

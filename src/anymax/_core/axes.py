@@ -25,7 +25,7 @@ class Joined(NamedTuple):
         order = (*(i for i in range(x.ndim) if i not in joined), *joined)
         return cls(_flat(x, order, len(joined)), order, tuple(x.shape[i] for i in order), len(joined))
 
-    def beside(self, value: Any, name: str) -> Any:
+    def lay_out(self, value: Any, name: str) -> Any:
         """An array that broadcasts to the scores, in their new layout; anything else as it is."""
         if not is_array(value):
             return value
@@ -37,7 +37,7 @@ class Joined(NamedTuple):
             value = xp.broadcast_to(value, tuple(full[i] if i in last else n for i, n in enumerate(value.shape)))
         return _flat(value, self.order, self.joined)
 
-    def apart(self, p: Array, *, summed: bool = False) -> Array:
+    def restore(self, p: Array, *, summed: bool = False) -> Array:
         """A result of the rows in the layout of the scores; `summed` where it has one number a row."""
         xp, stay = namespace(p), len(self.order) - self.joined
         shape = (*self.shape[:stay], *(1,) * self.joined) if summed else self.shape

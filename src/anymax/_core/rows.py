@@ -30,9 +30,9 @@ def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, 
     """The scores, the mapping and the mask for rows along several axes, which become the last."""
     mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
-    params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
+    params = {name: joined.lay_out(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
     mapping = mapping.replace(**params) if params else mapping
-    return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
+    return joined, mapping, None if mask is None else joined.lay_out(asarray(mask, "mask"), "mask")
 
 
 def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
@@ -62,7 +62,7 @@ def split(
     rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
     keep = None
     if mask is not None:
-        keep = kept(rows, _array.beside(mask, x, "mask", xp), axis, xp)
+        keep = align_mask(rows, _array.beside(mask, x, "mask", xp), axis, xp)
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
@@ -71,7 +71,7 @@ def split(
     return x, rows, mapping, axis, keep
 
 
-def kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
     if dtype_name(mask) not in ("bool", "bool_"):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"

@@ -127,7 +127,7 @@ def _numpy_source(generator: Any) -> Any:
     return generator if seed is None else np.random.default_rng(seed)
 
 
-def apart(generator: Any, like: Array, n: int) -> list[Any]:
+def independent(generator: Any, like: Array, n: int) -> list[Any]:
     """A generator for each of n draws, so that no two of them get the same numbers; the one that is given, where it goes on by itself."""
     if is_torch(like):
         return [generator if generator is None else torch_source(like, generator)] * n

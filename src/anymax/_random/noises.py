@@ -41,11 +41,6 @@ _ERFCX = {
 }  # fmt: skip
 
 
-def node_count(asked: int | None, x: Array) -> int:
-    """The nodes of the quadrature of `PerturbMax` for scores like x: the number that was given, or what the digits of x need."""
-    return asked or (64 if is_double(x) else 32)
-
-
 def erfcx(w: Array, xp: Namespace) -> Array:
     """exp(w^2) erfc(w) for w >= 0."""
     r = (w - 3.75) / (w + 3.75)

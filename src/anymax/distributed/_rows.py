@@ -13,7 +13,7 @@ from ..mappings import Entmax
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
 from ._agree import Talk
-from ._shard import Asked, Call, Shard, place_of
+from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _apart(columns: list[Array]) -> list[Array]:
     return [*(gap[..., i : i + 1] for i in range(many)), *(own[..., i : i + 1] for i in range(many)), part]
 
 
-def _classes(call: Call, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _classes(call: ShardedCall, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of the classes, and of the rows, without the axis of the classes."""
     shape, lead = tuple(getattr(y, "shape", ())), call.lead
     if len(shape) < len(lead) or shape[len(shape) - len(lead) :] != lead:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._array import Array, dtype_name, eager, is_jax, namespace, upcast, wide_name
 from .._core.mapping import Mapping
-from .._random.noises import node_count
+from .._random.nodes import node_count
 from . import library, native
 from .engine import BELOW, Engine, IndexLoss
 from .link import OPS, WITHOUT_LOSS, Link, link_of

@@ -180,7 +180,7 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
         return None
     low = None
     if target is not None:
-        low = bound(_at_least(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+        low = bound(_below_target(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
             nan=-math.inf, neginf=-math.inf
         )
     lists = gpu.candidates(layer, found, target, low)
@@ -240,7 +240,7 @@ def _collect(
         if not count:
             low = bound(s, layer, xp).to(wide)
             if target is not None and not without_target:
-                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer, xp))
             low = checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
@@ -271,7 +271,7 @@ def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
     return s.to(wide).logsumexp(1, keepdim=True)
 
 
-def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
     score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
     size = torch.empty_like(score)

@@ -35,8 +35,8 @@ from .._array import (
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
 from .._core.typing import Parameter
+from .._random.nodes import CHUNK, Chunk, Nodes, first, softplus
 from .._random.noises import Law, Noise, constant, draw, find
-from ._nodes import CHUNK, Chunk, Nodes, first, softplus
 
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32
 

@@ -13,8 +13,7 @@ from .. import distributed, functional, linear, losses, transforms
 from .._array import eager, is_integer, is_number
 from .._core.mapping import Mapping
 from .._core.typing import Reduction
-from ..distributed._choose_group import as_group
-from ..distributed._group import Group
+from ..distributed import Group, as_group
 from ..losses import margins
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes

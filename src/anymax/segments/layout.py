@@ -141,11 +141,11 @@ class Segments:
         place = np.arange(self.num_entries) if self.order is None else self.inverse
         return place - self.ptr[self.index]
 
-    def beside(self, name: str, x: Array) -> Any:
+    def placed(self, name: str, x: Array) -> Any:
         """`ptr`, `order`, `index`, `inverse` or `rank` as an array of the kind and place of x."""
-        return self.kept(name, x, lambda: getattr(self, name))
+        return self.cached(name, x, lambda: getattr(self, name))
 
-    def kept(self, name: Any, x: Array, make: Any) -> Any:
+    def cached(self, name: Any, x: Array, make: Any) -> Any:
         """What `make()` gives, its NumPy arrays as arrays of the kind and place of x; made once where nothing is traced."""
         if not self.known:
             return make()
@@ -176,7 +176,7 @@ class Segments:
             raise ValueError(
                 f"values of shape {tuple(values.shape)}: expected {self.num_segments} along axis {axis}, one for each segment"
             )
-        return namespace(values).take(values, self.beside("index", values), axis=axis)
+        return namespace(values).take(values, self.placed("index", values), axis=axis)
 
     def __repr__(self) -> str:
         return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"

@@ -23,7 +23,7 @@ _STEP = 2  # traced: lengths of a class are up to 2 ** _STEP times those of the 
 
 def rows_of(segments: Segments, x: Array) -> Rows:
     """The rows, as arrays of the kind and place of x."""
-    return segments.kept("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
+    return segments.cached("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
 
 
 def _known(segments: Segments) -> Rows:

@@ -28,7 +28,7 @@ def _terms(segments: Segments, x: Array) -> tuple[Array, Array, Array, Any]:
     jax: Any = sys.modules["jax"]
     xp = namespace(x)
     x = from_last(x, 0, xp)
-    index, count = segments.beside("index", x), segments.num_segments + 1  # the last for entries of no segment
+    index, count = segments.placed("index", x), segments.num_segments + 1  # the last for entries of no segment
     high = stop_gradient(jax.ops.segment_max(x, index, count))
     high = xp.where(high > -xp.inf, high, 0.0)  # of an empty segment, or one that is all masked; NaN goes by
     high = high.at[-1].set(xp.nan)

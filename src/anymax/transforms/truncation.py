@@ -48,7 +48,7 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
         raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
-    least = dict(_at_least("topk", min_keep)).get("min_keep", 1)
+    least = dict(_min_keep("topk", min_keep)).get("min_keep", 1)
     return _TopK((("k", max(int(k), least)),), pick_axis(axis, dim))
 
 
@@ -75,7 +75,7 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _TopP((("p", p), *_at_least("topp", min_keep)), pick_axis(axis, dim))
+    return _TopP((("p", p), *_min_keep("topp", min_keep)), pick_axis(axis, dim))
 
 
 class _TopP(Truncation):
@@ -102,7 +102,7 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _MinP((("p", p), *_at_least("minp", min_keep)), pick_axis(axis, dim))
+    return _MinP((("p", p), *_min_keep("minp", min_keep)), pick_axis(axis, dim))
 
 
 class _MinP(Truncation):
@@ -170,7 +170,7 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     array([0. , 0.2, 0.2, 0.2])
     """
     check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _Typical((("mass", mass), *_at_least("typical", min_keep)), pick_axis(axis, dim))
+    return _Typical((("mass", mass), *_min_keep("typical", min_keep)), pick_axis(axis, dim))
 
 
 class _Typical(Truncation):
@@ -199,7 +199,7 @@ def epsilon_cutoff(
     array([0.87, 0.  , 0.  , 0.  ])
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _EpsilonCutoff((("epsilon", epsilon), *_at_least("epsilon_cutoff", min_keep)), pick_axis(axis, dim))
+    return _EpsilonCutoff((("epsilon", epsilon), *_min_keep("epsilon_cutoff", min_keep)), pick_axis(axis, dim))
 
 
 class _EpsilonCutoff(Truncation):
@@ -226,7 +226,7 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _Eta((("epsilon", epsilon), *_at_least("eta", min_keep)), pick_axis(axis, dim))
+    return _Eta((("epsilon", epsilon), *_min_keep("eta", min_keep)), pick_axis(axis, dim))
 
 
 class _Eta(Truncation):
@@ -288,7 +288,7 @@ class _XTC(Truncation):
         return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
-def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
+def _min_keep(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
     """The parameter `min_keep`, left out where it is 1."""
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
-from ..._random.noises import find, node_count
+from ..._random.nodes import node_count
+from ..._random.noises import find
 from .. import native
 from .._rows import disjoint
 from ..choice import asked
@@ -93,7 +94,7 @@ def output_layer(*operands: Array | None) -> Any:
     return importlib.import_module(f"{__name__}.layer")
 
 
-def _prepared(mapping: Mapping) -> tuple[Any, Link]:
+def prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), link_of(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
@@ -119,7 +120,7 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
 
 
 def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-    launch, link = _prepared(mapping)
+    launch, link = prepared(mapping)
     out = sys.modules["torch"].empty_like(p)
     if p.numel():
         if link.kind == "perturb_max":
@@ -135,7 +136,7 @@ def _to_last(x: Array, axis: int) -> Array:
 
 def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
     """[2, ...]: the loss of each row, and 1 where it counts; and the numbers of the rows."""
-    launch, link = _prepared(mapping)
+    launch, link = prepared(mapping)
     torch = sys.modules["torch"]
     both = torch.empty((2, *x.shape[:-1]), dtype=torch.float32, device=x.device)
     state = torch.empty((*x.shape[:-1], 4), dtype=torch.float32, device=x.device) if save else None
@@ -195,7 +196,7 @@ class Triton(Engine):
         return launch if isinstance(launch, str) else None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         p = sys.modules["torch"].empty_like(x) if out is None else out
         if x.numel():
             if link.kind == "perturb_max":
@@ -208,7 +209,7 @@ class Triton(Engine):
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
     ) -> tuple[Array, Any]:
         """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         if out is not None or not x.numel() or link.kind not in SPARSE:
             return self.forward(mapping, x, mask, out), None
         p = sys.modules["torch"].empty_like(x)
@@ -221,7 +222,7 @@ class Triton(Engine):
         return True
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         out = sys.modules["torch"].empty_like(x)
         if x.numel():
             launch.run("log", link, x, out=out)
@@ -273,7 +274,7 @@ class Triton(Engine):
         factor: float = 1.0,
     ) -> Array | None:
         """One read, one write, no search."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         torch = sys.modules["torch"]
         rows = _to_last(x, axis)
         out = torch.empty_like(rows)
@@ -287,7 +288,7 @@ class Triton(Engine):
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """NaN for a poisoned row."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         return _number(launch, "tau", link, x)
 
     def logsumexp(self, x: Array) -> Array:
@@ -303,7 +304,7 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     """Makes each call that this mapping has on contiguous scores of this shape once, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
-    link = _prepared(mapping)[1]
+    link = prepared(mapping)[1]
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             ENGINE.forward(mapping, x, mask)
