@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, check_integer, decides, is_jax, is_torch, running_sum, stop_gradient
+from .._array import (
+    Array,
+    Namespace,
+    check_integer,
+    decides,
+    is_int,
+    is_jax,
+    is_torch,
+    number,
+    running_sum,
+    shown,
+    stop_gradient,
+)
 from .generators import uniform
 from .truncation import topk_keep
 
@@ -72,6 +84,14 @@ def largest(x: Array, k: int, xp: Namespace) -> Array:
     index = xp.sort(index, axis=-1)
     order = xp.argsort(-xp.take_along_axis(x, index, axis=-1), axis=-1, stable=True)
     return xp.take_along_axis(index, order, axis=-1)
+
+
+def count_of(num_samples: Any) -> int:
+    """How many samples to draw from each row; one for None."""
+    count = 1 if num_samples is None else number(num_samples)
+    if not is_int(count) or count < 0:
+        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    return count
 
 
 def check_k(who: str, k: Any, n: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, dtype_name, is_jax, is_torch, namespace
+from .._array import Array, dtype_name, is_int, is_jax, is_torch, namespace, number
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
@@ -109,7 +109,7 @@ def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, gene
 
 def _seed(generator: Any) -> int | None:
     """The seed; None if `generator` is not an integer. Every framework accepts this range of seeds."""
-    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+    if not is_int(number(generator)):
         return None
     if not 0 <= int(generator) < 2**63:
         raise ValueError(f"generator: a seed must be an integer from 0 to 2**63 - 1, got {int(generator)}")
@@ -127,7 +127,7 @@ def _numpy_source(generator: Any) -> Any:
     return generator if seed is None else np.random.default_rng(seed)
 
 
-def apart(generator: Any, like: Array, n: int) -> list[Any]:
+def independent(generator: Any, like: Array, n: int) -> list[Any]:
     """A generator for each of n draws, so that no two get the same numbers; a generator with a state is returned n times."""
     if is_torch(like):
         return [generator if generator is None else torch_source(like, generator)] * n

@@ -30,13 +30,13 @@ from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from ..mappings import Softmax, SparseSoftmax
 
 
-def _zero(tangent: Any) -> bool:
+def is_zero(tangent: Any) -> bool:
     return isinstance(tangent, (SymbolicZero, ad.Zero))
 
 
-def _filled(tangents: Any, primals: Any) -> Any:
+def with_zeros(tangents: Any, primals: Any) -> Any:
     """Tangents that are zero as arrays of zeros."""
-    return jax.tree.map(lambda t, a: _zeros_like(a) if _zero(t) else t, tangents, primals, is_leaf=_zero)
+    return jax.tree.map(lambda t, a: _zeros_like(a) if is_zero(t) else t, tangents, primals, is_leaf=is_zero)
 
 
 def _zeros_like(a: Array) -> Array:
@@ -57,9 +57,9 @@ def _apply(static: Static, params: dict[str, Array], x: Array) -> Array:
 def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x), (dparams, dx) = primals, tangents
     mapping = static.mapping(params)
-    if mapping.traced or not all(map(_zero, dparams.values())):
+    if mapping.traced or not all(map(is_zero, dparams.values())):
         f = lambda params, x: reference.differentiable(static.mapping(params), x)  # noqa: E731
-        return jax.jvp(f, primals, _filled(tangents, primals))
+        return jax.jvp(f, primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
     engine = kernels.choose("vjp", mapping, x)
     scores = x if mapping.needs_scores else p
@@ -69,7 +69,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
 # -- operations of our own: linear in one operand, and the same again when transposed ----------------------------------
 
 
-def _operation(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
+def define(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
     primitive.def_impl(outside_of_jit(primitive))
     primitive.def_abstract_eval(shape)
     ad.primitive_jvps[primitive] = jvp
@@ -110,8 +110,8 @@ def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
     x, p, v, *params = primals
     dx, dp, dv, *dparams = tangents
     out = _product.bind(*primals, **facts)
-    total = dv if _zero(dv) else _product.bind(x, p, dv, *params, **facts)
-    if not all(map(_zero, (dx, dp, *dparams))):
+    total = dv if is_zero(dv) else _product.bind(x, p, dv, *params, **facts)
+    if not all(map(is_zero, (dx, dp, *dparams))):
         plain = functools.partial(_product_plain, static=facts["static"], transposed=facts["transposed"])
         changes = [ad.instantiate_zeros(t) for t in (dx, dp, *dparams)]
         f = lambda x, p, *params: plain(x, p, v, *params)  # noqa: E731
@@ -120,12 +120,12 @@ def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
 
 
 def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *params: Any, transposed: bool, **facts: Any) -> Any:
-    if not _zero(cotangent):
+    if not is_zero(cotangent):
         cotangent = _product.bind(x, p, cotangent, *params, transposed=not transposed, **facts)
     return [None, None, cotangent, *[None] * len(params)]
 
 
-_operation(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+define(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
 
 
 # -- the loss --------------------------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
     """The gradient is p - y. The losses of softmax and sparse softmax are plain operations on the scores, without p."""
     (params, x, y), (dparams, dx, dy) = primals, tangents
     plain = issubclass(static.kind, (Softmax, SparseSoftmax)) or static.mapping(params).traced
-    if plain or _zero(dx) or not all(map(_zero, (*dparams.values(), dy))):
-        return jax.jvp(functools.partial(_plain_loss, static), primals, _filled(tangents, primals))
+    if plain or is_zero(dx) or not all(map(is_zero, (*dparams.values(), dy))):
+        return jax.jvp(functools.partial(_plain_loss, static), primals, with_zeros(tangents, primals))
     p = _apply(static, params, x)
     gradient = jnp.where(x == -jnp.inf, 0.0, p - y)
     return reference.loss(static.mapping(params), x, p, y), jnp.sum(gradient * dx, axis=-1, keepdims=True)
@@ -167,11 +167,11 @@ def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> 
 def _index_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, index), (dparams, dx, _) = primals, tangents
     value, tau = _index(static, params, x, index)
-    if all(map(_zero, dparams.values())):
+    if all(map(is_zero, dparams.values())):
         change = _slope.bind(x, tau, index, dx, *_beside(x, params), static=static, transposed=False)
     else:
         f = lambda params, x: _composed(static, params, x, index)  # noqa: E731
-        change = jax.jvp(f, (params, x), _filled((dparams, dx), (params, x)))[1]
+        change = jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))[1]
     return (value, tau), (change, _zeros_like(tau))
 
 
@@ -207,8 +207,8 @@ def _slope_shape(x: Any, tau: Any, *others: Any, static: Static, transposed: boo
 def _slope_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
     x, tau, index, v, *params = primals
     dx, _, _, dv, *dparams = tangents
-    total = dv if _zero(dv) else _slope.bind(x, tau, index, dv, *params, **facts)
-    if not all(map(_zero, (dx, *dparams))):
+    total = dv if is_zero(dv) else _slope.bind(x, tau, index, dv, *params, **facts)
+    if not all(map(is_zero, (dx, *dparams))):
         changes = [ad.instantiate_zeros(t) for t in (dx, *dparams)]
         f = lambda x, *params: _slope_plain(x, index, v, *params, **facts)  # noqa: E731
         total = ad.add_tangents(total, jax.jvp(f, (x, *params), tuple(changes))[1])
@@ -217,12 +217,12 @@ def _slope_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
 
 def _slope_transpose(cotangent: Any, *operands: Any, transposed: bool, **facts: Any) -> Any:
     x, tau, index, _, *params = operands
-    if not _zero(cotangent):
+    if not is_zero(cotangent):
         cotangent = _slope.bind(x, tau, index, cotangent, *params, transposed=not transposed, **facts)
     return [None, None, None, cotangent, *[None] * len(params)]
 
 
-_operation(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
+define(_slope, _slope_value, _slope_shape, _slope_jvp, _slope_transpose)
 
 
 # -- the bridge ------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ _compiled_loss = jax.jit(_loss, static_argnums=(0,))
 _compiled_index = jax.jit(_index, static_argnums=(0,))
 
 
-def _key(mapping: Mapping) -> Static:
+def static_of(mapping: Mapping) -> Static:
     return Static(mapping, kernels.forced())
 
 
@@ -259,14 +259,14 @@ def apply(mapping: Mapping, x: Array, mask: None = None) -> Array:
     mapping = _opened(mapping, x)
     params = mapping.params()
     x, *values = alike(x, *params.values())
-    return _compiled(_key(mapping), dict(zip(params, values)), x)
+    return _compiled(static_of(mapping), dict(zip(params, values)), x)
 
 
 def loss(mapping: Mapping, x: Array, y: Array) -> Array:
     mapping = _opened(mapping, x)
     params = mapping.params()
     x, y, *values = alike(x, y, *params.values())
-    return _compiled_loss(_key(mapping), dict(zip(params, values)), x, y)
+    return _compiled_loss(static_of(mapping), dict(zip(params, values)), x, y)
 
 
 def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
@@ -276,7 +276,7 @@ def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
         return None
     params = mapping.params()
     x, index, *values = alike(x, index, *params.values())
-    return _compiled_index(_key(mapping), dict(zip(params, values)), x, index)[0]
+    return _compiled_index(static_of(mapping), dict(zip(params, values)), x, index)[0]
 
 
 # -- a call as it comes: an array outside of any tracing, its last axis, nothing asked for beside ------------------------------

@@ -11,14 +11,15 @@ import torch
 from .. import kernels
 from .._array import floating, upcast
 from .._core.mapping import Mapping
-from ..mappings import CATALOGUE, _nodes
+from .._random import nodes
+from ..mappings import CATALOGUE
 from .torch_library import library
 
 Tensor = torch.Tensor
 
 _KINDS = {kind.__name__: kind for kind in CATALOGUE}
 _LIBRARY = library(__name__)
-_nodes.panel_nodes()
+nodes.panel_nodes()
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
@@ -28,7 +29,7 @@ _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
 
 
 def spec_of(mapping: Mapping) -> str | None:
-    """The mapping without its tensors, in words that `_restore` understands; None for a kind with functions of the user's."""
+    """The mapping without its tensors, in words that `mapping_from` understands; None for a kind with functions of the user's."""
     if _KINDS.get(type(mapping).__name__) is not type(mapping):
         return None
     words = [type(mapping).__name__]
@@ -44,7 +45,7 @@ def spec_of(mapping: Mapping) -> str | None:
     return ";".join(words)
 
 
-def _restore(spec: str, params: list[Tensor]) -> Mapping:
+def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
     kind, *words = spec.split(";")
     values = iter(params)
     return _KINDS[kind](
@@ -58,18 +59,18 @@ def _own(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 def _forward_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
+    mapping = mapping_from(spec, params)
     return _own(kernels.choose("forward", mapping, x).forward(mapping, x), x)
 
 
 def _vjp_op(x: Tensor, p: Tensor, g: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    mapping = _restore(spec, params)
+    mapping = mapping_from(spec, params)
     x, p = (a if a.dtype == g.dtype else a.to(g.dtype) for a in (x, p))  # hooks of saved tensors may have changed them
     return _own(kernels.choose("vjp", mapping, x).vjp(mapping, x, p, g), x, p, g)
 
 
 def _hold_op(x: Tensor, params: list[Tensor], spec: str) -> Tensor:
-    return _restore(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
+    return mapping_from(spec, params).hold(upcast(floating(x, xp), xp), xp).clone(memory_format=torch.contiguous_format)
 
 
 def _forward_fake(x: Tensor, params: list[Tensor], spec: str) -> Tensor:

@@ -18,6 +18,7 @@ from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
 from ._agree import Talk, agreeing
+from ._choose_group import Group as Group
 from ._choose_group import as_group
 from ._shard import Asked
 from ._ways import solve
@@ -378,7 +379,7 @@ def sample(
     return _eagerly(_rows.sample, asked, generator, num_samples)
 
 
-def _without_constant(
+def without_constant(
     mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
     reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, axis_name: Any = None,
     class_start: int | None = None, class_count: int | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
 from ..mappings import PerturbMax, Sigsoftmax
-from ..mappings.sigsoftmax import _log_weight
+from ..mappings.sigsoftmax import log_weight
 from ._shard import Met, Shard, divided, place_of
 
 
@@ -20,7 +20,7 @@ def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
         return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
     if isinstance(mapping, Sigsoftmax) and mapping.kernel is not None:
         keep = rows != -math.inf
-        a = _log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
+        a = log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
         return xp.where(keep, a, -math.inf * xp.ones_like(a))
     return None
 

@@ -15,7 +15,7 @@ from ..losses.targets import check_reduction, class_weights, reduced
 from ._agree import Talk, agreeing
 from ._group import Group
 from ._losses import Options, loss_of_call, target_is
-from ._shard import Asked, Call, described, form_of, place_of
+from ._shard import Asked, ShardedCall, described, form_of, place_of
 
 _WHO = "linear_loss"
 _SCORES = 1 << 22  # scores that a process holds at a time
@@ -39,7 +39,7 @@ def linear_loss(
             f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
             f"distributions (floating point), {(*lead, n)}"
         )
-    call = Call.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
+    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
     sizes = [n] * shared.size
     if shared.strict:
         whole.say(talk)
@@ -61,7 +61,9 @@ def linear_loss(
 
         def loss() -> Array:
             these = layer.part(where)
-            call = Call.of(part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None)
+            call = ShardedCall.of(
+                part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None
+            )
             return loss_of_call(call, target[where, ...], options)
 
         return agreeing(part, loss)

@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, known_any, namespace, stop_gradient, total
-from .._random.draws import invert, uniforms
+from .._array import Array, is_integer, is_number, known_any, namespace, stop_gradient, total
+from .._random.draws import count_of, invert, uniforms
 from ..functional import apply
 from ..mappings import Entmax
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
 from ._agree import Talk
-from ._shard import Asked, Call, Shard, place_of
+from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
@@ -51,9 +51,7 @@ def _threshold(out: Solved, keepdims: bool) -> Threshold:
 def logsumexp(asked: Asked, talk: Talk, temperature: Any, keepdims: bool) -> Array:
     call = asked.call(talk)
     temperature = _array.number(temperature)
-    if not _array.is_array(temperature) and (
-        isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0
-    ):
+    if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
     call.temperature = temperature
     return solve(call, lambda out: _smooth(out, keepdims))
@@ -129,7 +127,7 @@ def _apart(columns: list[Array]) -> list[Array]:
     return [*(gap[..., i : i + 1] for i in range(many)), *(own[..., i : i + 1] for i in range(many)), part]
 
 
-def _classes(call: Call, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _classes(call: ShardedCall, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of y, and that of the rows without the class axis."""
     shape, lead = tuple(getattr(y, "shape", ())), call.lead
     if len(shape) < len(lead) or shape[len(shape) - len(lead) :] != lead:
@@ -187,9 +185,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
 def sample(asked: Asked, talk: Talk, generator: Any, num_samples: int | None) -> Array:
     call = asked.call(talk)
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
-    size = 1 if num_samples is None else num_samples
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {num_samples!r}")
+    size = count_of(num_samples)
     talk.say(num_samples=num_samples)
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:

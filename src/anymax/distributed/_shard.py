@@ -24,7 +24,7 @@ from .._array import (
 )
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
-from .._core.rows import aligned, hide, kept, restore_axis
+from .._core.rows import align_mask, aligned, hide, restore_axis
 from ..losses.targets import class_axis
 from ._agree import HERE, Head, Talk
 from ._group import Form, Group
@@ -44,13 +44,13 @@ class Asked(NamedTuple):
     start: Any
     count: Any
 
-    def call(self, talk: Talk, classes_last: bool = True) -> Call:
+    def call(self, talk: Talk, classes_last: bool = True) -> ShardedCall:
         axis = pick_axis(self.axis, self.dim) if classes_last else class_axis(self.x, self.axis, self.dim)
-        return Call.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
+        return ShardedCall.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
 
 
 @dataclasses.dataclass
-class Call:
+class ShardedCall:
     """The arguments of a verb, checked; nothing is computed yet."""
 
     talk: Talk
@@ -64,7 +64,7 @@ class Call:
     counted: bool = False  # True if the caller gives classes by their index over all processes
 
     @classmethod
-    def of(cls, talk: Talk, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any) -> Call:
+    def of(cls, talk: Talk, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any) -> ShardedCall:
         who, group = talk.who, talk.group
         mapping = as_mapping(mapping, who)
         for name, value in (("class_start", start), ("class_count", count)):
@@ -103,7 +103,7 @@ class Call:
         dtype, rows = rows.dtype, upcast(rows, xp)
         n = rows.shape[-1]
         if self.mask is not None and n:
-            rows = hide(rows, kept(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
+            rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
         if not n:  # one masked class represents no classes
             rows = xp.concat(
                 [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **place_of(rows))], axis=-1
@@ -217,7 +217,7 @@ def described(value: Any) -> str:
 def form_of(rows: int, columns: int, x: Array) -> Form:
     """The form of so many columns of so many rows, in the dtype to compute in."""
     xp = namespace(x)
-    return Form(rows * columns, xp.float64 if x.dtype == xp.float64 else xp.float32)
+    return Form(rows * columns, _array.wide_dtype(x, xp))
 
 
 def place_of(x: Array) -> dict[str, Any]:

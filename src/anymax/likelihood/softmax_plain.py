@@ -29,7 +29,7 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
     """The same in plain operations, of which every derivative is exact also where a probability is 0."""
     with quiet(x):
         s = upcast(x, xp)
-        y, e, z, keep, poisoned = _SOFTMAX._shifted(s if scale == 1.0 else s * scale, xp)
+        y, e, z, keep, poisoned = _SOFTMAX.shifted(s if scale == 1.0 else s * scale, xp)
         log_z, n = xp.log(z), x.shape[-1]
         at = xp.where(index < n, index, (n - 1) * xp.ones_like(index))
         log_p = _take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z

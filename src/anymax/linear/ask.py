@@ -56,9 +56,7 @@ class Ask:
             return self
         left = iter(arrays)
         transforms = tuple(
-            dataclasses.replace(t, params=tuple((k, next(left) if is_array(v) else v) for k, v in t.params))
-            if isinstance(t, Transform)
-            else t
+            t.replace(**{k: next(left) for k, v in t.params if is_array(v)}) if isinstance(t, Transform) else t
             for t in self.transforms
         )
         return dataclasses.replace(self, transforms=transforms)

@@ -175,12 +175,9 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias"
         )
-    given = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
-    if mask.ndim > len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
-        raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to scores of shape {shape}")
-    mask = xp.reshape(mask, given)
-    if all(size == 1 for size in given[:-1]):
-        return xp.broadcast_to(xp.reshape(mask, (1, given[-1])), (1, shape[-1]))
+    mask = _array.fit_axes(mask, shape, "mask")
+    if all(size == 1 for size in mask.shape[:-1]):
+        return xp.broadcast_to(xp.reshape(mask, (1, mask.shape[-1])), (1, shape[-1]))
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS
 from ..kernels import triton
@@ -84,7 +84,7 @@ def _few_back(
     u: Tensor | None, mean: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of the scores of the classes `index`, and of <scores, u>, by x, weight and bias."""
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(x, torch)
     dx = None
     dw = torch.zeros_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
@@ -199,7 +199,7 @@ def _plain_kept(
     x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`_Kept` in plain operations, for derivatives of any order."""
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(wide), weight.to(wide)
     value = (x[:, None, :] * weight[index]).sum(-1)
@@ -301,7 +301,7 @@ def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
     """The target's score and logsumexp of all others of each row, fp32 or fp64."""
     if layer.rows and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
         return gpu.two_of(layer, target)
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
@@ -387,7 +387,7 @@ def _pieces(tile: slice, step: int) -> Iterator[slice]:
 
 def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """`_Others` in plain operations, for derivatives of any order."""
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     s = layer.scores().to(wide)
     own = s.gather(1, target[:, None])
     others = torch.scatter(s, 1, target[:, None], -math.inf).logsumexp(1, keepdim=True)
@@ -414,7 +414,7 @@ def of_softmax(
 ) -> tuple[Tensor, Tensor]:
     """The target's score and logsumexp of all others, [rows, 2], and <scores, u>; classes below `least` may have no gradient."""
     if least and wants_gradient(layer):
-        wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+        wide = wide_dtype(layer.x, torch)
         bound = lambda s, layer, xp: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
         held = kept(layer, target, bound, False, chunk, others=True)
         if not bool(held.full.any()):

@@ -15,6 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
+from .._array import wide_dtype
 from ..kernels import triton
 from ..mappings import Softmax
 from .layer import Layer
@@ -179,7 +180,7 @@ def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kep
         return None
     low = None
     if target is not None:
-        low = bound(_at_least(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+        low = bound(_below_target(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
             nan=-math.inf, neginf=-math.inf
         )
     lists = gpu.candidates(layer, found, target, low)
@@ -207,7 +208,7 @@ def _collect(
     others: bool,
 ) -> Kept:
     rows, device = layer.rows, layer.x.device
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
     held = _Row(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
@@ -239,7 +240,7 @@ def _collect(
         if not count:
             low = bound(s, layer, xp).to(wide)
             if target is not None and not without_target:
-                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer, xp))
             low = checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
@@ -270,7 +271,7 @@ def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
     return s.to(wide).logsumexp(1, keepdim=True)
 
 
-def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
     """A lower bound of the target's score, [rows, 1], -inf if it is masked; in a trained model it is among the largest of its row."""
     score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
     size = torch.empty_like(score)

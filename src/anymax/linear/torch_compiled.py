@@ -11,9 +11,9 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import recorded
+from .._array import recorded, wide_dtype
 from ..autodiff.torch_library import library
-from ..autodiff.torch_operations import _restore, spec_of
+from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_kept as quick
 from .ask import Ask
 from .groups import by_rows
@@ -62,7 +62,7 @@ def _made(
     x: Tensor, weight: Tensor, bias: Tensor | None, keep: Tensor | None, index: Tensor, of_class: Tensor | None, spec: str,
     smoothing: float, log_prob: bool, chunk: int,
 ) -> Tensor:  # fmt: skip
-    layer = Layer(x, weight, bias, keep, _restore(spec, []), (x.shape[0],), x.dtype)
+    layer = Layer(x, weight, bias, keep, mapping_from(spec, []), (x.shape[0],), x.dtype)
     asked, some = Ask("a compiled output layer", smoothing, log_prob=log_prob), None if chunk < 0 else chunk
     found = quick.values(layer, index, index < 0, of_class, asked, some, xp)
     return by_rows(layer, asked, index, of_class, some) if found is None else found
@@ -82,7 +82,7 @@ def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
 
 
 def _forward_fake(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.new_empty(x.shape[0], dtype=wide_dtype(x, torch))
 
 
 def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward, upcast
+from .._array import plain_backward, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from .layer import Layer, rows_at_a_time
 from .torch_backward import plain_grads
@@ -50,7 +50,7 @@ class _Groups(torch.autograd.Function):
             return *none, *found, *(None,) * (len(tensors) - count)
         layer, ask, target, of_class = _with(layer, ask, tensors)
         x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        wide = wide_dtype(x, torch)
         wants = ctx.needs_input_grad[3:]
         dx = torch.empty_like(x) if wants[0] else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, is_array, known
+from .._array import Array, Namespace, is_array, known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..likelihood.terms import terms_of
@@ -190,7 +190,7 @@ def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Arra
     """The share that label smoothing gives to each class, times the class weights."""
     if not ask.smoothing:
         return None
-    wide = xp.float64 if layer.x.dtype == xp.float64 else xp.float32
+    wide = wide_dtype(layer.x, xp)
     free = layer.kept_classes(xp)
     free = xp.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else xp.astype(free[0], wide)
     u = free / xp.where(xp.sum(free) > 0, xp.sum(free), xp.ones_like(free[0]))

@@ -54,7 +54,7 @@ class Softmax(Separable):
         z = total(xp.where(keep, xp.exp(y), xp.zeros_like(y)), xp)
         return -xp.log(xp.where(z == 0, xp.ones_like(z), z))
 
-    def _shifted(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
+    def shifted(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
         """Scores below their maximum, their exponentials and the sum of them: plain operations, differentiable as they are."""
         y, keep, poisoned = finite_scores(x, xp)
         y = y - stop_gradient(row_top(y, keep, xp))
@@ -63,14 +63,14 @@ class Softmax(Separable):
         return y, e, xp.where(z == 0, xp.ones_like(z), z), keep, poisoned
 
     def forward(self, x: Array, xp: Namespace) -> Array:
-        _, e, z, keep, poisoned = self._shifted(x, xp)
+        _, e, z, keep, poisoned = self.shifted(x, xp)
         return finish(e / z, keep, poisoned, xp)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
         return self.forward(x, xp)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
-        y, _, z, keep, poisoned = self._shifted(x, xp)
+        y, _, z, keep, poisoned = self.shifted(x, xp)
         return finish(y - xp.log(z), keep, poisoned, xp, masked=-math.inf)
 
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
@@ -81,7 +81,7 @@ class Softmax(Separable):
 
         The sum is 1 + the rest, with 1 the first of the maxima, so that a small loss keeps its digits.
         """
-        s, e, _, keep, _ = self._shifted(x, xp)
+        s, e, _, keep, _ = self.shifted(x, xp)
         tied = keep & (s == 0)
         others = total(counts(tied, xp), xp) - 1
         rest = total(xp.where(tied, e - 1.0, e), xp) + xp.astype(xp.where(others > 0, others, 0 * others), e.dtype)

@@ -16,7 +16,7 @@ from .padded import of_segments
 
 
 @dataclasses.dataclass
-class Call:
+class SegmentCall:
     """Scores, and the segments of their entries."""
 
     xp: Any
@@ -26,7 +26,7 @@ class Call:
     segments: Segments
 
     @classmethod
-    def of(cls, who: str, mapping: Mapping | str, x: Any, given: Any) -> Call:
+    def of(cls, who: str, mapping: Mapping | str, x: Any, given: Any) -> SegmentCall:
         index, ptr, lengths, num_segments, axis, dim = given
         refuse_sharded(who, x, index=index, ptr=ptr, lengths=lengths)
         mapping, x = as_mapping(mapping, who), asarray(x)

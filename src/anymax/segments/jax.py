@@ -15,42 +15,43 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
-from .._array import Array, dtype_name
+from .._array import Array, wide_name
 from .._core.mapping import Mapping
-from ..autodiff.jax import _filled, _key, _operation, _zero
+from .._random.nodes import node_count
 from ..autodiff.jax import apply as apply_to_rows
+from ..autodiff.jax import define, is_zero, static_of, with_zeros
 from ..kernels import xla
 from ..kernels.link import OPS, Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
 from . import padded, reductions
-from .call import Call, segments_first
+from .call import SegmentCall, segments_first
 from .layout import Segments
 
 
-def apply(call: Call) -> Array | None:
+def apply(call: SegmentCall) -> Array | None:
     mapping, x = call.mapping, call.x
     if not x.size or not call.segments.num_segments or not kernels.choose("forward", mapping, x).compiled:
         return None
-    ptr, order = (call.segments.beside(name, x) for name in ("ptr", "order"))
+    ptr, order = (call.segments.placed(name, x) for name in ("ptr", "order"))
     order = jnp.zeros((0,), ptr.dtype) if order is None else order
     x = jnp.moveaxis(x, call.axis, 0)
-    wide = "float64" if dtype_name(x) == "float64" else "float32"
+    wide = wide_name(x)
     shape = (call.segments.num_segments, *x.shape[1:])
     params = {name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()}
     x, *values, ptr, order = alike(x, *params.values(), ptr, order)
-    return jnp.moveaxis(_compiled(_key(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
+    return jnp.moveaxis(_compiled(static_of(mapping), dict(zip(params, values)), x, ptr, order), 0, call.axis)
 
 
-def log(call: Call) -> None:
+def log(call: SegmentCall) -> None:
     return None
 
 
-def threshold(call: Call) -> None:
+def threshold(call: SegmentCall) -> None:
     return None
 
 
-def index_loss(call: Call, place: Array) -> None:
+def index_loss(call: SegmentCall, place: Array) -> None:
     return None
 
 
@@ -86,7 +87,7 @@ _served = Primitive("anymax_segments")  # (x) or ([x,] p, g), the parameters, pt
 
 def _bind(op: str, static: Static, params: Any, operands: tuple[Array, ...], ptr: Array, order: Array) -> Array:
     link: Any = link_of(static.mapping(dict(zip(static.names, params))))
-    nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
+    nodes = node_count(link.nodes, operands[0])
     facts = link._replace(params=None, nodes=nodes)
     return _served.bind(*alike(*operands, *params, ptr, order), op=op, static=static, link=facts)
 
@@ -141,9 +142,9 @@ def _apply(static: Static, params: dict[str, Array], x: Array, ptr: Array, order
 def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     (params, x, ptr, order), (dparams, dx, _, _) = primals, tangents
     mapping = static.mapping(params)
-    if mapping.traced or not all(map(_zero, dparams.values())):
+    if mapping.traced or not all(map(is_zero, dparams.values())):
         f = lambda params, x: _plain(static, params, x, ptr, order)  # noqa: E731
-        return jax.jvp(f, (params, x), _filled((dparams, dx), (params, x)))
+        return jax.jvp(f, (params, x), with_zeros((dparams, dx), (params, x)))
     p = _apply(static, params, x, ptr, order)
     scores = x if mapping.needs_scores else p
     return p, _product.bind(scores, p, dx, *params.values(), ptr, order, static=static, transposed=False)
@@ -167,8 +168,8 @@ def _product_shape(x: Any, p: Any, v: Any, *more: Any, **facts: Any) -> Any:
 def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
     x, p, v, *params, ptr, order = primals
     dx, dp, dv, *dparams, _, _ = tangents
-    total = dv if _zero(dv) else _product.bind(x, p, dv, *params, ptr, order, **facts)
-    if not all(map(_zero, (dx, dp, *dparams))):
+    total = dv if is_zero(dv) else _product.bind(x, p, dv, *params, ptr, order, **facts)
+    if not all(map(is_zero, (dx, dp, *dparams))):
         changes = [ad.instantiate_zeros(t) for t in (dx, dp, *dparams)]
         f = lambda x, p, *params: _plain_product(x, p, v, *params, ptr, order, **facts)  # noqa: E731
         total = ad.add_tangents(total, jax.jvp(f, (x, p, *params), tuple(changes))[1])
@@ -176,11 +177,11 @@ def _product_jvp(primals: Any, tangents: Any, **facts: Any) -> Any:
 
 
 def _product_transpose(cotangent: Any, x: Any, p: Any, v: Any, *more: Any, transposed: bool, **facts: Any) -> Any:
-    if not _zero(cotangent):
+    if not is_zero(cotangent):
         cotangent = _product.bind(x, p, cotangent, *more, transposed=not transposed, **facts)
     return [None, None, cotangent, *[None] * len(more)]
 
 
-_operation(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
+define(_product, _product_value, _product_shape, _product_jvp, _product_transpose)
 batching.primitive_batchers[_product] = functools.partial(_batch, _product)
 _compiled = jax.jit(_apply, static_argnums=(0,))

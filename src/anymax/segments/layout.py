@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    compiling,
+    eager,
+    is_int,
+    is_integer,
+    is_jax,
+    is_torch,
+    namespace,
+    number,
+    shown,
+)
 from .._core.options import answering
 from ..kernels import ragged, xla_segments
 
@@ -128,11 +141,11 @@ class Segments:
         place = np.arange(self.num_entries) if self.order is None else self.inverse
         return place - self.ptr[self.index]
 
-    def beside(self, name: str, x: Array) -> Any:
+    def placed(self, name: str, x: Array) -> Any:
         """`ptr`, `order`, `index`, `inverse` or `rank` as an array of x's kind, on its device."""
-        return self.kept(name, x, lambda: getattr(self, name))
+        return self.cached(name, x, lambda: getattr(self, name))
 
-    def kept(self, name: Any, x: Array, make: Any) -> Any:
+    def cached(self, name: Any, x: Array, make: Any) -> Any:
         """The result of `make()`, its NumPy arrays as arrays of x's kind on its device; cached unless something is traced."""
         if not self.known:
             return make()
@@ -163,7 +176,7 @@ class Segments:
             raise ValueError(
                 f"values of shape {tuple(values.shape)}: expected {self.num_segments} along axis {axis}, one for each segment"
             )
-        return namespace(values).take(values, self.beside("index", values), axis=axis)
+        return namespace(values).take(values, self.placed("index", values), axis=axis)
 
     def __repr__(self) -> str:
         return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"
@@ -202,7 +215,7 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         )
     ((name, value),) = given
     if num_segments is not None:
-        if isinstance(num_segments, bool) or not isinstance(num_segments, (int, np.integer)) or num_segments < 0:
+        if not is_int(number(num_segments)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
         num_segments = int(num_segments)
     return _read(who, name, value, num_segments)

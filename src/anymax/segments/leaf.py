@@ -6,10 +6,10 @@ from typing import Any
 
 from .._array import Array, is_jax, is_torch
 from ..kernels import ragged
-from .call import Call
+from .call import SegmentCall
 
 
-def leaf_of(call: Call) -> Any:
+def leaf_of(call: SegmentCall) -> Any:
     """`apply`, `log`, `threshold`, `index_loss` for arrays like x, which answer None where no engine serves; None: padded rows do."""
     if is_jax(call.x):
         from . import jax  # late: JAX is loaded already
@@ -26,25 +26,25 @@ class _plain:
     """The engine for arrays without derivatives. Each answers None where it refuses."""
 
     @staticmethod
-    def apply(call: Call) -> Array | None:
+    def apply(call: SegmentCall) -> Array | None:
         if ragged.refuse("forward", call.mapping, call.x) is not None:
             return None
         return ragged.forward(call.segments_first, call.x, call.layout)
 
     @staticmethod
-    def log(call: Call) -> Array | None:
+    def log(call: SegmentCall) -> Array | None:
         if ragged.refuse("log_forward", call.mapping, call.x) is not None:
             return None
         return ragged.log_forward(call.segments_first, call.x, call.layout)
 
     @staticmethod
-    def threshold(call: Call) -> Array | None:
+    def threshold(call: SegmentCall) -> Array | None:
         if ragged.refuse("threshold", call.mapping, call.x) is not None:
             return None
         return ragged.threshold(call.segments_first, call.x, call.layout)
 
     @staticmethod
-    def index_loss(call: Call, place: Array) -> Array | None:
+    def index_loss(call: SegmentCall, place: Array) -> Array | None:
         if ragged.refuse("index_loss", call.mapping, call.x) is not None:
             return None
         return ragged.index_loss(call.segments_first, call.x, place, call.layout)

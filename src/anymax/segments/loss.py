@@ -14,14 +14,14 @@ from .._core.typing import ArrayT, Numbers, Reduction
 from ..losses.targets import cast, check_reduction, reduced, result_dtype
 from ..losses.verbs import fenchel_young
 from . import tensors
-from .call import Call
+from .call import SegmentCall
 from .leaf import leaf_of
 from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
-from .verbs import _HINTS, SegmentOptions, opened, segment_apply
+from .verbs import HINTS, SegmentOptions, opened, segment_apply
 
 
 @answering(
-    _HINTS
+    HINTS
     | {
         "weight": "weigh the losses that reduction='none' gives",
         "label_smoothing": "give the target as a distribution, smoothed",
@@ -55,7 +55,7 @@ def segment_loss(
     tensors.refuse("segment_loss", x)
     check_reduction(reduction)
     _array.check_integer("segment_loss", "ignore_index", ignore_index, "an integer, which marks segments to leave out")
-    call = Call.of("segment_loss", mapping, x, opened("segment_loss", options))
+    call = SegmentCall.of("segment_loss", mapping, x, opened("segment_loss", options))
     if not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     target = _array.beside(target, call.x, "target", call.xp)
@@ -67,7 +67,7 @@ def segment_loss(
     return reduced(value, counted, reduction, dtype, call.xp) if reduction != "none" else cast(value, dtype, call.xp)
 
 
-def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Array]:
+def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Array, Array]:
     """(the loss of each segment, whether it counts), with the segments at their axis."""
     xp, segments, axis = call.xp, call.segments, call.axis
     if tuple(target.shape) != call.shape:
@@ -80,7 +80,7 @@ def _of_entries(call: Call, target: Array, ignore_index: int) -> tuple[Array, Ar
     stray = ~ignored & ((target < 0) | (target >= n))
     _say(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     safe = xp.where(ignored | stray, xp.zeros_like(target), target)
-    index, rank = (segments.beside(name, target) for name in ("index", "rank"))
+    index, rank = (segments.placed(name, target) for name in ("index", "rank"))
     own = xp.reshape(
         xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim))
     )
@@ -122,7 +122,7 @@ def _say(wrong: Array, target: Array, why: str, xp: Any, axis: int) -> None:
         raise IndexError(f"segment_loss: target[{said}] is {int(target[at])}, for segment {at[axis]}: {why}")
 
 
-def _by_rows(call: Call, place: Array) -> Array:
+def _by_rows(call: SegmentCall, place: Array) -> Array:
     xp = call.xp
     place = _array.to_last(place, call.axis, xp)
 
@@ -134,7 +134,7 @@ def _by_rows(call: Call, place: Array) -> Array:
     return _array.from_last(value, call.axis, xp)
 
 
-def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
+def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
     xp = call.xp
     if not _array.is_floating(target) or tuple(target.shape) != tuple(call.x.shape):
         raise ValueError(
@@ -149,6 +149,6 @@ def _of_distributions(call: Call, target: Array) -> tuple[Array, Array]:
         scores = of_bucket(x, bucket, -float("inf"), least)
         parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
     value = _array.from_last(segments_of(rows, parts, 0.0, x), call.axis, xp)
-    full = call.segments.beside("lengths", value) > 0
+    full = call.segments.placed("lengths", value) > 0
     full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))
     return value, xp.broadcast_to(xp.astype(full, value.dtype), value.shape)

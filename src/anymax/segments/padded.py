@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, fit_axes, from_last, is_array, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from .layout import Bucket, Rows, Segments
 
@@ -23,7 +23,7 @@ _STEP = 2  # under a compiler each bucket is 2 ** _STEP times as wide as the one
 
 def rows_of(segments: Segments, x: Array) -> Rows:
     """The rows, as arrays of x's kind on its device."""
-    return segments.kept("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
+    return segments.cached("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
 
 
 def _known(segments: Segments) -> Rows:
@@ -149,13 +149,8 @@ def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -
     """A value that broadcasts to `shape`, which has the segments along `rows_axis`, with the segments moved last."""
     if not is_array(value) or not value.ndim:
         return value
-    xp = namespace(value)
-    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
-    if len(given) != len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to {shape}, one value for each segment along axis {rows_axis}"
-        )
-    return to_last(xp.reshape(value, given), rows_axis, xp)
+    value = fit_axes(value, shape, name, f", one value for each segment along axis {rows_axis}", "")
+    return to_last(value, rows_axis, namespace(value))
 
 
 def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:

@@ -28,7 +28,7 @@ def _terms(segments: Segments, x: Array) -> tuple[Array, Array, Array, Any]:
     jax: Any = sys.modules["jax"]
     xp = namespace(x)
     x = from_last(x, 0, xp)
-    index, count = segments.beside("index", x), segments.num_segments + 1  # the last one for entries without a segment
+    index, count = segments.placed("index", x), segments.num_segments + 1  # the last one for entries without a segment
     high = stop_gradient(jax.ops.segment_max(x, index, count))
     high = xp.where(high > -xp.inf, high, 0.0)  # 0 if empty or all masked; also for NaN, which x itself keeps
     high = high.at[-1].set(xp.nan)

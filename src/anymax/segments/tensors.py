@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, is_ragged
+from .._array import Array, is_int, is_ragged
 
 
 def refuse(who: str, x: Any) -> None:
@@ -34,7 +34,7 @@ def rows(
 ) -> Array:
     """The verb along an axis of x; `dense` is for rows of a nested tensor that are not ragged."""
     torch = sys.modules["torch"]
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not -x.ndim <= axis < x.ndim):
+    if axis is not None and (not is_int(axis) or not -x.ndim <= axis < x.ndim):
         raise ValueError(f"{who}: axis must be an integer from {-x.ndim} to {x.ndim - 1}, got {axis!r}")
     if x.is_nested:
         return _nested(torch, who, verb, dense, mapping, x, axis)

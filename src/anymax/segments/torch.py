@@ -12,18 +12,18 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import apply as apply_to_rows
 from ..autodiff.torch import learns
 from ..autodiff.torch_library import library
-from ..autodiff.torch_operations import _restore, spec_of
+from ..autodiff.torch_operations import mapping_from, spec_of
 from ..kernels import ragged
 from ..kernels.reference import ENGINE as reference
 from ..kernels.triton import ragged as on_gpu
 from . import padded
-from .call import Call
+from .call import SegmentCall
 from .layout import Segments, check
 
 Tensor = torch.Tensor
@@ -33,7 +33,7 @@ _LIBRARY = library(__name__)
 # -- the operations of the leaf: None if the engine refuses -----------------------------------------------------------------------------
 
 
-def apply(call: Call) -> Tensor | None:
+def apply(call: SegmentCall) -> Tensor | None:
     mapping, x = call.mapping, call.x
     if _compiled():
         return _opaque(call)
@@ -45,7 +45,7 @@ def apply(call: Call) -> Tensor | None:
     return engine.forward(call.segments_first, x, _layout(engine, call))
 
 
-def log(call: Call) -> Tensor | None:
+def log(call: SegmentCall) -> Tensor | None:
     mapping, x = call.mapping, call.x
     engine = None if _compiled() or _plain(call) else _engine("log_forward", mapping, x)
     if engine is None:
@@ -55,13 +55,13 @@ def log(call: Call) -> Tensor | None:
     return engine.log_forward(call.segments_first, x, _layout(engine, call))
 
 
-def threshold(call: Call) -> Tensor | None:
+def threshold(call: SegmentCall) -> Tensor | None:
     mapping, x = call.mapping, call.x
     engine = None if _compiled() or _plain(call) else _engine("threshold", mapping, x)
     return None if engine is None else engine.threshold(call.segments_first, x.detach(), _layout(engine, call))
 
 
-def index_loss(call: Call, place: Tensor) -> Tensor | None:
+def index_loss(call: SegmentCall, place: Tensor) -> Tensor | None:
     mapping, x = call.mapping, call.x
     engine = None if _compiled() or _plain(call) else _engine("index_loss", mapping, x)
     if engine is None:
@@ -76,7 +76,7 @@ def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
     return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
 
 
-def _layout(engine: Any, call: Call) -> Any:
+def _layout(engine: Any, call: SegmentCall) -> Any:
     """The segments as the engine takes them."""
     return (call.segments, call.axis) if engine is on_gpu else call.layout
 
@@ -85,7 +85,7 @@ def _compiled() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-def _plain(call: Call) -> bool:
+def _plain(call: SegmentCall) -> bool:
     """True if torch must see plain operations."""
     return not call.segments.known or modes() or transformed() or learns(call.mapping)
 
@@ -93,21 +93,21 @@ def _plain(call: Call) -> bool:
 # -- the autograd functions ---------------------------------------------------------------------------------------------------------------
 
 
-def _with(call: Call, params: Any) -> Call:
+def _with(call: SegmentCall, params: Any) -> SegmentCall:
     """The call with the parameters that the graph gave back."""
     return dataclasses.replace(call, mapping=with_params(call.mapping, params)) if params else call
 
 
-def _rows(call: Call, formula: Any, *tensors: Tensor) -> Tensor:
+def _rows(call: SegmentCall, formula: Any, *tensors: Tensor) -> Tensor:
     """formula(mapping, *rows) on padded rows: the first is padded with -inf, the others with 0."""
     return padded.formula(call.segments, call.mapping, call.axis, formula, *tensors)
 
 
-def _slope(call: Call, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
+def _slope(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
     """The gradient of `index_loss`, `g (p - y)`, in plain operations."""
     p = apply(dataclasses.replace(call, x=x))
     p = (_rows(call, apply_to_rows, x) if p is None else p).movedim(call.axis, 0)
-    index, rank = (call.segments.beside(name, x) for name in ("index", "rank"))
+    index, rank = (call.segments.placed(name, x) for name in ("index", "rank"))
     target = place.index_select(0, index)
     y = (rank.reshape(-1, *[1] * (p.ndim - 1)) == target).to(p.dtype)
     out = torch.where(target >= 0, g.to(p.dtype).index_select(0, index) * (p - y), torch.zeros_like(p))
@@ -173,7 +173,7 @@ class _IndexLoss(torch.autograd.Function):
         call, none = _with(call, params), (None,) * (3 + len(params))
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
-        scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+        scale = g.to(wide_dtype(x, torch)).contiguous()
         return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
 
 
@@ -207,27 +207,27 @@ class _Compiled(torch.autograd.Function):
         return out, None, None, None, None, None, *([None] * ctx.count)
 
 
-def _opaque(call: Call) -> Tensor | None:
+def _opaque(call: SegmentCall) -> Tensor | None:
     mapping, segments, x = call.mapping, call.segments, call.x
     spec = spec_of(mapping)
     if spec is None or learns(mapping) or transformed():
         return None
-    ptr, order = (segments.beside(name, x) for name in ("ptr", "order"))
+    ptr, order = (segments.placed(name, x) for name in ("ptr", "order"))
     params = list(mapping.params().values())
     if recorded(x):
         return _Compiled.apply(x, ptr, order, spec, call.axis, mapping.needs_scores, *params)
     return torch.ops.anymax.segments(x, ptr, order, params, spec, call.axis)
 
 
-def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: int) -> Call:
+def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: int) -> SegmentCall:
     """The call of an opaque operation, now that its values are known."""
     bounds, places = (None if a is None else a.detach().cpu().numpy().astype(np.int64) for a in (ptr, order))
     segments = check("segment_apply", Segments(bounds, places, x.shape[axis]))
-    return Call(xp, mapping, x, axis, segments)
+    return SegmentCall(xp, mapping, x, axis, segments)
 
 
 def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int) -> Tensor:
-    call = _of(_restore(spec, params), x, ptr, order, axis)
+    call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := _engine("forward", call.mapping, x)) is not None:
             return engine.forward(call.segments_first, x, _layout(engine, call))
@@ -237,7 +237,7 @@ def _forward_op(x: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tenso
 def _vjp_op(
     x: Tensor, p: Tensor, g: Tensor, ptr: Tensor, order: Tensor | None, params: list[Tensor], spec: str, axis: int
 ) -> Tensor:
-    call = _of(_restore(spec, params), x, ptr, order, axis)
+    call = _of(mapping_from(spec, params), x, ptr, order, axis)
     with torch.no_grad():
         if (engine := _engine("vjp", call.mapping, p)) is not None:
             return engine.vjp(call.segments_first, x, p, g, _layout(engine, call))

@@ -6,18 +6,18 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, shown, stop_gradient, upcast
+from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import invert
+from .._random.draws import count_of, invert
 from .._random.generators import uniform
 from ..functional import apply, log_rows
 from ..inspection import entropy
 from ..mappings import Softmax
 from ..thresholds import Threshold, logsumexp, threshold
 from . import reductions, tensors
-from .call import Call
+from .call import SegmentCall
 from .layout import Segments
 from .leaf import leaf_of
 from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, segments_of
@@ -35,7 +35,7 @@ class SegmentOptions(TypedDict, total=False):
 
 
 _SOFTMAX = Softmax()
-_HINTS = {
+HINTS = {
     "mask": "give the scores of entries to leave out as -inf",
     "batch": "say index=",
     "segment_ids": "say index=",
@@ -48,7 +48,7 @@ _HINTS = {
 }
 
 
-@answering(_HINTS)
+@answering(HINTS)
 def segment_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -86,7 +86,7 @@ def segment_apply(
     """
     if is_ragged(x):
         return tensors.apply("segment_apply", segment_apply, mapping, x, (index, ptr, lengths, num_segments), axis, dim)
-    call = Call.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
+    call = SegmentCall.of("segment_apply", mapping, x, (index, ptr, lengths, num_segments, axis, dim))
     leaf = leaf_of(call)
     out = None if leaf is None else leaf.apply(call)
     if out is not None:
@@ -99,7 +99,7 @@ def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
     return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
 
 
-def apply_rows(call: Call) -> Array:
+def apply_rows(call: SegmentCall) -> Array:
     """p of [..., entries], by plain operations and dense rows."""
     x = call.rows
     if is_jax(x) and call.mapping.is_softmax:
@@ -111,7 +111,7 @@ def apply_rows(call: Call) -> Array:
     return by_rows(call.segments, x, verb, least=call.mapping.least_classes)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """The logarithms of the probabilities of each segment, -inf where p is exactly 0.
@@ -126,7 +126,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     given = opened("segment_log_apply", options)
     if is_ragged(x):
         return tensors.apply("segment_log_apply", segment_log_apply, mapping, x, given[:4], *given[4:])
-    call = Call.of("segment_log_apply", mapping, x, given)
+    call = SegmentCall.of("segment_log_apply", mapping, x, given)
     leaf = leaf_of(call)
     out = None if leaf is None else leaf.log(call)
     if out is not None:
@@ -141,7 +141,7 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     return call.back(by_rows(call.segments, x, verb, least=call.mapping.least_classes))
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_logsumexp(
     x: ArrayT | Numbers, *, temperature: Parameter = 1.0, **options: Unpack[SegmentOptions]
@@ -158,7 +158,7 @@ def segment_logsumexp(
     array([ 2.313,   -inf, -1.   ])
     """
     tensors.refuse("segment_logsumexp", x)
-    call = Call.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
+    call = SegmentCall.of("segment_logsumexp", _SOFTMAX, x, opened("segment_logsumexp", options))
     t: Any = call.one_each(_array.number(temperature), "temperature")
     leaf = leaf_of(call) if not is_array(t) and t == 1 and type(t) is not bool else None
     out = None if leaf is None or _array.differentiates(call.x) else leaf.threshold(call)
@@ -180,12 +180,12 @@ def _one_of(value: Any, bucket: Bucket) -> Any:
     return xp.expand_dims(value, axis=-1)
 
 
-def _narrowed(out: Array, call: Call) -> Array:
+def _narrowed(out: Array, call: SegmentCall) -> Array:
     with quiet(out):
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_threshold(
     mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]
@@ -203,7 +203,7 @@ def segment_threshold(
     (array([1.25, 8.  ]), array([2, 1]))
     """
     tensors.refuse("segment_threshold", x)
-    call = Call.of("segment_threshold", mapping, x, opened("segment_threshold", options))
+    call = SegmentCall.of("segment_threshold", mapping, x, opened("segment_threshold", options))
     if not call.mapping.has_threshold:
         raise TypeError(call.mapping.no_threshold())
     call.x, call.mapping = stop_gradient(call.x), call.mapping.frozen()
@@ -233,7 +233,7 @@ def _counted(segments: Segments, p: Array) -> Array:
     return each_row(segments, p, verb, 0, fill=0.0)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """How many entries of each segment have a probability above 0.
@@ -249,11 +249,11 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     array([2, 1])
     """
     tensors.refuse("segment_support", p)
-    call = Call.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
+    call = SegmentCall.of("segment_support", _SOFTMAX, p, opened("segment_support", options))
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_entropy(
     p: ArrayT | Numbers,
@@ -275,7 +275,7 @@ def segment_entropy(
     array([0.6931, 0.    ])
     """
     tensors.refuse("segment_entropy", p)
-    call = Call.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
+    call = SegmentCall.of("segment_entropy", _SOFTMAX, p, opened("segment_entropy", options))
     order = call.one_each(alpha, "alpha")
 
     def verb(bucket: Bucket, rows: Array) -> Array:
@@ -284,7 +284,7 @@ def segment_entropy(
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
 
-@answering(_HINTS, key="generator", seed="generator")
+@answering(HINTS, key="generator", seed="generator")
 @spelled(segment_apply)
 def segment_sample(
     mapping: Mapping | str,
@@ -308,12 +308,9 @@ def segment_sample(
     array([ 0, -1,  3])
     """
     tensors.refuse("segment_sample", x)
-    if num_samples is not None and (
-        isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
-    ):
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
-    call = Call.of("segment_sample", mapping, x, opened("segment_sample", options))
-    xp, size = call.xp, 1 if num_samples is None else num_samples
+    size = count_of(num_samples)
+    call = SegmentCall.of("segment_sample", mapping, x, opened("segment_sample", options))
+    xp = call.xp
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
     leaf = leaf_of(call)
     p = None if leaf is None else leaf.apply(call)

@@ -20,7 +20,7 @@ from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..losses.targets import class_axis, class_weights, result_dtype
-from . import _without_constant, apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold
+from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
 # the verbs for classes that are split over devices; for all other verbs the classes are gathered
@@ -31,7 +31,7 @@ APART: dict[str, Callable[..., Any]] = {
     "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
     "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
     "fenchel_young": fenchel_young,
-    "sparse_softmax_loss": _without_constant,
+    "sparse_softmax_loss": without_constant,
     "nll": nll,
 }
 WHOLE = Replicate()
@@ -71,7 +71,7 @@ class Layout:
         start = min(offset[axis], self.shape[axis])
         return {"group": (self.mesh, self.along), "class_start": start, "class_count": self.shape[axis]}
 
-    def beside(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
+    def local_part(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
         """This device's part of `a`, a DTensor or the same on every device, which broadcasts to the scores (`dropped`: to the rows).
 
         `learns`: `a` is a parameter, whose gradients arrive already added up along the classes.
@@ -98,11 +98,13 @@ class Layout:
         return a.redistribute(placements=there).to_local(grad_placements=back)
 
     def mask(self, mask: Any) -> Any:
-        return None if mask is None else self.beside(_array.asarray(mask, "mask"), "mask")
+        return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
 
     def mapping(self, mapping: Mapping) -> Mapping:
         params = mapping.params()
-        return mapping.replace(**{k: self.beside(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()})
+        return mapping.replace(
+            **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
+        )
 
     def like(self, p: Tensor) -> DTensor:
         """A result with the shape of the scores."""
@@ -186,7 +188,7 @@ def _of_rows(
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
     layout = Layout(who, x, axes, True)
-    given: dict[str, Any] = {k: layout.beside(v, k, learns=True) for k, v in parameters.items()}
+    given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
     if y is not None:
@@ -216,7 +218,7 @@ def _loss(
     layout = Layout(who, x, axes, apart is not None)
     target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
     indices = is_integer(target)
-    t = layout.beside(target, "target", dropped=indices)
+    t = layout.local_part(target, "target", dropped=indices)
     given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
     w: Any = None
     if weight is not None:
