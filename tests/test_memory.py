@@ -13,7 +13,7 @@ import pytest
 
 import anymax as am
 from anymax.kernels import native
-from anymax.kernels._memory import LARGE, LINE, SMALLEST, Kept
+from anymax.kernels._memory import LARGE, LINE, SMALLEST, Recycler
 
 pytestmark = pytest.mark.skipif(isinstance(native.load(), str), reason="no compiled engine")
 COUNTS = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -27,7 +27,7 @@ def place(a):
 
 @counted
 def test_memory_serves_again_once_nothing_holds_it():
-    kept = Kept(1 << 26)
+    kept = Recycler(1 << 26)
     a = kept.take((N,), np.uint8, N)
     first = place(a)
     assert first % LINE == 0
@@ -47,14 +47,14 @@ def test_memory_serves_again_once_nothing_holds_it():
 
 @counted
 def test_sizes_that_are_near_share_and_others_do_not():
-    kept = Kept(1 << 26)
+    kept = Recycler(1 << 26)
     first = place(kept.take((N + 4096,), np.uint8, N + 4096))
     assert place(kept.take((N + 8192,), np.uint8, N + 8192)) == first
     assert place(kept.take((2 * N,), np.uint8, 2 * N)) != first
 
 
 def test_no_more_is_kept_than_the_limit():
-    kept = Kept(4 * N)
+    kept = Recycler(4 * N)
     held = [kept.take((N,), np.uint8, N) for _ in range(9)]
     for i, a in enumerate(held):
         a[:] = i
@@ -69,15 +69,15 @@ def test_no_more_is_kept_than_the_limit():
 
 @pytest.mark.parametrize("size", [N - 1, LARGE + 1])
 def test_small_and_very_large_ones_are_not_kept(size):
-    kept = Kept(1 << 30)
+    kept = Recycler(1 << 30)
     assert kept.take((size,), np.uint8, size).flags.owndata
     assert not kept.memory
-    assert Kept(0).take((N,), np.uint8, N).flags.owndata
+    assert Recycler(0).take((N,), np.uint8, N).flags.owndata
 
 
 @counted
 def test_what_else_holds_a_piece_keeps_it():
-    kept = Kept(1 << 26)
+    kept = Recycler(1 << 26)
     a = kept.take((N,), np.uint8, N)
     seen = gc.get_referents(kept.memory)  # as tools do that look at all of the memory
     b = kept.take((2 * N,), np.uint8, 2 * N)
@@ -95,7 +95,7 @@ def test_an_interrupt_leaves_it_whole(monkeypatch):
         def append(self, piece):
             raise KeyboardInterrupt
 
-    kept = Kept(1 << 26)
+    kept = Recycler(1 << 26)
     pieces = [kept.take((size,), np.uint8, size) for size in (N, 2 * N, 3 * N)]
     del pieces
     for size in (N, 2 * N, 3 * N, 5 * N):
@@ -110,13 +110,13 @@ def test_an_interrupt_leaves_it_whole(monkeypatch):
 
 
 def test_a_lock_that_is_held_is_not_waited_for():
-    kept = Kept(1 << 26)
+    kept = Recycler(1 << 26)
     with kept.lock:  # of another thread, or of one that was forked away
         assert kept.take((N,), np.uint8, N).flags.owndata
 
 
 def test_threads_never_share():
-    kept, wrong = Kept(1 << 23), []
+    kept, wrong = Recycler(1 << 23), []
 
     def work(me):
         for _ in range(300):
@@ -257,8 +257,8 @@ def test_a_forked_child_has_its_own():
 
 def run(value):
     code = (
-        "import numpy as np, anymax as am\nfrom anymax.kernels._memory import kept\n"
-        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(kept.limit, len(kept.memory))"
+        "import numpy as np, anymax as am\nfrom anymax.kernels._memory import recycler\n"
+        "x = np.zeros((256, 1024), 'float32')\nfor _ in range(3): am.sparsemax(x)\nprint(recycler.limit, len(recycler.memory))"
     )
     environment = {**os.environ, "ANYMAX_KEPT_MB": value}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -441,7 +441,7 @@ def test_the_benchmarks_have_no_circles():
 
 # A framework is imported by files that are named for it, and by these.
 LEAVES = {
-    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton", "distributed._dtensor", "distributed._torch"),
+    "torch": ("nn", "hf", "autodiff.saving", "kernels.triton", "distributed._torch"),
     "jax": ("kernels.xla", "numpyro", "distributed._jax"),
     "numpyro": ("numpyro",),
     "matplotlib": ("plot",),
@@ -545,6 +545,56 @@ def test_a_planted_uphill_import_is_seen(tmp_path):
         f"_core.solve imports {target}" for target in ("mappings.entmax", "functional", "segments")
     ]
     assert not may_import("_core.solve", "torch")
+
+
+NAMED_TUPLE = ("_replace", "_asdict", "_fields", "_make")  # public methods of a NamedTuple
+
+
+def private_uses(name, path):
+    """The private names of other files of ours that a file imports, or takes as attributes of what it imports."""
+    room, tree, ours = name.split(".")[0], ast.parse(path.read_text()), set()
+
+    def private(word):
+        return word.startswith("_") and not word.startswith("__") and word not in NAMED_TUPLE
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            target = name.split(".")[: -node.level] + (node.module.split(".") if node.module else [])
+            for alias in node.names:
+                ours.add(alias.asname or alias.name)
+                inside = ".".join([*target, alias.name])
+                files = inside.split(".") if _known(inside) else target  # a file `_x.py` is for its own room
+                if (private(alias.name) and not _known(inside)) or (
+                    files[:1] != [room] and any(map(private, files[1:]))
+                ):
+                    yield f"{name} imports {inside}"
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ours
+            and private(node.attr)
+        ):
+            yield f"{name} uses {node.value.id}.{node.attr}"
+
+
+def test_no_file_uses_a_private_name_of_another():
+    assert not [line for name, path in modules().items() for line in private_uses(name, path)]
+
+
+def test_a_planted_private_name_is_seen(tmp_path):
+    path = tmp_path / "verbs.py"
+    path.write_text(
+        "from .. import _array\nfrom ..kernels import _rows\nfrom ..kernels._memory import recycler\n"
+        "from ..kernels.link import Link, _find\nfrom . import _groups\n_array._foreign(Link._replace(), Link._fields, _array.like)\n"
+    )
+    assert list(private_uses("linear.verbs", path)) == [
+        "linear.verbs imports kernels._rows",
+        "linear.verbs imports kernels._memory.recycler",
+        "linear.verbs imports kernels.link._find",
+        "linear.verbs imports linear._groups",
+        "linear.verbs uses _array._foreign",
+    ]
 
 
 def test_all_is_what_is_public():

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import anymax as A
 from anymax import Budget, Entmax, NormMax, PerturbMax, Ratio, Sigsoftmax, Softmax, Sparsemax, SparseSoftmax, Taylor, nn
-from anymax.mappings import _nodes
+from anymax._random import nodes
 
 # torch's own, inside Dynamo, forward AD and the ONNX exporter
 pytestmark = [
@@ -264,7 +264,7 @@ def test_a_loss_of_perturbed_maxima_in_one_graph(noise):
     """A default is a symbol; the nodes of Gauss and Legendre, which no tracer can make, are there before it comes."""
     f, x = lambda x: A.perturb_max_loss(x, T, noise=noise, nodes=8), scores(15)
     torch.testing.assert_close(compiled(f, "eager", dynamic=True)(x), f(x))
-    assert _nodes._GAUSS
+    assert nodes._GAUSS
 
 
 def test_a_size_from_the_sum_of_a_map_is_no_symbol():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 
@@ -11,6 +12,7 @@ from kinds import KINDS, back, every_kind, generator, jax_in_the_whole_battery, 
 from scipy.special import softmax as scipy_softmax
 
 import anymax as A
+from anymax.kernels import decode
 from anymax.transforms import (
     compose,
     cosine,
@@ -32,6 +34,7 @@ from anymax.transforms import (
     typical,
     xtc,
 )
+from anymax.transforms.truncation import Truncation
 
 INF = math.inf
 
@@ -661,15 +664,30 @@ def test_any_axis(kind, name):
     if name in ("noise", "compose"):
         return
     transform, c = ALL[name], KINDS[kind]
-    other = type(transform)(transform.rows, transform.params, axis=0)
+    other = dataclasses.replace(transform, axis=0)
     if name == "temperature[]":
         other = temperature(np.array([[2.0, 1.0, 0.5]]), axis=0)
     np.testing.assert_allclose(back(other(c(x.T))), back(transform(c(x))).T, rtol=1e-13)
     if name != "temperature[]" and kind != "jax":
         cube = np.random.default_rng(3).normal(size=(2, 5, 3))
-        middle = type(transform)(transform.rows, transform.params, axis=1)
+        middle = dataclasses.replace(transform, axis=1)
         want = np.moveaxis(back(transform(c(np.moveaxis(cube, 1, -1)))), -1, 1)
         np.testing.assert_allclose(back(middle(c(cube))), want, rtol=1e-13)
+
+
+@everyone
+def test_the_contract(name):
+    for t in getattr(ALL[name], "transforms", (ALL[name],)):
+        assert set(t.aligned) <= set(dict(t.params))
+        assert t.step is None or t.step in decode.STEPS
+        assert t.replace() == t
+        assert t.truncates == isinstance(t, Truncation)
+        assert getattr(A.transforms, t.name)
+
+
+def test_a_transform_owes_its_rows():
+    with pytest.raises(TypeError, match="abstract method"):
+        A.transforms.Transform(())
 
 
 def test_axis_and_dim():
@@ -888,7 +906,7 @@ def test_torch_compile_and_vmap(name):
         torch.testing.assert_close(got, transform(x))
     if name not in ("temperature[]", "noise", "xtc"):
         torch.testing.assert_close(torch.func.vmap(transform)(x), transform(x))
-        first = type(transform)(transform.rows, transform.params, axis=0) if name != "compose" else transform
+        first = dataclasses.replace(transform, axis=0) if name != "compose" else transform
         cube = torch.stack([x.T, -x.T]) if name != "compose" else torch.stack([x, -x])
         torch.testing.assert_close(torch.func.vmap(first)(cube), torch.stack([first(c) for c in cube]))
 

@@ -102,9 +102,9 @@ def _notebook_page(mapping: Mapping) -> str:
 
 
 def _over_devices() -> Any:
-    from .distributed import _dtensor  # late: a DTensor is at hand, so torch is loaded
+    from .distributed import torch_dtensor  # late: a DTensor is at hand, so torch is loaded
 
-    return _dtensor
+    return torch_dtensor
 
 
 def _layer_bridge(framework: str) -> Any:

@@ -74,7 +74,7 @@ def apply(
         return _store(p, out)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
-        return _store(joined.apart(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
+        return _store(joined.restore(apply(mapping, joined.scores, mask=mask, dtype=dtype)), out)
     scores, rows, mapping, axis, keep = split(mapping, x, axis, mask, dtype)
     leaf = bridge(rows)
     if keep is not None and not leaf.masks(mapping, rows):
@@ -144,7 +144,7 @@ def log_apply(
         return over_devices().like_scores("log_apply", whole, mapping, x, axis, mask, dtype)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
-        return joined.apart(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
+        return joined.restore(log_apply(mapping, joined.scores, mask=mask, dtype=dtype))
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, dtype)
     return like_scores(restore_axis(log_rows(mapping, rows), axis), x)
 

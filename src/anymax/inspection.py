@@ -115,9 +115,7 @@ def entropy(
     if alpha is not None and kind in ("shannon", "renyi2"):
         raise TypeError(f"entropy: {kind!r} takes no alpha; use 'renyi' or 'tsallis'")
     order = kinds[kind]
-    if not is_array(order) and (
-        isinstance(order, bool) or not isinstance(order, (int, float)) or not 0 < order < math.inf
-    ):
+    if not is_array(order) and (not _array.is_number(order) or not 0 < order < math.inf):
         raise ValueError(f"entropy: alpha must be a positive number, got {order!r}")
     xp = namespace(given)
     given = floating(given, xp, "p")
@@ -208,10 +206,10 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     15.42
     """
     n, value = _array.number(n), _array.number(loss)
-    if isinstance(n, bool) or not isinstance(n, int) or n < 2:
+    if not _array.is_int(n) or n < 2:
         raise ValueError(f"logit_gap: n must be an integer of at least 2, the number of classes, got {n!r}")
     if not is_array(value):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if not _array.is_number(value) or not value > 0:
             raise ValueError(f"logit_gap: loss must be a positive number, got {value!r}")
         # log(exp(l) - 1) = l + log(1 - exp(-l)), which does not overflow
         return math.log(n - 1) - value - math.log(-math.expm1(-value))

@@ -6,7 +6,7 @@ import math
 from typing import Any, Generic, NamedTuple
 
 from . import _array, kernels
-from ._array import Array, is_array, namespace, pick_axis, quiet, stop_gradient, upcast
+from ._array import Array, is_array, is_number, namespace, pick_axis, quiet, stop_gradient, upcast
 from ._core.mapping import Mapping, one_a_row
 from ._core.names import as_mapping
 from ._core.options import answering, spelled
@@ -71,7 +71,7 @@ def threshold(
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
         found = threshold(mapping, joined.scores, mask=mask, keepdims=keepdims)
-        return Threshold(*(joined.apart(v, summed=True) for v in found)) if keepdims else found
+        return Threshold(*(joined.restore(v, summed=True) for v in found)) if keepdims else found
     x, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp = namespace(rows)
     tau, size = tau_and_support(mapping.frozen(), stop_gradient(rows), xp)
@@ -132,7 +132,7 @@ def logsumexp(
     """
     temperature = _array.number(temperature)
     if not is_array(temperature):
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        if not is_number(temperature):
             raise TypeError(f"logsumexp: temperature must be a number or an array, got {temperature!r}")
         if not temperature >= 0:
             raise ValueError(f"logsumexp: temperature must not be negative, got {temperature!r}")
@@ -143,9 +143,9 @@ def logsumexp(
         return devices.of_rows("logsumexp", whole, Softmax(), x, axis, mask, keepdims, temperature=temperature)[0]
     if isinstance(axis, (tuple, list)):
         joined, _, mask = join(Softmax(), x, axis, mask)
-        temperature = joined.beside(temperature, "temperature")
+        temperature = joined.lay_out(temperature, "temperature")
         out = logsumexp(joined.scores, temperature=temperature, mask=mask, keepdims=keepdims)
-        return joined.apart(out, summed=True) if keepdims else out
+        return joined.restore(out, summed=True) if keepdims else out
     x, rows, _, axis = prepare(Softmax(), x, axis, mask, None)
     xp = namespace(rows)
     s = upcast(rows, xp)

@@ -10,6 +10,8 @@ from .convert import (
     dense,
     duplicate,
     in_memory,
+    is_int,
+    is_number,
     like,
     number,
     shown,
@@ -25,6 +27,8 @@ from .dtypes import (
     is_integer,
     narrow,
     upcast,
+    wide_dtype,
+    wide_name,
 )
 from .kinds import Array, Namespace, is_array, is_jax, is_ragged, is_torch, namespace, torch_loaded
 from .rows import (
@@ -33,6 +37,7 @@ from .rows import (
     dot,
     finish,
     finite_scores,
+    fit_axes,
     from_last,
     pick_axis,
     poison,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def _said(x: Any) -> str:
         while isinstance(flat, (list, tuple)) and flat and isinstance(flat[0], (list, tuple)):
             flat = flat[0]
         for v in flat:
-            if isinstance(v, int) and not isinstance(v, bool):
+            if is_int(v):
                 if abs(v) >= 2**63:
                     return f"a {type(x).__name__} with an integer beyond 64 bits; convert it to float"
             elif not isinstance(v, (float, np.generic)):
@@ -143,6 +143,16 @@ def number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """True for a real number of Python; a bool is not one. Give `number(value)` where NumPy's scalars count too."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_int(value: Any) -> TypeGuard[int]:
+    """True for an integer of Python; a bool is not one. Give `number(value)` where NumPy's scalars count too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def shown(value: Any) -> str:
     """A value in an error: as Python writes it where that is short, else its kind."""
     if isinstance(value, type):
@@ -168,7 +178,7 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
             raise ValueError(f"{owner}({name}=...): every entry must be above {above:g} ({hint}), got {value!r}")
         return value
     value = number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
     # torch.compile(dynamic=True) makes a symbol of it, which math.isfinite does not take
     if not above < value < math.inf:
@@ -178,6 +188,7 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
 
 def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
     """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    found = number(value)
+    if not is_int(found):
         raise TypeError(f"{owner}({name}={value!r}): {name} must be {hint}")
-    return int(value)
+    return int(found)

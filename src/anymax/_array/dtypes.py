@@ -79,6 +79,16 @@ def upcast(x: Array, xp: Namespace) -> Array:
     return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES or narrow(x) else x
 
 
+def wide_name(x: Array) -> str:
+    """The name of the dtype for what is summed or compared over `x`: float64 for float64, float32 for what is narrower."""
+    return "float64" if dtype_name(x) == "float64" else "float32"
+
+
+def wide_dtype(x: Array, xp: Namespace) -> Any:
+    """The dtype of that name, of the framework of `x`."""
+    return xp.float64 if x.dtype == xp.float64 else xp.float32
+
+
 def narrow(x: Array) -> bool:
     """True for floats of 8 bits and fewer, many of which have no infinity: nothing is masked or added up in them."""
     return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-import numpy as np
-
-from .convert import shown
-from .kinds import Array, Namespace, is_jax, is_torch
+from .convert import is_int, number, shown
+from .kinds import Array, Namespace, is_jax, is_torch, namespace
 
 _T = TypeVar("_T")
 
 
 def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+    if not is_int(number(axis)):
         raise TypeError(f"axis: expected an integer, got {shown(axis)}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis {axis} is out of range for scores with {ndim} dimension(s); use {-ndim} to {ndim - 1}")
     return int(axis) % ndim
+
+
+def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to: str = "scores of shape ") -> Array:
+    """`value` with as many axes as `shape`, to which it broadcasts; an error that calls it `name` where it does not."""
+    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
+    if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
+        raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to {to}{shape}{hint}")
+    return value if value.ndim == len(shape) else namespace(value).reshape(value, given)
 
 
 def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:

@@ -13,7 +13,7 @@ from . import operands
 from .scores import Scores, prepare
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """One call of `attention`, checked."""
 
     q: Array
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 def checked(
     q: Array, k: Array, v: Array, mapping: Any, *, enable_gqa: bool, dropout_p: float, generator: Any, need_weights: bool,
     **options: Any,
-) -> tuple[Call, Any]:  # fmt: skip
+) -> tuple[AttentionCall, Any]:  # fmt: skip
     """The call, and the context to run it in."""
     if is_array(mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
@@ -40,9 +40,7 @@ def checked(
         ("need_weights", need_weights),
     ):
         operands.flag("attention", name, value)
-    dropout_p = number(dropout_p)
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"attention: dropout_p must be a number of at least 0 and below 1, got {dropout_p!r}")
+    dropout_p = operands.check_dropout("attention", "dropout_p", number(dropout_p))
     q, k, v, plain = _lower(*(in_memory(a, name) for a, name in ((q, "q"), (k, "k"), (v, "v"))))
     groups, shape = operands.check("attention", q, k, v, enable_gqa)
     if is_causal_bias(options["mask"]):
@@ -50,7 +48,7 @@ def checked(
     scores = prepare(q, shape, mapping, xp=namespace(q), **options)
     if shape[-1]:
         mapping.check(shape[-1] + (options["sink"] is not None))
-    return Call(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
+    return AttentionCall(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
 
 
 # -- what torch says of a call ----------------------------------------------------------------------------------------------

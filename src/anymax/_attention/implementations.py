@@ -17,7 +17,7 @@ from .. import kernels
 from .._array import Array, Namespace, eager, is_array, is_torch, namespace, recorded, transformed, upcast
 from .._random.generators import torch_source, uniform
 from ..functional import apply
-from .call import Call
+from .call import AttentionCall
 from .linear import linear_attention
 from .linear import refuse as refuse_linear
 from .scores import MASKED, Scores, refuse_tiles
@@ -34,13 +34,13 @@ class Implementation(NamedTuple):
     """`run(call)` gives the output and, where the call needs it, the matrix; `slow` says why it may not pay."""
 
     name: str
-    refuse: Callable[[Call], str | None]
-    pays: Callable[[Call], bool]
-    run: Callable[[Call], tuple[Array, Any]]
+    refuse: Callable[[AttentionCall], str | None]
+    pays: Callable[[AttentionCall], bool]
+    run: Callable[[AttentionCall], tuple[Array, Any]]
     slow: str = "it would not be faster here"
 
 
-def _reference(call: Call) -> tuple[Array, Any]:
+def _reference(call: AttentionCall) -> tuple[Array, Any]:
     xp = namespace(call.q)
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow, and round
     p = _products(q, k, call.groups)
@@ -69,7 +69,7 @@ def values(p: Array, v: Array, groups: int) -> Array:
     return xp.reshape(out, (*out.shape[:-3], heads, rows, out.shape[-1]))
 
 
-def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
+def _dropped(p: Array, call: AttentionCall, xp: Namespace) -> Array:
     if not call.dropout_p:
         return p
     if is_torch(p) and call.generator is None and sys.modules["torch"].compiler.is_compiling():
@@ -79,7 +79,7 @@ def _dropped(p: Array, call: Call, xp: Namespace) -> Array:
     return xp.where(kept, p / (1.0 - call.dropout_p), xp.zeros_like(p))
 
 
-def _source(call: Call) -> Any:
+def _source(call: AttentionCall) -> Any:
     """The generator; torch's global one where a torch caller gave none, as its own functions have it."""
     if call.generator is not None or not is_torch(call.q):
         return call.generator
@@ -90,7 +90,7 @@ def _source(call: Call) -> Any:
     return torch.default_generator
 
 
-def _refuse_sdpa(call: Call) -> str | None:
+def _refuse_sdpa(call: AttentionCall) -> str | None:
     s = call.scores
     if not s.mapping.is_softmax:
         return f"torch has attention with softmax, not with {s.mapping.name}"
@@ -119,14 +119,14 @@ def _window_of(s: Scores) -> bool:
     return s.left is not None or s.right is not None or further
 
 
-def _sdpa(call: Call) -> tuple[Array, Any]:
+def _sdpa(call: AttentionCall) -> tuple[Array, Any]:
     torch = sys.modules["torch"]
     s, q = call.scores, call.q
     xp = namespace(q)
     causal = s.causal and not _window_of(s)
     rest = dataclasses.replace(s, causal=s.causal and not causal)
     added = [a for a in (s.arrays.get("bias"), s.arrays.get("additive")) if a is not None]
-    keep = rest.kept(q, xp)
+    keep = rest.visible(q, xp)
     mask = keep
     if added:
         mask = added[0] if len(added) == 1 else added[0] + added[1]
@@ -141,7 +141,7 @@ def _sdpa(call: Call) -> tuple[Array, Any]:
     return out, None
 
 
-def _refuse_triton(call: Call) -> str | None:
+def _refuse_triton(call: AttentionCall) -> str | None:
     s, q = call.scores, call.q
     if not is_torch(q):
         return "it serves torch tensors on a GPU"
@@ -170,7 +170,7 @@ def _refuse_triton(call: Call) -> str | None:
     return launch if isinstance(launch, str) else None
 
 
-def _triton(call: Call) -> tuple[Array, Any]:
+def _triton(call: AttentionCall) -> tuple[Array, Any]:
     from . import torch_flash  # late: only where torch and Triton are loaded already
 
     if not call.dropout_p:
@@ -184,7 +184,7 @@ def _triton(call: Call) -> tuple[Array, Any]:
     return torch_flash.attend(call, seed), None
 
 
-def _refuse_blocks(call: Call) -> str | None:
+def _refuse_blocks(call: AttentionCall) -> str | None:
     if not is_torch(call.q):
         return "it serves torch tensors; XLA fuses the formula on its own, and NumPy has the reference"
     if call.need_weights:
@@ -194,13 +194,13 @@ def _refuse_blocks(call: Call) -> str | None:
     return refuse_tiles(call.scores)
 
 
-def _blocks(call: Call) -> tuple[Array, Any]:
+def _blocks(call: AttentionCall) -> tuple[Array, Any]:
     from . import torch_blockwise  # late: only where torch is loaded already
 
     return torch_blockwise.attend(call, torch_source(call.q, _source(call)) if call.dropout_p else None), None
 
 
-def _refuse_linear(call: Call) -> str | None:
+def _refuse_linear(call: AttentionCall) -> str | None:
     s = call.scores
     extra = sorted(set(s.arrays) - {"lengths"})
     if extra or s.softcap is not None or s.transform is not None or s.left is not None or s.right is not None:
@@ -212,7 +212,7 @@ def _refuse_linear(call: Call) -> str | None:
     return refuse_linear(s.mapping)
 
 
-def _linear(call: Call) -> tuple[Array, Any]:
+def _linear(call: AttentionCall) -> tuple[Array, Any]:
     s, lengths = call.scores, call.scores.arrays.get("lengths")
     if lengths is not None:
         lengths = namespace(lengths).reshape(lengths, lengths.shape[:-3])
@@ -223,24 +223,24 @@ def _linear(call: Call) -> tuple[Array, Any]:
     return out, None
 
 
-def _empty(call: Call) -> bool:
+def _empty(call: AttentionCall) -> bool:
     """True where there is no query or no key: the output has no numbers, or zeros."""
     return any(n == 0 for n in call.scores.shape)
 
 
-def _always(call: Call) -> bool:
+def _always(call: AttentionCall) -> bool:
     return True
 
 
-def _never(call: Call) -> bool:
+def _never(call: AttentionCall) -> bool:
     return False
 
 
-def _tracked(call: Call) -> bool:
+def _tracked(call: AttentionCall) -> bool:
     return recorded(call.q, call.k, call.v)
 
 
-def _fills_gpu(call: Call) -> bool:
+def _fills_gpu(call: AttentionCall) -> bool:
     """A few queries against a long cache, as in decoding, keep few of its processors busy with gradients, where keys are not cut in parts:
     their matrix is small, and read by all."""
     *batch, rows, keys = call.scores.shape
@@ -248,7 +248,7 @@ def _fills_gpu(call: Call) -> bool:
     return call.q.device.type == "cuda" and not (few and _tracked(call) and math.prod(call.scores.shape) <= _MATRIX)
 
 
-def _large(call: Call) -> bool:
+def _large(call: AttentionCall) -> bool:
     count = math.prod(call.scores.shape)
     return count > _MATRIX or (count > _FEW and call.scores.shape[-1] >= (_TRACKED_KEYS if _tracked(call) else _KEYS))
 
@@ -279,7 +279,7 @@ def named(name: str | None) -> Implementation | None:
     )
 
 
-def choose(call: Call, asked: Implementation | None) -> Implementation:
+def choose(call: AttentionCall, asked: Implementation | None) -> Implementation:
     """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it.
 
     Where there are no scores it is the reference too, so that nobody else need think of it.
@@ -295,7 +295,7 @@ def choose(call: Call, asked: Implementation | None) -> Implementation:
     return next(one for one in IMPLEMENTATIONS if one.refuse(call) is None and one.pays(call))
 
 
-def explained(call: Call, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:
+def explained(call: AttentionCall, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:
     """The one that `choose` takes, and what each before it says against itself."""
     chosen = choose(call, asked)
     refusals = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._array import Array, dense, is_array, is_floating, is_jax, is_torch, narrow, number
+from .._array import Array, dense, fit_axes, is_array, is_floating, is_jax, is_number, is_torch, narrow, number
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
@@ -47,6 +47,13 @@ def flag(who: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_dropout(who: str, name: str, value: Any) -> float:
+    """The share of the weights that are dropped, if it is one."""
+    if not is_number(value) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{who}: {name} must be a number of at least 0 and below 1, got {value!r}")
+    return value
+
+
 def _alone(who: str, name: str, a: Any) -> None:
     if not is_array(a):
         hint = f"; give numpy.asarray({name})" if isinstance(a, (list, tuple)) else ""
@@ -82,6 +89,4 @@ def _check_values(who: str, v: Array, shape: tuple[int, ...], groups: int) -> No
     lead = list(shape[:-2])
     if groups > 1:
         lead[-1] //= groups
-    given = [1] * (len(lead) - v.ndim + 2) + list(v.shape[:-2])
-    if len(given) > len(lead) or any(n != 1 and n != m for n, m in zip(given, lead)):
-        raise ValueError(f"{who}: v of shape {tuple(v.shape)} does not broadcast to the scores of shape {shape}")
+    fit_axes(v, (*lead, *v.shape[-2:]), f"{who}: v", f", as scores of shape {shape} need it", "")

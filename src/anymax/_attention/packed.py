@@ -21,6 +21,7 @@ from .._array import (
     eager,
     in_memory,
     is_array,
+    is_int,
     is_integer,
     is_jax,
     is_torch,
@@ -32,7 +33,7 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import answering
 from .._core.typing import AnyArray, ArrayT
-from .._random.generators import apart
+from .._random.generators import independent
 from ..mappings import Softmax
 from ..segments.layout import Segments, along, bounds
 from . import operands
@@ -140,7 +141,7 @@ def attention_varlen(
     known = at_q.known and at_k.known and (not is_array(offset) or eager(offset))
     job = _Job(q, k, v, at_q, at_k, mapping, bool(is_causal), scale, offset)
     batches, place = job.known() if known else job.traced(most)
-    sources = apart(generator, q, len(batches)) if dropout_p else [None] * len(batches)
+    sources = independent(generator, q, len(batches)) if dropout_p else [None] * len(batches)
     outs = [
         attention(
             batch.q, batch.k, batch.v, batch.mapping, is_causal=is_causal, scale=batch.scale, enable_gqa=enable_gqa, dropout_p=dropout_p,
@@ -328,7 +329,7 @@ def _most(name: str, most: Any, at: Segments) -> int | None:
         return None
     if is_array(most) and not most.ndim and is_integer(most) and eager(most):
         most = int(most)
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+    if not is_int(most) or most < 0:
         raise TypeError(f"attention_varlen: {name} must be an integer from 0 on, got {shown(most)}")
     if at.known and at.num_segments and most < at.lengths.max():
         raise ValueError(
@@ -339,7 +340,7 @@ def _most(name: str, most: Any, at: Segments) -> int | None:
 
 def _offset(offset: Any, sequences: int) -> Any:
     offset = number(offset)
-    if offset is None or (isinstance(offset, int) and not isinstance(offset, bool)):
+    if offset is None or is_int(offset):
         return offset
     offset = np.asarray(offset) if isinstance(offset, (list, tuple)) else offset
     shape = tuple(offset.shape) if is_array(offset) and is_integer(offset) else None

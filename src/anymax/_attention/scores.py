@@ -16,13 +16,15 @@ from .._array import (
     Namespace,
     beside,
     dtype_name,
+    fit_axes,
     is_array,
     is_floating,
+    is_int,
     is_integer,
+    is_number,
     is_torch,
     known,
     like,
-    namespace,
     number,
     upcast,
 )
@@ -62,7 +64,7 @@ class Scores:
         if "slopes" in self.arrays:
             i, j = self.positions(s, xp)
             s = s - self.arrays["slopes"] * xp.astype(xp.abs(i - j), s.dtype)
-        keep = self.kept(s, xp)
+        keep = self.visible(s, xp)
         if keep is not None:
             s = xp.where(keep, s, MASKED * xp.ones_like(s))
         if self.transform is not None:
@@ -79,7 +81,7 @@ class Scores:
         offset = self.arrays.get("offset", self.offset)
         return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
 
-    def kept(self, near: Array, xp: Namespace) -> Array | None:
+    def visible(self, near: Array, xp: Namespace) -> Array | None:
         """True where a query may attend, broadcastable to the scores; None: everywhere."""
         conditions: list[Array] = []
         if self.structured:
@@ -103,7 +105,7 @@ class Scores:
 
     def attended(self, near: Array, xp: Namespace) -> Array | None:
         """`kept`, less the keys that a bias or a mask of numbers hides with -inf."""
-        out = self.kept(near, xp)
+        out = self.visible(near, xp)
         for name in ("bias", "additive"):
             if name in self.arrays:
                 there = self.arrays[name] != MASKED
@@ -163,7 +165,7 @@ def prepare(
         factor = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     elif is_array(scale):
         arrays["scale"] = _real(scale, q, shape, "scale", xp)
-    elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
+    elif is_number(scale):
         factor = float(scale)
     else:
         raise TypeError(f"attention: scale must be a number or an array, got {scale!r}")
@@ -173,7 +175,7 @@ def prepare(
         given = beside(mask, q, "mask", xp)
         if "bool" in dtype_name(given):
             same_device(given, q, "mask")
-            arrays["keep"] = lie(given, shape, "mask")
+            arrays["keep"] = fit_axes(given, shape, "attention: mask")
         elif is_floating(given):
             arrays["additive"] = _real(given, q, shape, "mask", xp)
         else:
@@ -193,11 +195,11 @@ def prepare(
     if is_array(number(offset)):
         arrays["offset"] = by_batch("attention", offset, q, shape, "offset", xp)
         offset = 0
-    elif isinstance(number(offset), bool) or not isinstance(number(offset), int):
+    elif not is_int(number(offset)):
         raise TypeError(f"attention: offset must be an integer or an array of integers, got {offset!r}")
     if softcap is not None:
         softcap = number(softcap)
-        if isinstance(softcap, bool) or not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+        if not is_number(softcap) or not 0 < softcap < math.inf:
             raise ValueError(f"attention: softcap must be a finite number above 0, got {softcap!r}")
     left, right = _window(window)
     if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
@@ -209,7 +211,7 @@ def prepare(
         value = beside(value, q, name, xp)
         if value.ndim:  # torch takes a single number from any device
             same_device(value, q, name)
-        mapping.check_width(name, lie(value, shape, f"{mapping.name}: {name}"))
+        mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
     return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
 
 
@@ -217,25 +219,13 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     sides = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
-    ok = len(sides) == 2 and all(
-        s is None or (isinstance(number(s), int) and not isinstance(number(s), bool) and s >= 0) for s in sides
-    )
+    ok = len(sides) == 2 and all(s is None or (is_int(number(s)) and s >= 0) for s in sides)
     if not ok:
         raise ValueError(
             f"attention: window must be a number of keys or a pair (left, right) of such numbers, None for no limit, got {window!r}"
         )
     left, right = (None if s is None else int(s) for s in sides)
     return left, right
-
-
-def lie(value: Array, shape: tuple[int, ...], name: str) -> Array:
-    """`value` with as many axes as the scores, or an error if it does not broadcast to them."""
-    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
-    if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape)):
-        raise ValueError(
-            f"attention: {name} of shape {tuple(value.shape)} does not broadcast to the scores of shape {shape}"
-        )
-    return value if value.ndim == len(shape) else namespace(value).reshape(value, given)
 
 
 def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
@@ -245,7 +235,7 @@ def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace
     if not is_floating(value):
         raise TypeError(f"attention: {name} must be real, got {dtype_name(value)}")
     same_device(value, q, name)
-    return like(lie(value, shape, name), upcast(q[..., :0], xp), xp)
+    return like(fit_axes(value, shape, f"attention: {name}"), upcast(q[..., :0], xp), xp)
 
 
 def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
@@ -273,7 +263,7 @@ def by_batch(who: str, value: Any, q: Array, shape: tuple[int, ...], name: str, 
             f"{who}: {name} must have one number for each batch, shape {batch}, or be a single one, got shape {given}"
         )
     tail = min(3, len(shape)) if given else len(shape)
-    return lie(xp.reshape(value, (*given, *(1,) * tail)), shape, name)
+    return fit_axes(xp.reshape(value, (*given, *(1,) * tail)), shape, f"attention: {name}")
 
 
 def _in_range(name: str, value: Array, shape: tuple[int, ...], xp: Namespace) -> None:
@@ -333,11 +323,13 @@ def outer(scores: Scores, q: Array, xp: Namespace) -> dict[str, Array]:
     """All arrays that vary over the scores, those of the mapping and of the transforms included, on the axes of the scores."""
     out = dict(scores.arrays)
     for name, value in scores.mapping.params().items():
-        out[f"mapping.{name}"] = lie(beside(value, q, name, xp), scores.shape, name)
+        out[f"mapping.{name}"] = fit_axes(beside(value, q, name, xp), scores.shape, f"attention: {name}")
     for n, t in enumerate(transforms_of(scores.transform) or ()):
         for name, value in t.params:
             if is_array(value):
-                out[f"transform.{n}.{name}"] = lie(beside(value, q, name, xp), scores.shape, f"{t.name}: {name}")
+                out[f"transform.{n}.{name}"] = fit_axes(
+                    beside(value, q, name, xp), scores.shape, f"attention: {t.name}: {name}"
+                )
     return out
 
 
@@ -345,8 +337,7 @@ def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: 
     """The scores of a tile of this shape whose first query and key are `row` and `key`; `arrays` are the tile's of `outer`."""
     parts = []
     for n, t in enumerate(transforms_of(scores.transform) or ()):
-        given = {k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}
-        parts.append(dataclasses.replace(t, params=tuple(given.items())))
+        parts.append(t.replace(**{k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}))
     own = {k: v for k, v in arrays.items() if "." not in k}
     if "offset" in own:
         own["offset"] = own["offset"] + row

@@ -195,11 +195,11 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
     if t.left is None and not arrays and t.reach is not None:  # the first query sees all before: only the end is masked
         start = max(0, min(t.shape[-1], t.offset + t.reach + 1 - t.first_key))
         t = dataclasses.replace(t, first_key=t.first_key + start, shape=(*t.shape[:-1], t.shape[-1] - start))
-        seen = t.kept(x, xp)
+        seen = t.visible(x, xp)
         if seen is not None and t.shape[-1]:
             x[..., start:].masked_fill_(~seen, -torch.inf)
         return x
-    seen = t.kept(x, xp)
+    seen = t.visible(x, xp)
     return x if seen is None else x.masked_fill_(~seen, -torch.inf)
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import beside, modes, plain_backward, recorded
+from .._array import beside, fit_axes, modes, plain_backward, recorded
 from ..autodiff.saving import As, restored, save, saved
 from ..autodiff.torch_library import library
 from ..kernels import triton as engine
 from ..kernels.triton import attention as kernels
 from . import torch_blockwise
-from .scores import Scores, lie
+from .scores import Scores
 
 Tensor = torch.Tensor
 
@@ -190,7 +190,7 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
         ]  # fmt: skip
         arrays["ranges"] = torch.stack(each, -1)
     for name, value in s.mapping.params().items():
-        value = _four(lie(beside(value, q, name, xp), s.shape, name), batch)[..., 0]
+        value = _four(fit_axes(beside(value, q, name, xp), s.shape, f"attention: {name}"), batch)[..., 0]
         arrays["param"] = value if value.is_floating_point() else value.float()
     return arrays
 

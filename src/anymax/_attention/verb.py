@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import kernels
-from .._array import Array, Namespace, beside, is_array, like, namespace, number, upcast
+from .._array import Array, Namespace, beside, fit_axes, is_array, is_number, like, namespace, number, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering
 from .._core.typing import AnyArray, ArrayT
 from . import implementations
-from .call import Call, checked
-from .scores import lie, same_device
+from .call import AttentionCall, checked
+from .scores import same_device
 
 _WORDS = {
     "temperature": "say scale=1 / (T * sqrt(features)), or transform=anymax.temperature(T)",
@@ -212,13 +212,13 @@ def explain_attention(
     return kernels.Explanation(call.scores.mapping, (("attention", chosen.name, refusals),))
 
 
-def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
+def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
     """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
     prior = beside(mix[0], call.q, "mix", xp)
     same_device(prior, call.q, "the prior of mix")
-    prior = lie(prior, call.scores.shape, "the prior of mix")
+    prior = fit_axes(prior, call.scores.shape, "attention: the prior of mix")
     v = upcast(call.v, xp)
     prior = xp.broadcast_to(like(prior, v, xp), call.scores.shape)
     keep = call.scores.attended(prior, xp)
@@ -227,8 +227,8 @@ def _mixed(call: Call, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Arr
     if is_array(weight):
         weight = beside(weight, call.q, "mix", xp)
         same_device(weight, call.q, "the weight of mix")
-        weight = like(lie(weight, (*call.scores.shape[:-1], 1), "the weight of mix"), v, xp)
-    elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= 1:
+        weight = like(fit_axes(weight, (*call.scores.shape[:-1], 1), "attention: the weight of mix"), v, xp)
+    elif not is_number(weight) or not 0 <= weight <= 1:
         raise ValueError(f"attention: the weight of mix must be a number from 0 to 1 or an array, got {weight!r}")
     out = (1.0 - weight) * upcast(out, xp) + weight * implementations.values(prior, v, call.groups)
     return out, None if p is None else (1.0 - weight) * upcast(p, xp) + weight * prior

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .._array import Array, asarray, check_axis, is_array, namespace
+from .._array import Array, asarray, check_axis, fit_axes, is_array, namespace
 
 
 class Joined(NamedTuple):
@@ -25,22 +25,19 @@ class Joined(NamedTuple):
         order = (*(i for i in range(x.ndim) if i not in joined), *joined)
         return cls(_flat(x, order, len(joined)), order, tuple(x.shape[i] for i in order), len(joined))
 
-    def beside(self, value: Any, name: str) -> Any:
+    def lay_out(self, value: Any, name: str) -> Any:
         """An array that broadcasts to the scores, in their new layout; anything else as it is."""
         if not is_array(value):
             return value
         xp, ndim = namespace(value), len(self.order)
         full = tuple(self.shape[self.order.index(i)] for i in range(ndim))
-        given = (*(1,) * (ndim - value.ndim), *value.shape)
-        if value.ndim > ndim or any(a != 1 and a != b for a, b in zip(given, full, strict=True)):
-            raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {full}")
-        value = xp.reshape(value, given)
+        value = fit_axes(value, full, name)
         last = self.order[ndim - self.joined :]
-        if any(given[i] != 1 for i in last):
-            value = xp.broadcast_to(value, tuple(full[i] if i in last else n for i, n in enumerate(given)))
+        if any(value.shape[i] != 1 for i in last):
+            value = xp.broadcast_to(value, tuple(full[i] if i in last else n for i, n in enumerate(value.shape)))
         return _flat(value, self.order, self.joined)
 
-    def apart(self, p: Array, *, summed: bool = False) -> Array:
+    def restore(self, p: Array, *, summed: bool = False) -> Array:
         """A result of the rows in the layout of the scores; `summed` where it has one number a row."""
         xp, stay = namespace(p), len(self.order) - self.joined
         shape = (*self.shape[:stay], *(1,) * self.joined) if summed else self.shape

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 
 from .. import _array
-from .._array import Array, asarray, check_axis, floating, from_last, is_array, namespace, to_last, upcast
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    dtype_name,
+    fit_axes,
+    floating,
+    from_last,
+    is_array,
+    namespace,
+    to_last,
+    upcast,
+)
 from .axes import Joined
 from .mapping import Mapping
 from .names import as_mapping
@@ -18,9 +30,9 @@ def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, 
     """The scores, the mapping and the mask for rows along several axes, which become the last."""
     mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
-    params = {name: joined.beside(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
+    params = {name: joined.lay_out(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
     mapping = mapping.replace(**params) if params else mapping
-    return joined, mapping, None if mask is None else joined.beside(asarray(mask, "mask"), "mask")
+    return joined, mapping, None if mask is None else joined.lay_out(asarray(mask, "mask"), "mask")
 
 
 def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) -> tuple[Array, Array, Mapping, int]:
@@ -50,7 +62,7 @@ def split(
     rows = to_last(upcast(x, xp) if _array.narrow(x) else x, axis, xp)
     keep = None
     if mask is not None:
-        keep = kept(rows, _array.beside(mask, x, "mask", xp), axis, xp)
+        keep = align_mask(rows, _array.beside(mask, x, "mask", xp), axis, xp)
     params = mapping.params()
     if params:
         mapping = mapping.replace(**{k: aligned(v, rows, axis, f"{mapping.name}: {k}") for k, v in params.items()})
@@ -59,8 +71,8 @@ def split(
     return x, rows, mapping, axis, keep
 
 
-def kept(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
-    if str(mask.dtype).rsplit(".", 1)[-1].strip("'<>") not in ("bool", "bool_"):
+def align_mask(rows: Array, mask: Array, axis: int, xp: Any) -> Array:
+    if dtype_name(mask) not in ("bool", "bool_"):
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; for additive masks, add them to the scores"
         )
@@ -87,14 +99,8 @@ def _to_rows(value: Array, rows: Array, axis: int, name: str, xp: Any) -> Array:
     """`value`, broadcastable against the scores, with the class axis moved to the end as in the rows."""
     shape = list(rows.shape)
     shape.insert(axis, shape.pop())
-    given = (1,) * (rows.ndim - value.ndim) + tuple(value.shape)
-    if value.ndim > rows.ndim or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
-        hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to scores of shape {tuple(shape)}{hint}"
-        )
-    value = xp.reshape(value, given) if value.ndim < rows.ndim else value
-    return to_last(value, axis, xp)
+    hint = "" if value.ndim != 1 else f"; one value for each row has shape {(*value.shape, 1)}"
+    return to_last(fit_axes(value, tuple(shape), name, hint), axis, xp)
 
 
 def restore_axis(rows: Array, axis: int) -> Array:

@@ -1,6 +1,6 @@
 """torch's DTensor: which tensors are spread over devices, and where verbs send them.
 
-`distributed/_dtensor.py` says what becomes of them, and nothing else does.
+`distributed/torch_dtensor.py` says what becomes of them, and nothing else does.
 """
 
 from __future__ import annotations

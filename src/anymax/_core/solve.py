@@ -154,11 +154,11 @@ def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
         size = _support(count * gap, xp)
         return take(mean, size, xp) - 1.0 / take(count, size, xp)
     square = running_sum(zs * zs, xp) / count
-    var = _at_least(square - mean * mean, 0.0, xp)
+    var = _floored(square - mean * mean, 0.0, xp)
     if r == 2:
         size = _support(count * (gap * gap + var), xp)
         k, m, v = (take(a, size, xp) for a in (count, mean, var))
-        return m - xp.sqrt(_at_least(1.0 / k - v, 0.0, xp))
+        return m - xp.sqrt(_floored(1.0 / k - v, 0.0, xp))
     if r != 3:
         raise ValueError(f"closed forms exist for r = 1, 2, 3, not {r}")
     cube = running_sum(zs * zs * zs, xp) / count
@@ -185,7 +185,7 @@ def _depressed_cubic(v: Array, q: Array, xp: Namespace) -> Array:
     return xp.where(v > tiny, bent, plain)
 
 
-def _at_least(x: Array, floor: float, xp: Namespace) -> Array:
+def _floored(x: Array, floor: float, xp: Namespace) -> Array:
     return xp.where(x > floor, x, floor * xp.ones_like(x))
 
 

@@ -1,4 +1,4 @@
-"""Classes from probabilities and uniform numbers, and the largest of a row: what samplers and decoders share. Classes on the last axis."""
+"""Draw classes from probabilities, and find the largest of a row, for samplers and decoders. Classes are on the last axis."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, Namespace, check_integer, decides, is_jax, is_torch, running_sum, stop_gradient
+from .._array import (
+    Array,
+    Namespace,
+    check_integer,
+    decides,
+    is_int,
+    is_jax,
+    is_torch,
+    number,
+    running_sum,
+    shown,
+    stop_gradient,
+)
 from .generators import uniform
 from .truncation import topk_keep
 
 
 def uniforms(p: Array, size: int, generator: Any, xp: Namespace) -> Array:
-    """`size` numbers in (0, 1) for each row of p: row i, in C order, has the numbers i * size, ... of what the generator gives."""
+    """`size` numbers in (0, 1) for each row of p: row i, in C order, has the numbers i * size, ... of the generator."""
     return uniform((*p.shape[:-1], size), xp.astype(p[..., :1], _wide(p, xp)), generator)
 
 
 def invert(p: Array, u: Array, xp: Namespace) -> Array:
-    """For each number u [..., size] the first class whose cumulative probability exceeds u times the sum; -1 where there is none.
+    """For each number u [..., size] the first class whose cumulative probability exceeds u times the sum; -1 if there is none.
 
-    A class of probability 0 is never met, whatever u is; a row with NaN or +inf, in however many of its classes, has no class.
+    A class of probability 0 is never drawn. A row with NaN or +inf has no class.
     """
     upto = running_sum(p, xp, _wide(p, xp))
     index = first_above(upto, u * upto[..., -1:], xp)
     finite = upto[..., -1:] < math.inf  # and no NaN
     if decides(p) and bool(xp.all((xp.take_along_axis(p, index, axis=-1) > 0) & finite)):
         return index
-    # Parallel sums need not be monotone in the last bit, so that a class of mass 0 could be met: move on to the next
-    # with mass
+    # Parallel sums may not be monotone in the last bit, and a class of mass 0 could be found: move on to the next
+    # one with mass
     rank = running_sum(p > 0, xp, xp.int32)
     wanted = xp.take_along_axis(rank, index, axis=-1) - xp.astype(xp.take_along_axis(p, index, axis=-1) > 0, xp.int32)
     last = rank[..., -1:] - 1
@@ -39,12 +51,12 @@ def invert(p: Array, u: Array, xp: Namespace) -> Array:
 
 
 def _wide(p: Array, xp: Namespace) -> Any:
-    """The dtype in which probabilities are summed up and compared with uniform numbers: fp64 where there is one."""
+    """The dtype in which probabilities are summed and compared with uniform numbers: fp64, except in JAX and on MPS."""
     return p.dtype if is_jax(p) or (is_torch(p) and p.device.type == "mps") else xp.float64
 
 
 def first_above(ascending: Array, level: Array, xp: Namespace) -> Array:
-    """The first index of each row whose value is above each of its levels, by bisection; the last if none is."""
+    """The first index of each row whose value is above each of its levels, by bisection; the last index if none is."""
     n = ascending.shape[-1]
     low = xp.zeros_like(level, dtype=xp.asarray(0).dtype)
     high = low + (n - 1)
@@ -57,16 +69,16 @@ def first_above(ascending: Array, level: Array, xp: Namespace) -> Array:
 
 
 def largest(x: Array, k: int, xp: Namespace) -> Array:
-    """The indices of the k largest entries of each row, the largest first and of equal ones the first; k is at most the row's length.
+    """The indices of the k largest entries of each row, the largest first; in a tie the first. k is at most the row's length.
 
-    A row may hold -inf but no NaN; where it has fewer than k entries above -inf, any others follow.
+    A row may hold -inf but no NaN. If it has fewer than k entries above -inf, any others follow.
     """
     x = stop_gradient(x)
     if is_jax(x):
         return sys.modules["jax"].lax.top_k(x, k)[1]
     if not (is_torch(x) or isinstance(x, np.ndarray)):
         return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :k]
-    # of equal ones the first, which no selection promises
+    # in a tie the first, which topk and argpartition do not guarantee
     key = xp.where(topk_keep(x, k, xp), x, -math.inf * xp.ones_like(x))
     index = key.topk(k, dim=-1).indices if is_torch(key) else np.argpartition(-key, k - 1, axis=-1)[..., :k]
     index = xp.sort(index, axis=-1)
@@ -74,8 +86,16 @@ def largest(x: Array, k: int, xp: Namespace) -> Array:
     return xp.take_along_axis(index, order, axis=-1)
 
 
+def count_of(num_samples: Any) -> int:
+    """How many samples to draw from each row; one for None."""
+    count = 1 if num_samples is None else number(num_samples)
+    if not is_int(count) or count < 0:
+        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    return count
+
+
 def check_k(who: str, k: Any, n: int) -> int:
-    """The number of classes to give, if a row has as many."""
+    """k as an integer; raise if it is not from 1 to n."""
     k = check_integer(who, "k", k, "an integer, the number of classes to give")
     if not 1 <= k <= n:
         raise ValueError(f"{who}: k must be from 1 to the number of classes, {n}; got {k}")

@@ -1,8 +1,8 @@
-"""Random numbers for arrays of any kind, from a generator that the caller gives or, where none is given, the framework's global one.
+"""Random numbers for arrays of any kind, from the caller's generator or, by default, from the framework's global one.
 
-A `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX; an integer seed for all, from 0 to
-2**63 - 1; or one of these for each row, in a list or as an array of keys. NumPy and torch have global generators (`numpy.random.seed`,
-`torch.manual_seed`); JAX has none and asks for a key.
+A generator is a `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX, or an integer seed
+from 0 to 2**63 - 1 for all; or one of these for each row, in a list or as an array of keys. NumPy and torch have global generators
+(`numpy.random.seed`, `torch.manual_seed`); JAX has none, so that it needs a key.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, dtype_name, is_jax, is_torch, namespace
+from .._array import Array, dtype_name, is_int, is_jax, is_torch, namespace, number
 
 
 def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
     """Numbers in the open interval (0, 1), in the dtype of `like` (fp32 or fp64) and on its device.
 
     On a CPU and in JAX, number i, in C order, depends on the generator and on i, and not on how many follow. With a generator for each
-    row, the row that is the last axis is what its generator gives alone.
+    row (the last axis), a row does not depend on the other rows.
     """
     if _one_a_row(generator):
         return _each(uniform, shape, like, generator)
@@ -39,14 +39,14 @@ def uniform(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
 
 
 def normal(shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device; generators a row as for `uniform`."""
+    """Standard normal numbers, in the dtype of `like` (fp32 or fp64) and on its device; generators as for `uniform`."""
     if _one_a_row(generator):
         return _each(normal, shape, like, generator)
     return _draw("normal", shape, like, generator)
 
 
 def listed(generator: Any) -> Any:
-    """The generator as data that a frozen object can have: a list of them, one a row, as a tuple."""
+    """The generator as a frozen object can hold it: a list becomes a tuple."""
     return tuple(generator) if isinstance(generator, list) else generator
 
 
@@ -56,7 +56,7 @@ def _one_a_row(generator: Any) -> bool:
 
 
 def _each(draw: Callable[..., Array], shape: tuple[int, ...], like: Array, generators: Any) -> Array:
-    """Rows, each from its own generator."""
+    """Rows, each from its generator."""
     rows = math.prod(shape[:-1])
     if is_jax(generators):
         generators = generators.reshape(-1)
@@ -71,10 +71,10 @@ def _each(draw: Callable[..., Array], shape: tuple[int, ...], like: Array, gener
 
 
 def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any:
-    """Each framework's own uniform [0, 1) and normal numbers."""
+    """Uniform numbers in [0, 1), or normal ones, by the framework of `like`."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        # torch.compile knows no call with symbolic sizes that names a generator, be it None
+        # torch.compile can't trace a call with symbolic sizes that names a generator, even None
         given = {} if generator is None else {"generator": torch_source(like, generator)}
         if like.device.type == "meta":
             given = {}
@@ -96,7 +96,7 @@ def _draw(what: str, shape: tuple[int, ...], like: Array, generator: Any) -> Any
 
 
 def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, generator: Any) -> np.ndarray:
-    if generator is None:  # what numpy.random.seed sets
+    if generator is None:  # the global generator, which numpy.random.seed sets
         old = np.random.random_sample if what == "uniform" else np.random.standard_normal
         return np.asarray(old(shape), dtype)
     generator = _numpy_source(generator)
@@ -108,8 +108,8 @@ def _draw_numpy(what: str, shape: tuple[int, ...], dtype: Any, like: Array, gene
 
 
 def _seed(generator: Any) -> int | None:
-    """The seed that is given; None for what is no integer. Every framework takes those of this range, and some of them others."""
-    if isinstance(generator, bool) or not isinstance(generator, (int, np.integer)):
+    """The seed; None if `generator` is not an integer. Every framework accepts this range of seeds."""
+    if not is_int(number(generator)):
         return None
     if not 0 <= int(generator) < 2**63:
         raise ValueError(f"generator: a seed must be an integer from 0 to 2**63 - 1, got {int(generator)}")
@@ -117,7 +117,7 @@ def _seed(generator: Any) -> int | None:
 
 
 def _key(generator: Any) -> Any:
-    """The key of a seed; what is no seed, as it is."""
+    """The key of a seed; anything else is returned unchanged."""
     seed = _seed(generator)
     return generator if seed is None else sys.modules["jax"].random.key(seed)
 
@@ -127,8 +127,8 @@ def _numpy_source(generator: Any) -> Any:
     return generator if seed is None else np.random.default_rng(seed)
 
 
-def apart(generator: Any, like: Array, n: int) -> list[Any]:
-    """A generator for each of n draws, so that no two of them get the same numbers; the one that is given, where it goes on by itself."""
+def independent(generator: Any, like: Array, n: int) -> list[Any]:
+    """A generator for each of n draws, so that no two get the same numbers; a generator with a state is returned n times."""
     if is_torch(like):
         return [generator if generator is None else torch_source(like, generator)] * n
     if is_jax(like):
@@ -138,17 +138,17 @@ def apart(generator: Any, like: Array, n: int) -> list[Any]:
 
 
 def going_on(generator: Any, like: Array) -> Any:
-    """What `generator` says to torch, with a torch.Generator, whose numbers go on from call to call, in the place of each seed."""
+    """`generator` with each seed replaced by a torch.Generator, whose numbers go on from call to call."""
     if isinstance(generator, (list, tuple)):
         return tuple(going_on(one, like) for one in generator)
     return None if generator is None else torch_source(like, generator)
 
 
 def torch_source(like: Array, generator: Any) -> Any:
-    """The torch.Generator that is given, or that a seed makes, on the device of `like`."""
+    """The given torch.Generator, or one from a seed on the device of `like`."""
     torch = sys.modules["torch"]
     seed = _seed(generator)
-    if seed is not None:  # the meta device has no numbers, and no generator of its own
+    if seed is not None:  # the meta device has no generator
         device = "cpu" if like.device.type == "meta" else like.device
         return torch.Generator(device=device).manual_seed(seed)
     source: Any = generator

@@ -1,7 +1,7 @@
 """The noises of Perturb Max: log F and the log of the reverse hazard h = f/F, accurate in both tails, in array-API code.
 
-A law answers in its own coordinate v; `location` is added where a sample is returned (Perturb Max is shift-invariant).
-Its values are constants of differentiation: the map gets its derivatives from h and h' in closed form.
+A law has its own coordinate v; `location` is added only to samples, since Perturb Max is shift-invariant. Its values are not
+differentiated: the map has its derivatives in closed form, from h and h'.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def constant(values: Any, like: Array, xp: Namespace) -> Array:
 
 
 class Law(ABC):
-    """What Perturb Max asks of a noise."""
+    """A noise for Perturb Max."""
 
     support: tuple[float, float] = (-math.inf, math.inf)
     mean: float | None = 0.0
@@ -83,7 +83,7 @@ class Law(ABC):
 
     @abstractmethod
     def core(self, v: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(log F, log h). Above the support h goes on as the constant h(upper); the map cuts it."""
+        """(log F, log h). Above the support h is the constant h(upper); the map cuts it off."""
 
     @abstractmethod
     def bend(self, v: Array, h: Array, xp: Namespace) -> Array:
@@ -180,7 +180,7 @@ class Exponential(Law):
 
 
 class Uniform(Law):
-    """Uniform on [0, 1], kept as [-1, 0]: near its upper end, where the maximum lies, v has its full precision."""
+    """Uniform on [0, 1], shifted to [-1, 0]: v has its full precision near the upper end, where the maximum lies."""
 
     support = (-1.0, 0.0)
     location = 1.0
@@ -212,18 +212,18 @@ NOISES: dict[str, Law] = {
 class Noise(Law):
     """A noise of your own for `PerturbMax`: `cdf` and `pdf`, or only `quantile`.
 
-    Its tails may be of any weight. Total variation error in fp64: 1e-12 for t of 3 degrees, and for Cauchy with scores a few apart; up to
-    1e-7 for Cauchy with many scores hundreds apart. Probabilities that miss the sum of 1 by 1e-3 before they are normalised are an error,
-    which asks for more `nodes`.
+    Its tails may have any weight. The total variation error in fp64 is 1e-12 for Student's t with 3 degrees of freedom, and for Cauchy if
+    the scores are a few units apart; it is up to 1e-7 for Cauchy with many scores that are hundreds apart. If the probabilities, before
+    they are normalised, do not sum to 1 within 1e-3, an error suggests more `nodes`.
     The second derivatives of the map use a central difference of f/F: error about 1e-9 in fp64, 1e-3 in fp32.
 
-    cdf: the distribution function F, called with arrays of the scores' kind, of any shape; it returns the same. So do all four.
+    cdf: the distribution function F. Like the other functions it takes an array of the scores' kind, of any shape, and returns the same.
     pdf: the density f.
-    log_cdf: log F, in the place of `cdf` where the upper tail matters (1 - F below the rounding of 1).
-    quantile: the inverse of F, alone; also called once with a NumPy array. F is then interpolated (monotone cubic in logit F, 8,193
-        knots), with an error of about 2e-8 for smooth densities.
-    support: the two ends of the noise, at which `pdf` must be finite and is the limit from inside.
-    mean: E[eps]; None where it is to be integrated, `math.inf` or NaN where it does not exist: then there is no loss.
+    log_cdf: log F, instead of `cdf` if the upper tail matters (1 - F below the rounding of 1).
+    quantile: the inverse of F, instead of the others; also called once with a NumPy array. F is then interpolated (monotone cubic in
+        logit F, 8,193 knots), with an error of about 2e-8 for smooth densities.
+    support: the two ends of the noise; `pdf` must be finite there, and is the limit from inside.
+    mean: E[eps]; None to integrate it; `math.inf` or NaN if it does not exist, and then there is no loss.
     kinks: the points between the ends where `pdf` jumps or bends.
 
     >>> import numpy as np
@@ -289,14 +289,14 @@ class Noise(Law):
         return xp.where(run > 0, rise / safe(run, run > 0, 1.0, xp), xp.zeros_like(v))
 
     def level(self, depth: Array, xp: Namespace) -> Array:
-        if self.quantile is not None:  # which may be infinite at 1
+        if self.quantile is not None:  # it may be infinite at 1
             below = 1.0 - 0.5 * float(xp.finfo(depth.dtype).eps)
             q = xp.exp(-depth)
             v = self.quantile(xp.where(q < below, q, below * xp.ones_like(q)))
             if np.shape(v) != np.shape(q):
                 raise ValueError(_WRONG_QUANTILE)
             return v
-        lower, upper = self.support  # bisection in asinh(v), whose range holds any scale
+        lower, upper = self.support  # bisection in asinh(v), which covers every scale
         ends = (math.asinh(max(lower, -1e12)), math.asinh(min(upper, 1e12)))
         low, high = (end * xp.ones_like(depth) for end in ends)
         for _ in range(60 if is_double(depth) else 32):
@@ -351,7 +351,7 @@ def _table(quantile: Callable[[Array], Array]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def find(noise: Any) -> Law:
-    """The law of that name, or the user's own."""
+    """The law of this name, or the user's `Noise`."""
     if isinstance(noise, Noise):
         return noise
     if not isinstance(noise, str):
@@ -362,10 +362,10 @@ def find(noise: Any) -> Law:
 
 
 def draw(noise: Any, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-    """Independent noises of that shape, of the kind, dtype (fp32 or fp64) and device of `like`, by the inverse cdf."""
+    """Independent noises of that shape, of the kind, dtype (fp32 or fp64) and device of `like`; by the inverse cdf, except normal ones."""
     law = find(noise)
     if isinstance(law, Normal):
         return normal(shape, like, generator)
     xp = namespace(like)
-    u = uniform(shape, like, generator)  # the mass above, fine near 0: the upper tail decides a maximum
+    u = uniform(shape, like, generator)  # the mass above, precise near 0: the upper tail decides a maximum
     return law.level(-xp.log1p(-u), xp) + law.location

@@ -1,7 +1,7 @@
-"""Which entries a truncation keeps, as masks without a derivative: the k largest, the nucleus of mass p, the typical ones, ...
+"""Masks of the entries that a truncation keeps, without a derivative: the k largest, the nucleus of mass p, the typical ones, ...
 
-Thresholds on the row and counts of ties, so that shapes never depend on values. Classes on the last axis; -inf is never kept; a row
-with a NaN or +inf keeps all the rest, for its maker to find.
+They use thresholds of rows and counts of ties, so that shapes never depend on values. Classes are on the last axis. -inf is never kept. A
+row with a NaN or +inf (in top-k: a NaN) keeps all other entries, so that its user notices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .._array import (
 
 
 def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
-    """True at the k largest entries of each row, exactly k of them where it has as many: of equal ones the first. k may be [..., 1]."""
+    """True at the k largest entries of each row, exactly k if it has as many; in a tie the first. k may be an array [..., 1]."""
     n = x.shape[-1]
     if is_array(k) and n:
         x = stop_gradient(x)
@@ -49,8 +49,8 @@ def topk_keep(x: Array, k: Any, xp: Namespace) -> Array:
 def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | None = None) -> Array:
     """True at the smallest set of largest entries whose softmax mass reaches p (a number, or an array [..., 1]).
 
-    An entry is kept where the mass of the entries before it is still below p, or fewer than `min_keep` are before it: the largest one
-    always, and all where p is 1. `mass`: the sum of exp(x - max), where the rows have more entries than are given.
+    In descending order, an entry is kept if the mass before it is below p, or if fewer than `min_keep` entries are before it. So the
+    largest is always kept, and all are if p is 1. `mass`: the sum of exp(x - max) of whole rows, if x has only some of their entries.
     """
     x = stop_gradient(x)
     live = x != -math.inf
@@ -62,7 +62,7 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | 
     high = xp.where(strange | (high == -math.inf), xp.zeros_like(high), high)
     e = xp.exp(y - high)
     level, z = stop_gradient(like(p, e, xp)), _mass(e, xp) if mass is None else mass
-    # n entries of at most this one's mass follow an entry that is kept, and have more than (1 - p) of it
+    # a kept entry and those after it have more than 1 - p of the mass: at most n entries, none above this one
     some = (e * x.shape[-1] >= 0.99 * (1.0 - level) * xp.astype(z, e.dtype)) & (e > 0) & ~strange
     s = _falling(y, max(_most(some, xp), min_keep) if mass is None else x.shape[-1], xp)
     inside = _before(xp.exp(s - high), level, z, xp)
@@ -74,9 +74,9 @@ def topp_keep(x: Array, p: Any, xp: Namespace, min_keep: int = 1, mass: Array | 
 
 
 def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array:
-    """True at the entries whose -log p is nearest to the entropy, the fewest whose mass reaches `mass`, and at least `min_keep`.
+    """True at the fewest entries with -log p nearest to the entropy whose mass reaches `mass`, but at least at `min_keep`.
 
-    Entries that are equally near are kept or left out together.
+    Entries that are equally near are kept or dropped together.
     """
     found = _probabilities(x, xp)
     far = xp.abs(found.log_p + found.entropy(xp))
@@ -94,7 +94,7 @@ def typical_keep(x: Array, mass: Any, xp: Namespace, min_keep: int = 1) -> Array
 def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_entropy: bool = False) -> Array:
     """True where p is at least epsilon, or `by_entropy` at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
-    Entries not below the `min_keep`-th largest are kept too, all of them where several equal it.
+    Entries not below the `min_keep`-th largest are kept too, with all that are equal to it.
     """
     found = _probabilities(x, xp)
     if by_entropy:
@@ -106,9 +106,9 @@ def cutoff_keep(x: Array, epsilon: Any, xp: Namespace, min_keep: int = 1, by_ent
 
 
 def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
-    """False at all entries of probability `level` [..., 1] or more but the least probable of these.
+    """False at all entries with a probability of at least `level` [..., 1], except the least probable of these.
 
-    Of equal ones the last counts as the least.
+    In a tie the last counts as the least.
     """
     found = _probabilities(x, xp)
     above = found.live & (found.p >= stop_gradient(level))
@@ -120,7 +120,7 @@ def xtc_keep(x: Array, level: Any, xp: Namespace) -> Array:
 
 
 class _Probabilities(NamedTuple):
-    """The softmax of rows, constants of differentiation; log p is 0 where an entry is masked or the row strange."""
+    """The softmax of rows, without derivatives; log p is 0 where an entry is masked or its row is strange."""
 
     p: Array
     log_p: Array
@@ -143,7 +143,7 @@ def _probabilities(x: Array, xp: Namespace) -> _Probabilities:
 
 
 def _wide(mass: Array, xp: Namespace) -> Any:
-    """The dtype of sums. NumPy adds one by one: in fp64, lest the rounding of 100,000 terms move the end of the nucleus."""
+    """The dtype of sums. NumPy adds one by one: fp64 keeps the rounding of 100,000 terms from moving the end of the nucleus."""
     return mass.dtype if is_torch(mass) or is_jax(mass) else xp.float64
 
 
@@ -153,21 +153,21 @@ def _mass(mass: Array, xp: Namespace) -> Array:
 
 
 def _before(mass: Array, level: Any, whole: Array, xp: Namespace) -> Array:
-    """True at the entries before which less than `level` of the whole mass lies."""
+    """True at entries with less than `level` of the whole mass before them."""
     upto = running_sum(mass, xp, whole.dtype)
     before = xp.concat([xp.zeros_like(upto[..., :1]), upto[..., :-1]], axis=-1)
     return before < like(level, upto, xp) * whole
 
 
 def _or_all(kept: Array, level: Any, live: Array) -> Array:
-    """What is kept of the live entries: all where the level is 1."""
+    """The live entries that are kept; all of them if the level is 1."""
     if is_array(level):
         return (kept | (level >= 1)) & live
-    return live if level >= 1 else kept & live  # a bool beside a tensor is no operation of torch.jit.trace
+    return live if level >= 1 else kept & live  # torch.jit.trace can't combine a bool with a tensor
 
 
 def _most(some: Array, xp: Namespace) -> int:
-    """In no row more than so many entries are True, as far as that may be asked and saves a sort of the whole row; else all there are."""
+    """The most entries that are True in a row, if that may be read and saves a sort of the whole row; else the row's length."""
     n = some.shape[-1]
     if not decides(some) or not math.prod(some.shape):
         return n
@@ -182,12 +182,12 @@ def _falling(x: Array, m: int, xp: Namespace) -> Array:
         return x.topk(m, dim=-1).values
     if m < n and isinstance(x, np.ndarray):
         return descending(np.partition(x, n - m, axis=-1)[..., n - m :], xp)
-    # the standard's sort is stable, for which torch's ONNX exporter has no translation
+    # the array API's sort is stable, which torch's ONNX exporter can't translate
     return x.sort(dim=-1, descending=True).values if is_torch(x) else descending(x, xp)
 
 
 def _rising(x: Array, m: int, xp: Namespace) -> Array:
-    """The places of the m smallest entries of each row, the smallest first."""
+    """The indices of the m smallest entries of each row, the smallest first."""
     if m < x.shape[-1] and is_torch(x):
         return x.topk(m, dim=-1, largest=False).indices
     if m < x.shape[-1] and isinstance(x, np.ndarray):
@@ -197,7 +197,7 @@ def _rising(x: Array, m: int, xp: Namespace) -> Array:
 
 
 def _kth(x: Array, k: int, xp: Namespace) -> Array:
-    """The k-th largest entry of each row, by the selection of each framework where it has one."""
+    """The k-th largest entry of each row, by the framework's selection if it has one."""
     if k == 1:
         return top(x, xp)
     if is_torch(x):

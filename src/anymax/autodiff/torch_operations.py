@@ -11,14 +11,15 @@ import torch
 from .. import kernels
 from .._array import floating, upcast
 from .._core.mapping import Mapping
-from ..mappings import CATALOGUE, _nodes
+from .._random import nodes
+from ..mappings import CATALOGUE
 from .torch_library import library
 
 Tensor = torch.Tensor
 
 _KINDS = {kind.__name__: kind for kind in CATALOGUE}
 _LIBRARY = library(__name__)
-_nodes.panel_nodes()
+nodes.panel_nodes()
 _LIBRARY.define("forward(Tensor x, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) -> Tensor")
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the program and gives its exit code: 2 for wrong arguments, 1 where something is missing, each with one line."""
+    """Run the program and return its exit code: 2 for wrong arguments, 1 if something is missing, each with a one-line error."""
     try:
         import click  # late: the extra `cli` is optional
 
@@ -20,7 +20,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(f"the command line needs {error.name}; install it with: pip install 'anymax[cli]'", 1)
     try:
         result = program.main(args if args is None else list(args), prog_name="anymax", standalone_mode=False)
-        sys.stdout.flush()  # here, where a full disk can be told
+        sys.stdout.flush()  # here, where a full disk can still be reported
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "anymax"
         return _fail(error.format_message(), error.exit_code, command)
@@ -28,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # as of `anymax inventory | head -1`
+    except BrokenPipeError:  # as in `anymax inventory | head -1`
         _say_no_more()
         return 1
     except OSError as error:
@@ -38,8 +38,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _say_no_more() -> None:
-    """What is left to write goes nowhere, lest Python tries again at its end."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be no file
+    """Discard the output that is left, which Python would try to write again on exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -26,7 +26,7 @@ from .scores import Score, rows_of
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """What the library says of wrong values becomes a usage error."""
+    """Turn the library's errors about wrong values into usage errors."""
     try:
         yield
     except ImportError as error:
@@ -38,7 +38,7 @@ def plain_errors() -> Iterator[None]:
 
 
 class Missing(click.ClickException):
-    """Something that is not installed."""
+    """Something is not installed."""
 
     exit_code = 1
 
@@ -64,7 +64,7 @@ class Number(click.ParamType):
 
 
 def parameters(command: Any) -> Any:
-    """The options that give maps their parameters: the fields of the maps, but for names that a command has for itself."""
+    """Add an option for each parameter of the maps, except names that a command uses itself."""
     for key, maps in reversed(names.options().items()):
         if key in ("scores", "mappings", "temperature", "as_json", "json", "out", "name"):
             continue
@@ -88,7 +88,7 @@ def dump(document: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no infinity and no NaN: they become null."""
+    """Replace infinities and NaN by null, since JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -101,7 +101,7 @@ def _finite(value: Any) -> Any:
 
 
 class Program(click.Group):
-    """A group that says which commands there are where one is none of them."""
+    """A group that lists its commands if it is given an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -135,10 +135,10 @@ def program(context: click.Context) -> None:
 def compare(
     scores: tuple[Any, ...], mappings: tuple[str, ...], temperature: float, as_json: bool, **options: Any
 ) -> None:
-    """The maps on one vector of SCORES, such as 2 1 0.1 -1.
+    """Compare the maps on one vector of SCORES, such as 2 1 0.1 -1.
 
-    A single - reads them from standard input, one vector a line: numbers are separated by spaces, commas, semicolons or tabs; a column of
-    numbers is one vector.
+    A single - reads them from standard input, one vector per line, with numbers separated by spaces, commas, semicolons or tabs; a
+    column of numbers is one vector.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise click.UsageError(f"--temperature: must be finite and at least 0, got {temperature:g}")
@@ -180,7 +180,7 @@ def _document(scores: list[float], temperature: float, rows: list[tuple[Any, np.
 @program.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def inventory(as_json: bool) -> None:
-    """All maps and what they promise."""
+    """List all maps and their properties."""
     rows = []
     for mapping in names.choose((), {}):
         facts = mapping.facts
@@ -233,7 +233,7 @@ def definition(mapping: Any) -> str:
 @program.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def show_config(as_json: bool) -> None:
-    """Versions, engines, threads: for a bug report."""
+    """Show versions, engines and threads, for a bug report."""
     found = _config.config()
     if as_json:
         dump(found)
@@ -256,7 +256,7 @@ FRAMEWORKS = {"numpy": None, "torch": "torch:from_numpy", "jax": "jax.numpy:asar
     help="Whose arrays; torch and jax take seconds to load.",
 )
 def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) -> None:
-    """Which engine serves a map, and why no other. NAME is the map, SCORES one row of a call.
+    """Say which engine computes a map, and why the others do not. NAME is the map, SCORES one row of a call.
 
     A single - reads rows of scores from standard input.
     """
@@ -277,7 +277,7 @@ def explain(name: str, scores: tuple[Any, ...], framework: str, **options: Any) 
 
 
 def of_framework(framework: str, x: np.ndarray) -> Any:
-    """x as an array of a framework, None where it is not installed."""
+    """x as an array of a framework; None if that is not installed."""
     maker = FRAMEWORKS[framework]
     if maker is None:
         return x
@@ -301,8 +301,8 @@ PICTURES = ("curves", "bars", "simplex", "losses", "jacobian")
     help="The file to write, whose ending says the format (default: .png), or a folder for it. Default: NAME.png",
 )
 def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str | None, **options: Any) -> None:
-    """Draw a picture of maps to a file. NAME is curves, simplex, losses, bars or jacobian (of SCORES), or a map, which gives a page
-    of its own pictures. A single - reads the scores from standard input.
+    """Draw a picture of maps to a file. NAME is curves, simplex, losses, bars or jacobian (of SCORES), or a map, for a page with
+    its pictures. A single - reads the scores from standard input.
     """
     from . import pictures  # late: matplotlib is an optional extra
 
@@ -337,7 +337,7 @@ def plot(name: str, scores: tuple[Any, ...], mappings: tuple[str, ...], out: str
 
 
 def destination(out: str | None, name: str) -> Path:
-    """The file to write: `out`, with an ending, or NAME.png in the folder that `out` is."""
+    """The file to write: `out` with an ending, or NAME.png in the folder `out`."""
     if out is None:
         return Path(f"{name}.png")
     if out.endswith(("/", os.sep)) or Path(out).is_dir():
@@ -358,7 +358,7 @@ def destination(out: str | None, name: str) -> Path:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--no-pictures", is_flag=True, help="Tables only.")
 def tour(out: Path, quick: bool, seed: int, no_pictures: bool) -> None:
-    """All maps on one vector, in a classifier and in pictures."""
+    """Show all maps on one vector, in a classifier and in pictures."""
     from . import tour as run  # late: it needs torch and scikit-learn
 
     with plain_errors():

@@ -1,4 +1,4 @@
-"""Maps as the command line has them: options for their parameters, usual parameters where none are given."""
+"""Maps on the command line: options for their parameters, and usual parameters by default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def options() -> dict[str, list[str]]:
 
 
 def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
-    """The map of this name, for n classes, with those of the given parameters that it has; its usual parameters otherwise."""
+    """The map of this name, for n classes, with the given parameters that it has; if there are none, with its usual parameters."""
     name = names.find(name)
     if name in names.ratios() or name == "ratio":
         return names.make("square" if name == "ratio" else name, {})
@@ -35,7 +35,7 @@ def make(name: str, given: Dict[str, Any], n: int = 2) -> Mapping:
 
 
 def _parsed(spec: str, given: Dict[str, Any], n: int) -> Mapping:
-    """`NAME` or `NAME:parameter=value,...`; what the spec says goes before the options."""
+    """The map of `NAME` or `NAME:parameter=value,...`; a parameter in the spec overrides its option."""
     name, own = read(spec)
     try:
         return make(name, {**given, **own}, n)
@@ -56,7 +56,7 @@ def choose(specs: Iterable[str], given: Dict[str, Any], n: int = 2) -> list[Mapp
 
 
 def parameters(mapping: Mapping) -> dict[str, Any]:
-    """The parameters as JSON can hold them: functions by their names."""
+    """The parameters in a form for JSON: functions as their names."""
     out: dict[str, Any] = {}
     for field in dataclasses.fields(mapping):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)

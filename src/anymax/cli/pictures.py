@@ -13,11 +13,11 @@ from .._core.mapping import Mapping
 from ..inspection import jacobian
 from . import progress
 
-SCORES = (0.8, 0.5, 0.2, -1.0)  # a Jacobian here shows three classes that compete and one that is out
+SCORES = (0.8, 0.5, 0.2, -1.0)  # the Jacobian shows three classes that compete, and one that is out
 
 
 def prepare() -> None:
-    """Draws to files only, whatever the display; a clear error without matplotlib."""
+    """Draw to files only, with or without a display; raise a clear error without matplotlib."""
     plot.pyplot().switch_backend("agg")
 
 
@@ -34,7 +34,7 @@ def page(panels: int, width: float = 4.6, height: float = 4.0, columns: int = 4)
 
 
 def draw(kind: str, maps: Sequence[Mapping] | None = None, x: Sequence[float] = SCORES, resolution: int = 301) -> Any:
-    """One of the pictures by its name; simplex and jacobian have a panel for each map."""
+    """Draw a picture by its name; simplex and jacobian have a panel for each map."""
     if kind in ("curves", "losses"):
         return getattr(plot, kind)(maps).figure
     if kind == "bars":

@@ -1,4 +1,4 @@
-"""Progress of long work: bars on stderr where that is a terminal, nothing elsewhere."""
+"""Progress bars for long work, on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def bars() -> Progress:
-    """A context of bars, which are gone at its end."""
+    """A context with progress bars, which disappear at its end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     hidden = sys.stderr is None or not sys.stderr.isatty()
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
 
 
 def each(items: Iterable[T], words: str) -> Iterator[T]:
-    """The items one after the other, with a bar."""
+    """Yield the items, with a progress bar."""
     items = list(items)
     with bars() as progress:
         yield from progress.track(items, description=words)

@@ -1,4 +1,4 @@
-"""Scores as words of the command line, or as lines of standard input."""
+"""Scores from the arguments of a command, or from standard input."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_score(number: float) -> bool:
 
 
 def rows_of(words: Sequence[Any]) -> list[list[float]]:
-    """The rows of scores that a command was given: none, one in its words, or those of standard input."""
+    """The rows of scores given to a command: none, one from its arguments, or those of standard input."""
     if STDIN not in words:
         return [list(words)] if words else []
     if len(words) > 1:
@@ -69,7 +69,7 @@ def rows_of(words: Sequence[Any]) -> list[list[float]]:
 
 
 def read(text: str) -> list[list[float]]:
-    """Rows of numbers, one a line, separated by commas, semicolons, tabs or spaces, or as JSON. A column of them is one row."""
+    """Rows of numbers, one row per line, separated by commas, semicolons, tabs or spaces; or JSON. A column of numbers is one row."""
     text = text.lstrip("\ufeff").strip()
     rows = _json(text) if text.startswith("[") else None
     if rows is None:
@@ -79,7 +79,7 @@ def read(text: str) -> list[list[float]]:
 
 
 def _json(text: str) -> list[list[float]] | None:
-    """Numbers of a list of JSON, or of lists in it; None for anything else."""
+    """The numbers of a JSON list, or of the lists in it; None for anything else."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What the terminal shows: bars, tables, and how they shrink with its width."""
+"""Bars and tables for the terminal, which adapt to its width."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HUES = COLOURS[:6]  # without black and grey
 
 
 def bar(share: float, width: int, unicode: bool) -> str:
-    """A bar of up to `width` cells; the least probability above 0 is still seen."""
+    """A bar of up to `width` cells; even the smallest probability above 0 is visible."""
     share = min(max(share, 0.0), 1.0)
     if not unicode:
         return ("#" * max(round(share * width), share > 0)).ljust(width)
@@ -27,7 +27,7 @@ def bar(share: float, width: int, unicode: bool) -> str:
 
 
 def short(p: float) -> str:
-    """0 for an exact zero, so that it differs from what rounds to it."""
+    """A probability; an exact zero is 0, and so differs from numbers that round to it."""
     if p == 0:
         return "0"
     return "<.001" if 0 < p < 0.0005 else f"{p:.3f}"
@@ -38,7 +38,7 @@ def number(x: float) -> str:
 
 
 def bars(console: Console, scores: Sequence[float], rows: Sequence[tuple[Mapping, np.ndarray]]) -> None:
-    """Every map on one vector: a column for each score where there is room, else a block for each map."""
+    """Every map on one vector: a column for each score if the terminal is wide enough, else a block for each map."""
     unicode = (console.encoding or "").lower().startswith("utf")
     names = [label(mapping) for mapping, _ in rows]
     first = max(len(name) for name in [*names, "scores"])
@@ -70,7 +70,7 @@ def _cell(v: float, width: int, colour: str, unicode: bool) -> Text:
 
 
 def grid(console: Console, header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int = 1) -> None:
-    """A plain table; columns from `numeric` on are right-aligned. Narrow terminals get one block a row."""
+    """A plain table; columns from `numeric` on are right-aligned. Narrow terminals get one block per row."""
     cells = [[str(value) for value in row] for row in rows]
     need = sum(max(len(row[i]) for row in [list(header), *cells]) + 2 for i in range(len(header)))
     if need > console.width:

@@ -28,7 +28,7 @@ NEEDS = {"torch": "torch", "sklearn": "sklearn", "matplotlib": "plot"}
 
 @dataclasses.dataclass
 class Result:
-    """What the classifier with one map has come to, on the test set."""
+    """The results of the classifier with one map, on the test set."""
 
     mapping: Mapping
     loss: str
@@ -40,7 +40,7 @@ class Result:
 
 
 def check(out: Path, pictures: bool) -> None:
-    """Before the work begins: are the packages there, and can the folder be written?"""
+    """Check, before the work begins, that the packages are installed and the folder can be written."""
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None and (pictures or name != "matplotlib")]
     if missing:
         extras = ",".join(NEEDS[name] for name in missing)
@@ -91,7 +91,7 @@ def tour(console: Console, out: Path, *, quick: bool, seed: int, pictures: bool)
 
 
 def _classifier(mapping: Mapping) -> Mapping:
-    """One digit is one unit of probability: Budget(2) would have to name two."""
+    """Budget(1) instead of Budget(2), which would have to predict two digits."""
     return Budget(1) if isinstance(mapping, Budget) else mapping
 
 
@@ -104,12 +104,12 @@ def _row(result: Result) -> dict[str, Any]:
 
 
 def compare(maps: Sequence[Mapping], *, epochs: int, seed: int) -> tuple[list[Result], np.ndarray]:
-    """Trains one classifier for each map."""
+    """Train one classifier for each map."""
     results: list[Result] = []
     with progress.bars() as bars:
         loading = bars.add_task("loading torch and the digits", total=None)
         data = digits(seed)
-        train(maps[0], data, 1, seed, lambda: None)  # what torch does once only is no map's time
+        train(maps[0], data, 1, seed, lambda: None)  # what torch does only once is not timed
         bars.remove_task(loading)
         everything = bars.add_task("maps", total=len(maps))
         for mapping in maps:
@@ -165,7 +165,7 @@ def train(mapping: Mapping, data: tuple, epochs: int, seed: int, tick: Callable[
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """So small a model gains nothing from more threads, and on a busy machine they wait for each other."""
+    """Use one thread: so small a model gains nothing from more, and on a busy machine they wait for each other."""
     import torch  # late: an optional extra
 
     before = torch.get_num_threads()

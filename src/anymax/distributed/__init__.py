@@ -1,8 +1,9 @@
-"""The verbs over classes that lie on several processes: each process has its shard of the scores, and none has all of them.
+"""anymax for classes that are split over several processes: each process has a shard of the scores, and none has all of them.
 
-For output layers that are split along the classes, as tensor-parallel language models and classifiers of millions of identities have them.
-torch: processes of `torch.distributed`, or a dimension of a `DeviceMesh`; JAX: the devices of an axis, inside `jax.shard_map`. A call
-communicates a few numbers a row: docs/many_machines.md has the table. Every process of the group makes the same calls in the same order.
+Use it for output layers that are split along the classes, as in tensor-parallel language models and classifiers of millions of
+identities. In torch the processes are those of `torch.distributed`, or a dimension of a `DeviceMesh`; in JAX they are the devices of
+an axis, inside `jax.shard_map`. A call communicates a few numbers per row: docs/many_machines.md has the table. All processes of the
+group make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .._core.typing import ArrayT, Mask, Reduction
 from ..thresholds import Threshold
 from . import _layer, _losses, _rows
 from ._agree import Talk, agreeing
+from ._choose_group import Group as Group
 from ._choose_group import as_group
 from ._shard import Asked
 from ._ways import solve
@@ -50,23 +52,24 @@ def apply(
     class_start: int | None = None,
     class_count: int | None = None,
 ) -> ArrayT:
-    """The probabilities of this process's classes, among the classes of all processes.
+    """The probabilities of this process's classes, from the scores of all processes.
 
-    As `anymax.apply`, for scores that are split along the classes: softmax exchanges two numbers a row, a sparse map its few candidates.
+    Like `anymax.apply`, for scores that are split along the classes. Softmax exchanges two numbers per row, a sparse map its few
+    candidates.
 
     mapping: the map, such as `anymax.Sparsemax()`, or its name; the same on every process.
-    x: this process's part of the scores, a torch tensor or a JAX array; the parts may differ in size, and one may be empty (torch).
+    x: this process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
         -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
     axis: the axis of the classes, the last one by default.
     dim: another name of `axis`.
     mask: booleans that broadcast to this process's scores, True = keep.
     group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
         None is all processes.
-    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
-    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
-    class_count: how many classes there are on all processes; it is checked where it is given.
+    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count: the number of classes on all processes; checked if given.
 
-    Returns p of this process's classes, of the shape and dtype of x. Its gradient is right where every process calls `backward`.
+    Returns p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls `backward`.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does this for many
@@ -93,9 +96,9 @@ def log_apply(
 ) -> ArrayT:
     """The logarithms of the probabilities of this process's classes, -inf where p is exactly 0.
 
-    As `anymax.log_apply`, for scores that are split along the classes. For the likelihood of a target use `nll`, which needs less.
+    Like `anymax.log_apply`, for scores that are split along the classes. For the likelihood of a target use `nll`, which sends less.
 
-    Returns log p of this process's classes, of the shape and dtype of x.
+    Returns log p of this process's classes, with the shape and dtype of x.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -121,9 +124,9 @@ def threshold(
     class_start: int | None = None,
     class_count: int | None = None,
 ) -> Threshold[ArrayT]:
-    """The threshold tau of each row over the classes of all processes, and how many of them have a probability above 0.
+    """The threshold tau of each row over the classes of all processes, and how many of these classes have a probability above 0.
 
-    As `anymax.threshold`: tau is all that a process needs to compute its own p, as `p_i = link(x_i - tau)`.
+    Like `anymax.threshold`. With tau alone a process can compute its p, as `p_i = link(x_i - tau)`.
 
     keepdims: True to keep the axis of the classes, with size 1.
 
@@ -155,13 +158,13 @@ def logsumexp(
 ) -> ArrayT:
     """The smooth maximum `T log sum_i exp(x_i / T)` over the classes of all processes.
 
-    As `anymax.logsumexp`. Its gradient, softmax(x / T), needs no communication.
+    Like `anymax.logsumexp`. Its gradient, softmax(x / T), needs no communication.
 
-    temperature: T, a number above 0 or an array with one value a row.
+    temperature: T, a number above 0 or an array with one value per row.
     keepdims: True to keep the axis of the classes, with size 1.
 
-    Returns one number for each row, in the dtype of x, the same on every process. Its gradient is expected to be the same on every
-    process too, as that of a loss is.
+    Returns one number for each row, in the dtype of x, the same on every process. In a backward pass every process must pass it
+    the same gradient, as for a loss.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -193,19 +196,19 @@ def fenchel_young(
 ) -> ArrayT:
     """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`, over the classes of all processes.
 
-    As `anymax.fenchel_young`. Its gradient in each process's scores is p - y of its classes, without communication.
+    Like `anymax.fenchel_young`. The gradient by a process's scores is p - y of its classes, and needs no communication.
 
     scores: this process's part of the scores; see `x` of `anymax.distributed.apply`.
     target: class indices, counted over all processes and the same on each, or this process's part of distributions (floating point, of
         the shape of its scores).
-    weight: one factor for each class of this process; a mean is then weighted by that of each sample's target, as in torch.
+    weight: one factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
     axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
     ignore_index: the class index of samples that are left out; a mean does not count them.
-    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    reduction: "mean" over the samples, their "sum", or "none" for one value per sample.
     label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
 
     Returns the loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each sample.
-    Its gradient is expected to be the same on every process too.
+    In a backward pass every process must pass it the same gradient.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -237,15 +240,15 @@ def nll(
 ) -> ArrayT:
     """The negative log-likelihood of a map, `-log p_t` of the target, over the classes of all processes.
 
-    As `anymax.nll`; with softmax it is the cross-entropy, from one collective.
+    Like `anymax.nll`; with softmax it is the cross-entropy, which needs one collective.
 
     mapping: the map, such as `anymax.Softmax()`, or its name; the same on every process.
     mask: booleans that broadcast to this process's scores, True = keep.
     group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
         None is all processes.
-    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
-    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
-    class_count: how many classes there are on all processes; it is checked where it is given.
+    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count: the number of classes on all processes; checked if given.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -276,10 +279,10 @@ def linear_loss(
     class_count: int | None = None,
     chunk: int | None = None,
 ) -> ArrayT:
-    """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes lie on all processes.
+    """The loss of a map on the scores `x @ linear_weight.T` of an output layer whose classes are split over processes.
 
-    As `anymax.linear_loss`: for a vocabulary that is split over processes. Each makes the scores of its own classes for some rows at a
-    time, and again for the gradient, so that they are never all held.
+    Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
+    rows at a time, and again for the gradient, so that it never holds all of them.
 
     x: the features, [..., features], the same on every process; their gradient is the sum over all processes.
     linear_weight: this process's part of the weight of the layer, [classes of this process, features].
@@ -288,10 +291,10 @@ def linear_loss(
     mask: booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
     group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
         None is all processes.
-    axis_name: the same for JAX: the name of the mesh's axis, inside `jax.shard_map`.
-    class_start: the number of this process's first class; None: the processes have theirs in the order of their ranks.
-    class_count: how many classes there are on all processes; it is checked where it is given.
-    chunk: how many rows are made at a time; by default as many as make 4 million scores of a process.
+    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count: the number of classes on all processes; checked if given.
+    chunk: how many rows to compute at a time; by default as many as have 4 million scores per process.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -321,10 +324,10 @@ def log_prob_entropy(
 ) -> tuple[ArrayT, ArrayT]:
     """log p of given classes and the entropy of each row, over the classes of all processes.
 
-    As `anymax.log_prob_entropy`, for a policy whose vocabulary is split.
+    Like `anymax.log_prob_entropy`, for a policy whose vocabulary is split.
 
-    y: the classes, counted over all processes and the same on each: integers of the shape of x without the axis of the classes, or with
-        more axes before these; -1 is no class and has log p 0.
+    y: class indices, counted over all processes and the same on each: integers with the shape of x without the class axis, or with more
+        axes before it; -1 means no class and has log p 0.
 
     Returns (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy
     `-sum p log p` of each row; fp32 for scores of half precision.
@@ -356,14 +359,15 @@ def sample(
 ) -> ArrayT:
     """Classes drawn with the probabilities of a map, over the classes of all processes.
 
-    As `anymax.sample`, without transforms; a temperature divides the scores. The draws are those of one process with the same generator.
+    Like `anymax.sample`, without transforms; for a temperature divide the scores. The draws are those of one process with the same
+    generator.
 
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default torch's global one. The numbers of the
-        first process count, so that the others need not be in step.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default torch's global one. The random
+        numbers of the first process are used, so that the others need not be in step.
     num_samples: how many to draw from each row, independently, as a new first axis.
 
-    Returns integers, the numbers of classes counted over all processes, the same on every process, of the shape of x without the axis of
-    the classes; -1 where a row has no class.
+    Returns class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where a row has
+    no class.
 
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -375,12 +379,12 @@ def sample(
     return _eagerly(_rows.sample, asked, generator, num_samples)
 
 
-def _without_constant(
+def without_constant(
     mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
     reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, axis_name: Any = None,
     class_start: int | None = None, class_count: int | None = None,
 ) -> Any:  # fmt: skip
-    """`fenchel_young` less the constant of the target, which `sparse_softmax_loss` leaves out."""
+    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out."""
     asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, axis_name, class_start, class_count)
     return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
 
@@ -390,7 +394,7 @@ def _probabilities(asked: Asked, talk: Talk, logs: bool) -> Any:
 
 
 def _eagerly(verb: Callable[..., Any], asked: Asked, *given: Any) -> Any:
-    """Outside of what torch.compile traces, since how much is sent depends on the scores; where one process fails, all do."""
+    """Run a verb outside of torch.compile's graphs, since the scores decide how much is sent; if one process fails, all do."""
     talk = Talk(asked.who, as_group(asked.who, asked.group, asked.axis_name, asked.x), asked.x)
     return agreeing(talk, lambda: verb(asked, talk, *given))
 

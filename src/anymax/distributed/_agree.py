@@ -1,10 +1,10 @@
-"""What the processes of a group tell each other before they compute: what each is asked for, and whether it has failed.
+"""Before they compute, the processes of a group tell each other what their calls are, and whether one has failed.
 
-It goes along with the first collective of a call, so that a wrong answer, or a collective of two sizes, which ends processes, becomes one
-error on all of them. For that every process must know how large this collective is before it knows what the others are asked for. It has
-the size that is *expected*: that of the call which came after the same ones the last time. All processes have had the same calls, and so
-expect the same. One whose call is of another size sends zeros of the expected size, and says so; where all say so and agree, what they
-have to send follows in a collective more.
+This travels with the first collective of a call. Without it, calls that differ would give wrong results, or a collective with two
+sizes, which kills processes; with it, all processes raise the same error. So each process must know the size of this collective before
+it knows the calls of the others. It uses the *expected* size: that of the call that followed the same calls the last time. All processes
+have made the same calls, so they expect the same. A process whose call has another size sends zeros of the expected size, and says so;
+if all say so and agree, their data follow in one more collective.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from typing import Any, NamedTuple
 from .._array import Array, is_torch, namespace
 from ._group import Expected, Form, Group
 
-_BASE = 1 << 12  # of numbers that are sent as two digits: exact in fp32 up to 2^36
-_MARKS = 1 << 24  # up to which fp32 counts
-FAILED, NOTHING, HERE, FOLLOWS = range(4)  # what a process says of what it has to send
+_BASE = 1 << 12  # of the two digits by which a number is sent: exact in fp32 up to 2^36
+_MARKS = 1 << 24  # fp32 holds all integers up to this
+FAILED, NOTHING, HERE, FOLLOWS = range(
+    4
+)  # `Head.sends`: failed, no data, data in this collective, data in the next one
 _ERRORS = {e.__name__: e for e in (TypeError, ValueError, IndexError, RuntimeError, NotImplementedError, KeyError)}
 
 
 class Head(NamedTuple):
-    """What each process says of itself."""
+    """What each process tells the others."""
 
     sends: int
     size: int = 0  # its number of classes
-    start: int | None = None  # of its classes, where the caller says it
-    count: int = 0  # of all classes, where the caller says it
-    most: int = 0  # candidates of its fullest row
-    digest: int = 0  # of the words that must be the same everywhere
-    mark: int = 0  # of the integers that must be the same everywhere
+    start: int | None = None  # the index of its first class, if the caller gives it
+    count: int = 0  # of all classes, if the caller gives it
+    most: int = 0  # candidates in its fullest row
+    digest: int = 0  # a checksum of the words that must be the same everywhere
+    mark: int = 0  # a checksum of the integers that must be the same everywhere
 
     def coded(self) -> list[float]:
-        """As numbers that fp32 can hold; the mark is added where it is, on the device."""
+        """As numbers that fp32 can hold; the mark is added on the device."""
         two = (self.size, self.start or 0, self.count, self.most, self.digest)
         return [float(self.sends), float(self.start is not None), *(float(d) for v in two for d in divmod(v, _BASE))]
 
@@ -44,7 +46,7 @@ class Head(NamedTuple):
         sends, given, *digits, mark = (int(v) for v in row)
         size, start, count, most, digest = (
             a * _BASE + b for a, b in zip(digits[::2], digits[1::2], strict=True)
-        )  # as they were coded
+        )  # as `coded` wrote them
         return cls(sends, size, start if given else None, count, most, digest, mark)
 
 
@@ -52,25 +54,25 @@ WIDTH = len(Head(FAILED).coded()) + 1
 
 
 class Talk:
-    """One call: what its processes have to agree on, and the collective in which they do."""
+    """One call: what its processes must agree on, and the collective in which they do."""
 
     def __init__(self, who: str, group: Group, x: Any, form: Form | None = None) -> None:
         self.who, self.group, self.x = who, group, x
         self.words: dict[str, str] = {"verb": who}  # what must be the same on every process
-        self.same: tuple[str, Array] | None = None  # integers that must be, and what they are called
-        self.form = form  # of the next collective, where all know it
-        self.open = group.strict and group.size > 1  # until the others have heard of this process
+        self.same: tuple[str, Array] | None = None  # integers that must be the same, with their name
+        self.form = form  # of the next collective, once all know it
+        self.open = group.strict and group.size > 1  # True until the others have heard from this process
 
     @property
     def agreed(self) -> bool:
-        """True where all know of each other what they are asked for."""
+        """True once all processes know each other's calls."""
         return self.form is not None
 
     def say(self, **words: Any) -> None:
         self.words |= {k.replace("_", " "): v if isinstance(v, str) else repr(v) for k, v in words.items()}
 
     def exchange(self, payload: Array | None, head: Head) -> tuple[Array | None, list[Head]]:
-        """[size, *shape of the payload], common, and what each process says of itself."""
+        """The payloads of all processes, [size, *shape of the payload], and their heads; raise if the calls differ."""
         group, xp = self.group, namespace(self.x)
         expected: Expected = group.expected
         own = None if payload is None else Form(payload.numel(), payload.dtype)
@@ -98,7 +100,7 @@ class Talk:
         return xp.reshape(stacked, (group.size, *payload.shape)), heads
 
     def failed(self, error: Exception) -> None:
-        """Tells the others, if they do not know of this process yet, and raises what all of them raise."""
+        """Tell the others, if they have not heard from this process yet, and raise the error that all of them raise."""
         if not self.open:
             return
         self.open = False
@@ -116,7 +118,7 @@ class Talk:
     # -- errors, the same on every process ---------------------------------------------------------------------------------------
 
     def _failures(self, heads: list[Head], error: Exception | None) -> None:
-        """Raises what those that failed say; nothing where all of them say the same, which each raises as it is."""
+        """Raise the errors of the processes that failed; return if all failed alike, since each then raises its own."""
         if all(h.sends != FAILED for h in heads):
             return
         self.open = False
@@ -129,7 +131,7 @@ class Talk:
         raise _ERRORS.get(kind, RuntimeError)(f"anymax.distributed.{who}: {words}") from error
 
     def _differences(self) -> None:
-        """Raises what the processes are asked for, as far as it is not the same."""
+        """Raise an error that says how the calls differ."""
         self.open = False
         each = [json.loads(text) for text in self.group.texts(json.dumps(self.words), self.x)]
         names = [name for name in each[0] if any(words.get(name) != each[0][name] for words in each)]
@@ -156,7 +158,7 @@ class Talk:
 
 
 def agreeing(talk: Talk, verb: Callable[[], Any]) -> Any:
-    """`verb()`; where it fails before the processes have agreed, it fails on all of them, with the same words."""
+    """`verb()`; if it fails on one process before all have agreed, it fails on all, with the same message."""
     try:
         return verb()
     except Exception as error:
@@ -165,7 +167,7 @@ def agreeing(talk: Talk, verb: Callable[[], Any]) -> Any:
 
 
 def alike(said: dict[int, str], between: str = ": ") -> str:
-    """What the processes say, each thing once: "3 on process 0, 4 on processes 1 and 2"; or first who, then what."""
+    """The texts of the processes, each text once: "3 on process 0, 4 on processes 1 and 2", or the processes first."""
     by: dict[str, list[int]] = {}
     for i, text in said.items():
         by.setdefault(text, []).append(i)
@@ -178,8 +180,8 @@ def alike(said: dict[int, str], between: str = ": ") -> str:
 
 
 def mark(integers: Array) -> Array:
-    """A number from 0 to 2^24 - 1 that is another one, but for chance, where some of the integers are others."""
+    """A hash of the integers, from 0 to 2^24 - 1."""
     assert is_torch(integers)
     flat = integers.reshape(-1)
-    factors = flat.new_ones(flat.shape).cumsum(0) * 2654435761 + 1013904223  # which wrap around
+    factors = flat.new_ones(flat.shape).cumsum(0) * 2654435761 + 1013904223  # these wrap around
     return ((flat * factors).sum() >> 20) & (_MARKS - 1)

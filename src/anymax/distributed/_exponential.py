@@ -1,4 +1,4 @@
-"""Softmax, and the maps that are softmax of something: one collective brings together the maximum and the sum of each process."""
+"""Softmax, and maps that are a softmax of other scores: one collective combines the maximum and the sum of each process."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
 from ..mappings import PerturbMax, Sigsoftmax
-from ..mappings.sigsoftmax import _log_weight
+from ..mappings.sigsoftmax import log_weight
 from ._shard import Met, Shard, divided, place_of
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
-    """a with p = softmax(a), -inf where the class is masked; None for a map that is no softmax."""
+    """The a with p = softmax(a), -inf for a masked class; None if the map is not a softmax."""
     temperature = mapping.as_softmax()
     if temperature is not None:
         return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
     if isinstance(mapping, Sigsoftmax) and mapping.kernel is not None:
         keep = rows != -math.inf
-        a = _log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
+        a = log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
         return xp.where(keep, a, -math.inf * xp.ones_like(a))
     return None
 
 
 def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
-    """The factor of the loss: the scale of Gumbel noise."""
+    """The factor of the loss: the scale of Gumbel noise, 1 for other maps."""
     return like(mapping.scale, rows, xp) if isinstance(mapping, PerturbMax) else 1.0
 
 
 @dataclasses.dataclass
 class Part:
-    """The exponents of this process, and what it tells of them."""
+    """The exponents of this process, and the numbers that it sends about them."""
 
     a: Array
     keep: Array
     high: Array  # [..., 1], a constant: the maximum, which may be infinite or NaN
-    anchor: Array  # the same, 0 where it is not finite
+    anchor: Array  # `high`, or 0 where that is not finite
     e: Array  # exp(a - anchor)
-    rest: Array  # [..., 1]: the sum of e less 1, without the rounding of the largest
+    rest: Array  # [..., 1]: the sum of e minus 1, computed without the 1 of the largest
 
     @classmethod
     def of(cls, a: Array, xp: Namespace) -> Part:
@@ -55,7 +55,7 @@ class Part:
 
 @dataclasses.dataclass
 class Whole:
-    """What all processes know of a row after the first collective, each [..., 1]."""
+    """What all processes know about a row after the first collective, each [..., 1]."""
 
     high: Array  # the maximum, 0 where it is not finite; a constant
     log_z: Array  # the logarithm of the sum of exp(a - high)
@@ -65,7 +65,7 @@ class Whole:
 
     @classmethod
     def of(cls, highs: Array, rests: Array, xp: Namespace) -> Whole:
-        """From the columns [size, ..., 1] of each process's maximum and rest."""
+        """From the maximum and the rest of each process, both [size, ..., 1]."""
         poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
         some = xp.isfinite(highs)
         finite = xp.where(some, highs, -math.inf * xp.ones_like(highs))

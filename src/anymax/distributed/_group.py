@@ -1,8 +1,8 @@
-"""The processes that share the classes, as formulas see them: two operations, in which all derivatives are right.
+"""The processes that share the classes, as two operations with correct derivatives.
 
-What is the same on every process is *common*: thresholds, sums, losses. What each has for itself is its *own*: its scores, its
-probabilities. `stack` makes common what is own, and is the only operation that communicates in a forward pass; `own` lets each process
-use for itself what is common, and adds up, in a backward pass, what came of it.
+A value that is the same on every process is *common*: thresholds, sums, losses. A value that each process has for itself is *own*:
+scores, probabilities. `stack` turns own values into a common one, and is the only operation that communicates in a forward pass.
+`own` turns a common value into an own one; its backward pass adds up the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 
 from .._array import Array, differentiates
 
-_CALLS = 8  # of which a run tells what comes next
-_RUNS = 4096  # that are remembered of a group
+_CALLS = 8  # the next call is predicted from at most this many last calls
+_RUNS = 4096  # sequences of calls that are remembered for a group
 
 
 class Form(NamedTuple):
-    """What a collective sends of each process."""
+    """What each process sends in a collective: how many numbers, and their dtype."""
 
     count: int
     dtype: Any
 
 
 class Expected:
-    """The form of the first collective of the next call of a group; the same on every process, since all have had the same calls."""
+    """Predicts the first collective of a group's next call; equal on all processes, since all have made the same calls."""
 
     def __init__(self, first: Form) -> None:
         self.last: tuple[Form, ...] = (first,)
-        self.after: dict[tuple[Form, ...], Form] = {}  # what came after some calls the last time
+        self.after: dict[tuple[Form, ...], Form] = {}  # what last followed a sequence of calls
 
     def next(self) -> Form:
-        """What came after the longest run of the last calls that was there before; else the same again."""
+        """What followed the longest known sequence of last calls; if none is known, the last form again."""
         runs = (self.last[i:] for i in range(len(self.last)))
         return next((self.after[run] for run in runs if run in self.after), self.last[-1])
 
@@ -48,29 +48,29 @@ class Group(ABC):
 
     size: int
     rank: Any
-    strict: bool = False  # True where values are at hand, so that failures and sizes are told to all
-    expected: Any = None  # of a strict group: `Expected`
+    strict: bool = False  # True if values are known, so that processes can exchange failures and sizes
+    expected: Any = None  # an `Expected`, if the group is strict
 
     @abstractmethod
     def stack(self, a: Array) -> Array:
-        """[size, ...]: what each process has, common; a gradient comes back to whose part it is."""
+        """The values of all processes as a common array, [size, ...]; each process gets the gradient of its part."""
 
     @abstractmethod
     def own(self, a: Array) -> Array:
-        """What is common, for each process to use for itself; the gradients of all are added up."""
+        """A common value as an own one; the gradients of all processes are added up."""
 
     def owned(self, value: Any) -> Any:
-        """A parameter, for each process to use for itself: of a number nothing is added up."""
+        """`own` for a parameter; one without a gradient is returned unchanged."""
         return self.own(value) if differentiates(value) else value
 
     def gathered(self, a: Array) -> Array:
-        """`stack`, of what has no derivative; only a strict group has it."""
+        """`stack` without a derivative; only a strict group has it."""
         raise TypeError(
             f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
         )
 
     def texts(self, text: str, like: Any) -> list[str]:
-        """The text of every process, over two collectives; only a strict group has it."""
+        """The texts of all processes, by two collectives; only a strict group has it."""
         raise TypeError(
             f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
         )
@@ -81,5 +81,5 @@ class Group(ABC):
 
 
 def jax() -> Any:
-    """JAX, which is loaded where one of its arrays is at hand."""
+    """The module jax, which is loaded wherever there is a JAX array."""
     return sys.modules["jax"]

@@ -1,4 +1,4 @@
-"""Devices of JAX inside `jax.shard_map`: the two operations of a group. JAX knows by itself what varies over the devices."""
+"""The two operations of a group for JAX devices inside `jax.shard_map`; JAX itself tracks what varies over the devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JaxGroup(Group):
 
 
 def _varies(rank: Any) -> bool:
-    """True where shard_map keeps a record of what varies over the devices (check_vma), by which it transposes."""
+    """True if shard_map tracks which values vary over the devices (check_vma), and uses that to transpose."""
     kind = jax.typeof(rank)
     axes = getattr(kind, "vma", None)
     return bool(getattr(getattr(kind, "mat", None), "varying", ()) if axes is None else axes)

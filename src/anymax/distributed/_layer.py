@@ -1,4 +1,4 @@
-"""The loss of an output layer whose classes lie on several processes: scores are made for some rows at a time, again for the gradient."""
+"""The loss of an output layer whose classes are split over processes: some rows at a time, computed again for the gradient."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..losses.targets import check_reduction, class_weights, reduced
 from ._agree import Talk, agreeing
 from ._group import Group
 from ._losses import Options, loss_of_call, target_is
-from ._shard import Asked, Call, described, form_of, place_of
+from ._shard import Asked, ShardedCall, described, form_of, place_of
 
 _WHO = "linear_loss"
-_SCORES = 1 << 22  # of a process that are held at a time
-_PARTS = 16  # in a program of JAX, which has each of them written out
+_SCORES = 1 << 22  # scores that a process holds at a time
+_PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
 def linear_loss(
@@ -38,7 +38,7 @@ def linear_loss(
             f"{_WHO}: target of shape {tuple(target.shape)}: expected class indices (integers) of shape {lead}, or this process's part of "
             f"distributions (floating point), {(*lead, n)}"
         )
-    call = Call.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
+    call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
     sizes = [n] * shared.size
     if shared.strict:
         whole.say(talk)
@@ -60,20 +60,22 @@ def linear_loss(
 
         def loss() -> Array:
             these = layer.part(where)
-            call = Call.of(part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None)
+            call = ShardedCall.of(
+                part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None
+            )
             return loss_of_call(call, target[where, ...], options)
 
         return agreeing(part, loss)
 
     again = bridge(layer.x).recomputed(some) if rows > step else some
-    # of no rows too, so that all that learns has a gradient: zeros
+    # without rows too, so that every parameter has a gradient, of zeros
     value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
     norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
     return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
 
 
 def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
-    """The same on every process, since each part is a call that all make together."""
+    """The rows of a part: the same number on every process, since all make the call of a part together."""
     step = max(1, _SCORES // max(1, classes))
     return step if group.strict else max(step, -(-rows // _PARTS))
 
@@ -81,7 +83,7 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
 def _norm(
     target: Array, soft: bool, weight: Any, ignore_index: Any, start: Any, n: int, group: Group, value: Array, xp: Any
 ) -> Array:
-    """What a mean divides by: 1 for a row that counts, or the weight of its target, which one process knows."""
+    """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows."""
     if soft:
         return xp.ones_like(value)
     index = _array.counts(target, xp)

@@ -19,7 +19,7 @@ from ..losses.verbs import fenchel_young as whole_loss
 from ..mappings import NormMax, PerturbMax, SparseSoftmax
 from ._agree import Talk
 from ._exponential import size_of
-from ._shard import Asked, Call, Shard, place_of
+from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
 
 
@@ -58,7 +58,7 @@ class Options:
 class Aim:
     """The target as this process knows it: its columns of the first collective, and what comes of those of all."""
 
-    def __init__(self, call: Call, target: Any, options: Options) -> None:
+    def __init__(self, call: ShardedCall, target: Any, options: Options) -> None:
         self.call, self.options, xp = call, options, namespace(call.x)
         self.t = t = _array.beside(target, call.x, "target", xp)
         call.counted = self.indices = is_integer(t)
@@ -271,7 +271,7 @@ def loss(
     return loss_of_call(call, target, Options.of(asked.who, weight, ignore_index, reduction, smoothing))
 
 
-def loss_of_call(call: Call, target: Any, options: Options) -> Array:
+def loss_of_call(call: ShardedCall, target: Any, options: Options) -> Array:
     if not options.nll and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     aim = Aim(call, target, options)

@@ -1,4 +1,4 @@
-"""What is one number a row, or a few: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
+"""Results with one or a few numbers per row: thresholds, smooth maxima, log p of given classes with the entropy, and samples."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from .. import _array
-from .._array import Array, is_integer, known_any, namespace, stop_gradient, total
-from .._random.draws import invert, uniforms
+from .._array import Array, is_integer, is_number, known_any, namespace, stop_gradient, total
+from .._random.draws import count_of, invert, uniforms
 from ..functional import apply
 from ..mappings import Entmax
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
 from ._agree import Talk
-from ._shard import Asked, Call, Shard, place_of
+from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
 
 # -- thresholds ------------------------------------------------------------------------------------------------------------------
@@ -51,9 +51,7 @@ def _threshold(out: Solved, keepdims: bool) -> Threshold:
 def logsumexp(asked: Asked, talk: Talk, temperature: Any, keepdims: bool) -> Array:
     call = asked.call(talk)
     temperature = _array.number(temperature)
-    if not _array.is_array(temperature) and (
-        isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0
-    ):
+    if not _array.is_array(temperature) and (not is_number(temperature) or not temperature > 0):
         raise ValueError(f"logsumexp: temperature must be a number above 0 or an array of them, got {temperature!r}")
     call.temperature = temperature
     return solve(call, lambda out: _smooth(out, keepdims))
@@ -85,7 +83,7 @@ def log_prob_entropy(asked: Asked, talk: Talk, y: Any) -> tuple[Array, Array]:
     talk.same, call.counted = ("y", y), True
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """For each class its distance from the maximum, where it is of this process, and 1 there; then the part of the entropy."""
+        """For each given class of this process its distance from the maximum, and 1; then this process's part of the entropy."""
         xp = shard.xp
         given = xp.moveaxis(xp.reshape(y, (many, *lead)), 0, -1)  # [..., many]
         at = given - call.first(shard)
@@ -129,8 +127,8 @@ def _apart(columns: list[Array]) -> list[Array]:
     return [*(gap[..., i : i + 1] for i in range(many)), *(own[..., i : i + 1] for i in range(many)), part]
 
 
-def _classes(call: Call, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of the classes, and of the rows, without the axis of the classes."""
+def _classes(call: ShardedCall, y: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of y, and that of the rows without the class axis."""
     shape, lead = tuple(getattr(y, "shape", ())), call.lead
     if len(shape) < len(lead) or shape[len(shape) - len(lead) :] != lead:
         raise ValueError(
@@ -155,7 +153,7 @@ def _of_sums(out: Solved, extra: list[Array], many: int) -> tuple[Array, Array]:
 
 
 def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Array, Array]:
-    """From log p of each process's classes. What has no probability is -inf, with the gradient e_y - p of the loss."""
+    """From log p of each process's classes. A class with p = 0 has -inf, with the gradient e_y - p."""
     shard, xp = out.shard, out.shard.xp
     log_p = out.log_p()
     log_p = xp.where(out.poisoned, xp.zeros_like(log_p), log_p)
@@ -166,7 +164,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
     found, there = xp.take_along_axis(logs, at, axis=-1), xp.take_along_axis(some, at, axis=-1)
     zero = xp.zeros_like(found)
     x = xp.where(xp.isfinite(shard.rows), shard.rows, xp.zeros_like(shard.rows))
-    x = x - stop_gradient(x)  # 0, and its gradient
+    x = x - stop_gradient(x)  # 0, with a gradient
     pull = xp.where(own, xp.take_along_axis(x, at, axis=-1), zero)
     parts = [xp.where(own & there, found, zero), xp.astype(own & ~there, found.dtype), pull]
     parts += [total(stop_gradient(p) * x, xp), total(p * logs, xp), total(p, xp)]
@@ -174,7 +172,7 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
     found, lost, pull = (sums[..., i * many : (i + 1) * many] for i in range(3))
     mean, entropy, mass = (sums[..., 3 * many + i : 3 * many + i + 1] for i in range(3))
     given: Any = shard.mapping.mass
-    if _array.is_array(given) or given != 1.0:  # probabilities that sum to k: one class is drawn all the same
+    if _array.is_array(given) or given != 1.0:  # probabilities that sum to k, but one class is drawn
         mass = xp.where(mass > 0, mass, xp.ones_like(mass))
         found, entropy, mean = found - xp.log(mass), entropy / mass - xp.log(mass), mean / stop_gradient(mass)
     lost = lost > 0
@@ -187,13 +185,11 @@ def _of_probabilities(out: Solved, state: dict[str, Any], many: int) -> tuple[Ar
 def sample(asked: Asked, talk: Talk, generator: Any, num_samples: int | None) -> Array:
     call = asked.call(talk)
     call.mapping, call.x = call.mapping.frozen(), stop_gradient(call.x)
-    size = 1 if num_samples is None else num_samples
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {num_samples!r}")
+    size = count_of(num_samples)
     talk.say(num_samples=num_samples)
 
     def more(shard: Shard, a: Array, anchor: Array) -> list[Array]:
-        """Uniform numbers, each in two parts that the dtype of the scores can hold; those of the first process count."""
+        """Uniform numbers, each as two parts that the dtype of the scores can hold; those of the first process are used."""
         u = uniforms(shard.rows, size, generator, shard.xp)
         high = shard.xp.astype(u, a.dtype)
         low = shard.xp.astype(u - shard.xp.astype(high, u.dtype), a.dtype)
@@ -224,10 +220,10 @@ def _of_small(out: Solved, u: Array) -> Array:
 
 
 def _of_shards(out: Solved, u: Array, wide: Any) -> Array:
-    """First the process, by the mass of each; it then finds the class."""
+    """First choose the process by its mass; that process then finds the class."""
     shard, xp = out.shard, out.shard.xp
     p = xp.where(out.poisoned, xp.zeros_like(shard.rows), out.p())
-    if out.whole is not None:  # its sums are known
+    if out.whole is not None:  # the sums of all processes are known
         share = xp.exp(
             stop_gradient(xp.where(xp.isfinite(out.met.columns[0]), out.met.columns[0], -math.inf) - out.high)
         )

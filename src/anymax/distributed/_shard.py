@@ -1,4 +1,4 @@
-"""This process's part of the classes as rows, and the first collective, in which the processes also tell each other how they stand."""
+"""This process's scores as rows, and the first collective, in which the processes also check that their calls agree."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .._array import (
 )
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
-from .._core.rows import aligned, hide, kept, restore_axis
+from .._core.rows import align_mask, aligned, hide, restore_axis
 from ..losses.targets import class_axis
 from ._agree import HERE, Head, Talk
 from ._group import Form, Group
 
 
 class Asked(NamedTuple):
-    """What a verb is asked for, as it was given."""
+    """The arguments of a verb, as given."""
 
     who: str
     mapping: Any
@@ -44,14 +44,14 @@ class Asked(NamedTuple):
     start: Any
     count: Any
 
-    def call(self, talk: Talk, classes_last: bool = True) -> Call:
+    def call(self, talk: Talk, classes_last: bool = True) -> ShardedCall:
         axis = pick_axis(self.axis, self.dim) if classes_last else class_axis(self.x, self.axis, self.dim)
-        return Call.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
+        return ShardedCall.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
 
 
 @dataclasses.dataclass
-class Call:
-    """What a verb is asked for, read; nothing is computed yet."""
+class ShardedCall:
+    """The arguments of a verb, checked; nothing is computed yet."""
 
     talk: Talk
     mapping: Mapping
@@ -60,11 +60,11 @@ class Call:
     mask: Any
     start: int | None
     count: int | None
-    temperature: Any = 1.0  # by which the scores are divided: a number above 0, or an array with one value a row
-    counted: bool = False  # True where classes are given by their numbers among those of all processes
+    temperature: Any = 1.0  # divides the scores: a number above 0, or an array with one value per row
+    counted: bool = False  # True if the caller gives classes by their index over all processes
 
     @classmethod
-    def of(cls, talk: Talk, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any) -> Call:
+    def of(cls, talk: Talk, mapping: Any, x: Any, axis: int, mask: Any, start: Any, count: Any) -> ShardedCall:
         who, group = talk.who, talk.group
         mapping = as_mapping(mapping, who)
         for name, value in (("class_start", start), ("class_count", count)):
@@ -85,7 +85,7 @@ class Call:
         return self.talk.group
 
     def first(self, shard: Shard) -> Any:
-        """The number of this process's first class, of a call that is `counted`."""
+        """The index of this process's first class, for a call that is `counted`."""
         return shard.n * self.group.rank if self.start is None else self.start
 
     def rows(self) -> Shard:
@@ -103,8 +103,8 @@ class Call:
         dtype, rows = rows.dtype, upcast(rows, xp)
         n = rows.shape[-1]
         if self.mask is not None and n:
-            rows = hide(rows, kept(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
-        if not n:  # one class that is masked stands for none
+            rows = hide(rows, align_mask(rows, _array.beside(self.mask, x, "mask", xp), axis, xp))
+        if not n:  # one masked class represents no classes
             rows = xp.concat(
                 [rows, -xp.inf * xp.ones((*rows.shape[:-1], 1), dtype=rows.dtype, **place_of(rows))], axis=-1
             )
@@ -113,14 +113,14 @@ class Call:
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
-        # here, and nowhere else, what learns is taken for a process's own use: what follows is common only where it says so
+        # parameters become own here, and nowhere else; from here on only what is named common is common
         mapping = common.replace(**{k: self.group.owned(v) for k, v in params.items()})
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.owned(temperature), xp)
         return Shard(self.group, mapping, common, temperature, rows, xp, axis, dtype, n, _array.narrow(x))
 
     def meet(self, columns: int, make: Callable[[Shard], tuple[list[Array], int]]) -> Met:
-        """The first collective: columns [..., 1] of each process, and how many candidates it has in its fullest row."""
+        """The first collective: each process sends columns [..., 1], and how many candidates its fullest row has."""
         if not self.group.strict:
             shard = self.rows()
             made, _ = make(shard)
@@ -141,7 +141,7 @@ class Call:
         return self._told(shard, stacked, heads, columns)
 
     def _say(self) -> None:
-        """What all processes must be asked alike, of the map and the rows."""
+        """Record what all calls must have in common: the map, its parameters and the rows."""
         x, mapping = self.x, self.mapping
         fixed = {k: v for k, v in mapping.constants().items() if isinstance(v, (int, float, str, type(None)))}
         self.talk.say(map=f"{mapping.name}({', '.join(f'{k}={v!r}' for k, v in fixed.items())})")
@@ -149,11 +149,11 @@ class Call:
         self.talk.say(rows=f"of shape {self.lead}", dtype=str(x.dtype), temperature=described(self.temperature))
 
     def _sizes(self, size: int) -> list[int]:
-        """How many classes each process has: a collective, for which all say what they are asked for."""
+        """How many classes each process has, by a collective that also compares the calls."""
         return [head.size for head in self.talk.exchange(None, self._head(size))[1]]
 
     def agree(self, size: int) -> list[int]:
-        """The same, where nothing more is to be agreed on."""
+        """Compare the calls and return `_sizes`, if there is nothing else to agree on."""
         self._say()
         sizes = self._sizes(size)
         self.talk.open = False
@@ -168,7 +168,7 @@ class Call:
         return Head(HERE, size, self.start, self.count or 0, most)
 
     def _place(self, columns: int) -> None:
-        """Where this process's classes begin, which the caller does not say: a collective, and then all know what they are asked for."""
+        """Find this process's first class, if the caller does not give it, by a collective, after which all calls are known."""
         sizes = self._sizes(self.x.shape[self.axis])
         self.start = sum(sizes[: self.group.rank])
         self.talk.form = form_of(math.prod(self.lead), columns, self.x)
@@ -215,9 +215,9 @@ def described(value: Any) -> str:
 
 
 def form_of(rows: int, columns: int, x: Array) -> Form:
-    """Of what is sent of so many rows, in the dtype to compute in."""
+    """The form of so many columns of so many rows, in the dtype to compute in."""
     xp = namespace(x)
-    return Form(rows * columns, xp.float64 if x.dtype == xp.float64 else xp.float32)
+    return Form(rows * columns, _array.wide_dtype(x, xp))
 
 
 def place_of(x: Array) -> dict[str, Any]:
@@ -225,34 +225,34 @@ def place_of(x: Array) -> dict[str, Any]:
 
 
 def divided(rows: Array, by: Any, xp: Namespace) -> Array:
-    """Scores by a number above 0; of what is masked nothing comes to its gradient."""
+    """Scores divided by a number above 0; masked scores add nothing to its gradient."""
     keep = xp.isfinite(rows)
     return xp.where(keep, xp.where(keep, rows, xp.zeros_like(rows)) / by, rows)
 
 
 @dataclasses.dataclass
 class Shard:
-    """Scores of this process with the classes last, in the dtype to compute in; masked classes are -inf."""
+    """The scores of this process with the classes last, in the dtype to compute in; masked classes are -inf."""
 
     group: Group
-    mapping: Mapping  # for what this process computes of its own classes: the gradients of its parameters are added up
-    common: Mapping  # for what all processes compute alike, from what is common
+    mapping: Mapping  # for this process's classes: the gradients of its parameters are added up
+    common: Mapping  # for what all processes compute from common values
     temperature: Any  # common
     rows: Array
     xp: Any
     axis: int
     dtype: Any
-    n: int  # 0 where the one class of `rows` stands for none
+    n: int  # 0 where the one class of `rows` represents no classes
     narrow: bool
 
     def back(self, p: Array) -> Array:
-        """A result of the shape of the rows, as the scores came."""
+        """A result with the shape of the rows, in the axis order and dtype of the scores."""
         p = p if self.n else p[..., :0]
         p = p if p.dtype == self.dtype else self.xp.astype(p, self.dtype)
         return restore_axis(p, self.axis)
 
     def one(self, value: Array, keepdims: bool) -> Array:
-        """A result of one number a row."""
+        """A result with one number per row."""
         value = (
             value if value.dtype == self.dtype or not _array.is_floating(value) else self.xp.astype(value, self.dtype)
         )
@@ -262,13 +262,13 @@ class Shard:
 
 @dataclasses.dataclass
 class Met:
-    """What the first collective has told."""
+    """The results of the first collective."""
 
     shard: Shard
     columns: list[Array]  # each [size, ..., 1], common, in the order of the classes
     sizes: list[int]
     starts: list[int]
-    order: list[int] | None  # of the processes by their classes; None: as they are
+    order: list[int] | None  # the processes in the order of their classes; None: by rank
     block: int | None  # the place of this process in that order
     most: int
 
@@ -278,7 +278,7 @@ class Met:
 
     @property
     def start(self) -> Any:
-        """The number of this process's first class."""
+        """The index of this process's first class."""
         return (
             self.starts[0] + self.shard.group.rank * self.sizes[0]
             if self.block is None

@@ -1,4 +1,4 @@
-"""Processes of torch.distributed: the two operations of a group, each with its adjoint, so that derivatives of any order are right."""
+"""The two operations of a group for torch.distributed, each with its adjoint, so that derivatives of any order are correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TorchGroup(Group):
     def __init__(self, group: Any) -> None:
         self.name: str = (
             group.group_name
-        )  # and not the group itself: a graph that outlives it must not keep its threads running
+        )  # not the group itself: a graph that outlives the group must not keep its threads running
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.expected = _EXPECTED.setdefault(group, first_expected())
 
@@ -71,11 +71,11 @@ class TorchGroup(Group):
 
 
 def first_expected() -> Expected:
-    """Of a group that has had no call."""
+    """For a group that has had no call."""
     return Expected(Form(0, torch.float32))
 
 
-_EXPECTED: weakref.WeakKeyDictionary[Any, Expected] = weakref.WeakKeyDictionary()  # of each ProcessGroup
+_EXPECTED: weakref.WeakKeyDictionary[Any, Expected] = weakref.WeakKeyDictionary()  # for each ProcessGroup
 
 
 class _OfGroup(torch.autograd.Function):
@@ -87,7 +87,7 @@ class _OfGroup(torch.autograd.Function):
 
 
 class _Stack(_OfGroup):
-    """Own to common: every process gets what each has. Its adjoint takes the part of this process."""
+    """Own to common: every process gets the values of all. The adjoint takes the part of this process."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -111,7 +111,7 @@ class _Part(_OfGroup):
 
 
 class _Own(_OfGroup):
-    """Common to own, as it is. Its adjoint is the sum over the processes."""
+    """Common to own, unchanged. The adjoint is the sum over the processes."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:
@@ -135,7 +135,7 @@ class _Sum(_OfGroup):
 
 
 def torch_group(who: str, group: Any) -> TorchGroup:
-    """The group that is meant: a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
+    """The group for a ProcessGroup, a DeviceMesh of one dimension, a pair (mesh, dimension), or None for all processes."""
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{who}: import torch before anymax.distributed is first used; torch.compile then leaves it out of its graphs"

@@ -20,7 +20,7 @@ from ._exponential import columns as of_exponents
 from ._exponential import log_p as exponential_log_p
 from ._exponential import p as exponential_p
 from ._group import jax
-from ._shard import Call, Met, Shard
+from ._shard import Met, Shard, ShardedCall
 from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, gathers, narrowed
 
 MANY = 4096  # candidates of a row, of all processes together, above which thresholds are searched with sums of all processes
@@ -55,7 +55,7 @@ def _searches(mapping: Mapping, rows: Array, xp: Namespace) -> bool:
 class Solved:
     """A row's problem, brought together: exactly one of the ways."""
 
-    call: Call
+    call: ShardedCall
     met: Met
     way: str
     extra: list[Array]  # further columns of the first collective, [size, ..., 1]
@@ -153,7 +153,9 @@ def summing(met: Met) -> Any:
 # -- bringing together ----------------------------------------------------------------------------------------------------------
 
 
-def solve(call: Call, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None) -> Any:
+def solve(
+    call: ShardedCall, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None
+) -> Any:
     """`finish` of all that is common about a row.
 
     more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
@@ -202,7 +204,7 @@ def _fixed(shard: Shard) -> int:
     return min(k, n)
 
 
-def _brought(call: Call, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
+def _brought(call: ShardedCall, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
     """The later collectives. fixed: in JAX the number of candidates of a device, None where there are more of them."""
     xp, kind = met.shard.xp, state["way"]
     highs = met.columns[0]

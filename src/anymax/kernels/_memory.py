@@ -33,7 +33,7 @@ def _limit() -> int:
     return limit
 
 
-class Kept:
+class Recycler:
     """Pieces of memory, the latest last."""
 
     def __init__(self, limit: int) -> None:
@@ -79,4 +79,4 @@ class Kept:
         return sum(self.sizes[id(memory)][0] for memory in self.memory)
 
 
-kept = Kept(_limit())
+recycler = Recycler(_limit())

@@ -79,6 +79,11 @@ def _find(mapping: Mapping) -> Link | str:
     return Link(kind, MAPS[kind], float(value), None, 0, 0)
 
 
+def noise_of(link: Link) -> str:
+    """The name of the noise of `PerturbMax`."""
+    return tuple(NOISES)[link.noise]
+
+
 def _out_of_range(kind: str, attribute: str, value: float) -> str | None:
     low, high = RANGES[kind]
     return None if low <= value <= high else f"it takes {attribute} of {kind} from {low:g} to {high:g}, not {value:g}"

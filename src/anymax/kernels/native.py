@@ -18,7 +18,7 @@ import numpy as np
 from .._array import Array, ask_torch, is_jax, is_torch, modes, namespace, top, upcast
 from .._core.mapping import Mapping
 from . import choice, library
-from ._memory import LARGE, SMALLEST, kept
+from ._memory import LARGE, SMALLEST, recycler
 from .engine import BELOW, Engine, IndexLoss
 from .library import get_num_threads as get_num_threads
 from .library import pool
@@ -162,7 +162,7 @@ class _NumPy:
         return a if a.flags.aligned else a.copy()
 
     @staticmethod
-    def plain(a: np.ndarray) -> bool:
+    def is_contiguous(a: np.ndarray) -> bool:
         return type(a) is np.ndarray and a.flags.c_contiguous
 
     empty = staticmethod(np.empty)
@@ -195,7 +195,7 @@ class _Torch:
         return a.expand(shape)
 
     @staticmethod
-    def plain(a: Any) -> bool:
+    def is_contiguous(a: Any) -> bool:
         torch = sys.modules["torch"]
         kinds = torch.Tensor, torch.nn.Parameter
         return type(a) in kinds and a.is_cpu and a.layout is torch.strided and a.is_contiguous()
@@ -227,11 +227,11 @@ def world_of(x: Array) -> Any:
 
 
 def room_in(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for numbers to come; a large one of memory that is kept."""
+    """An array for numbers to come; a large one of recycled memory."""
     size = math.prod(shape) * _SIZES[dtype]
     if size < SMALLEST:
         return world.empty(shape, dtype)
-    return world.adopt(kept.take(shape, _MEMORY.get(dtype, dtype), size), dtype)
+    return world.adopt(recycler.take(shape, _MEMORY.get(dtype, dtype), size), dtype)
 
 
 def dtype_of(x: Array) -> str:
@@ -258,13 +258,13 @@ def _bits(a: np.ndarray) -> np.ndarray | None:
 def _result(like: Array, code: int, zeros: bool) -> tuple[Array, int]:
     """Memory for a result, and whether its pages are newly allocated: 0 no, 1 most likely, 2 yes, and they hold zeros.
 
-    Memory that comes from the system newly allocated costs more than what is computed in it. Up to LARGE bytes what is kept serves instead.
+    Memory that comes from the system newly allocated costs more than what is computed in it. Up to LARGE bytes it is recycled.
     Beyond, NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse
     map leaves as they are.
     """
     world, dtype, shape = world_of(like), dtype_of(like), tuple(like.shape)
     fresh = math.prod(shape) * _SIZES[dtype] > LARGE
-    if fresh and zeros and code in _SPARSE and world.plain(like) and shape[-1] > 2048:
+    if fresh and zeros and code in _SPARSE and world.is_contiguous(like) and shape[-1] > 2048:
         return world.adopt(np.zeros(shape, _MEMORY.get(dtype, dtype)), dtype), 2
     return empty_like(like), int(fresh)
 
@@ -282,8 +282,8 @@ def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
 def empty_like(x: Array) -> Array:
     """Room for a result like x, whatever x is."""
     world = world_of(x)
-    if world.plain(x) and x.nbytes >= SMALLEST and (dtype := dtype_of(x)) in DTYPES:
-        return world.adopt(kept.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
+    if world.is_contiguous(x) and x.nbytes >= SMALLEST and (dtype := dtype_of(x)) in DTYPES:
+        return world.adopt(recycler.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
     return world.empty_like(x)
 
 
@@ -330,7 +330,8 @@ def _link(mapping: Mapping, x: Array) -> Link:
     return link._replace(params=world.contiguous(rows))
 
 
-def _wide(x: Array) -> str:
+def wide(x: Array) -> str:
+    """The dtype in which the engine returns one number a row."""
     return "float64" if dtype_of(x) == "float64" else "float32"
 
 
@@ -344,7 +345,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
 
 def saved_in(memory: Array, p: Array, axis: int) -> Saved:
     """The support of p, whose classes lie along an axis."""
-    return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if _wide(p) == "float64" else 1)
+    return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if wide(p) == "float64" else 1)
 
 
 def _backward(op: str, mapping: Mapping, x: Array, p: Array, g: Array, saved: Saved | None) -> Array:
@@ -365,7 +366,7 @@ _SOFTMAX = Link("softmax", 0, 0.0, None, 0, 0)
 
 def _numbers(link: Link, x: Array, what: str) -> Array:
     """tau of each row, [..., 1]."""
-    tau = room_in(world_of(x), (*x.shape[:-1], 1), _wide(x))
+    tau = room_in(world_of(x), (*x.shape[:-1], 1), wide(x))
     _done(engine_for(x).threshold(link, x, tau), what, x)
     return tau
 
@@ -431,7 +432,7 @@ class Native(Engine):
         world = world_of(x)
         index = world.cast(index, "int64", x) if dtype_of(index) != "int64" else index
         shape = () if reduction != "none" else tuple(n for i, n in enumerate(x.shape) if i != axis % x.ndim)
-        value = room_in(world, shape, _wide(x))
+        value = room_in(world, shape, wide(x))
         made = engine_for(x).loss(_link(mapping, x), x, index, value, axis, ignored, REDUCTIONS[reduction], save)
         return made and IndexLoss(value, made[1], made[0])
 
@@ -447,7 +448,7 @@ class Native(Engine):
         ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:
-        scale = world_of(x).cast(scale, _wide(x), x) if dtype_of(scale) != _wide(x) else scale
+        scale = world_of(x).cast(scale, wide(x), x) if dtype_of(scale) != wide(x) else scale
         return engine_for(x).loss_grad(_link(mapping, x), x, index, scale, axis, factor, saved)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

@@ -188,7 +188,7 @@ def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
     """A result with a number for each segment and head: [segments, heads ...]."""
     ptr, order, axis = layout
     shape = (len(ptr) - 1, *(n for i, n in enumerate(x.shape) if i != axis))
-    result = native.room_in(native.world_of(x), shape, "float64" if native.dtype_of(x) == "float64" else "float32")
+    result = native.room_in(native.world_of(x), shape, native.wide(x))
     if math.prod(shape):
         (x,), axis = _laid_out([x], axis)
         _run(op, mapping, (ptr, order, axis), [x, None, None, None], index, None, result)

@@ -10,8 +10,9 @@ import functools
 import sys
 from typing import Any
 
-from .._array import Array, dtype_name, eager, is_jax, namespace, upcast
+from .._array import Array, dtype_name, eager, is_jax, namespace, upcast, wide_name
 from .._core.mapping import Mapping
+from .._random.nodes import node_count
 from . import library, native
 from .engine import BELOW, Engine, IndexLoss
 from .link import OPS, WITHOUT_LOSS, Link, link_of
@@ -120,7 +121,7 @@ ENGINE = Xla()
 def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
     link = link_of(mapping)
     assert not isinstance(link, str), link
-    nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
+    nodes = node_count(link.nodes, operands[0])
     facts = link._replace(params=None, nodes=nodes)
     return _primitive().bind(*_beside(operands, mapping.params()), op=op, static=Static(mapping), link=facts)
 
@@ -130,7 +131,7 @@ def _beside(operands: tuple[Array, ...], params: dict[str, Array]) -> tuple[Arra
     if not params:
         return operands
     jnp = sys.modules["jax"].numpy
-    x, wide = operands[0], "float64" if dtype_name(operands[0]) == "float64" else "float32"
+    x, wide = operands[0], wide_name(operands[0])
     return alike(*operands, *(jnp.broadcast_to(a, (*x.shape[:-1], 1)).astype(wide) for a in params.values()))
 
 
@@ -183,7 +184,7 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Arra
 def one_hot(index: Array, x: Array) -> Array:
     """The target of each row as a distribution; of an index below 0 nothing."""
     jax = sys.modules["jax"]
-    return jax.nn.one_hot(index, x.shape[-1], dtype="float64" if dtype_name(x) == "float64" else "float32")
+    return jax.nn.one_hot(index, x.shape[-1], dtype=wide_name(x))
 
 
 def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = reference.loss) -> Array:
@@ -269,7 +270,7 @@ def _primitive() -> Any:
     def shapes(x: Any, *others: Any, op: str, **facts: Any) -> Any:
         if op != "index_loss":
             return [x.update(weak_type=False)]
-        wide = np.dtype("float64" if x.dtype == np.float64 else "float32")
+        wide = np.dtype(wide_name(x))
         return [others[0].update(dtype=wide, weak_type=False)] * 2  # the index has the shape of the rows
 
     def batch(operands: Any, dims: Any, **facts: Any) -> Any:

@@ -13,7 +13,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
-from .._array import plain_backward, recorded
+from .._array import plain_backward, recorded, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS, traced
 from ..kernels import decode
@@ -63,17 +63,13 @@ class _Terms(torch.autograd.Function):
         return _backward(x, index, held, grads, ctx.call[0]), *none
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
-
-
 def _parts(x: Tensor) -> Any:
     return () if not x.numel() else blocks(tuple(x.shape[:-1]), x.shape[-1], _LIMITS.get(x.device.type, _MANY))
 
 
 def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
     """A few rows, in the dtype to compute in; not to be changed in place."""
-    s = x[part].to(_wide(x))
+    s = x[part].to(wide_dtype(x, torch))
     return s if scale == 1.0 else s * scale
 
 
@@ -88,7 +84,7 @@ def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
     made = engine and engine.index_loss(_SOFTMAX, s, place[..., 0], save=False)
     log_z = None if made is None else made.value[..., None]
     none = high == -math.inf
-    high = torch.where(none, 0.0, high.to(_wide(s)))
+    high = torch.where(none, 0.0, high.to(wide_dtype(s, torch)))
     log_z = (s - high).exp_().sum(-1, keepdim=True).log() if log_z is None else log_z
     return high, torch.where(none, 0.0, log_z)
 
@@ -99,7 +95,7 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
 
 def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:
     """The same by the engine."""
-    wide, steps = _wide(x), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
+    wide, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
     made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
     tau = made.tau[..., None]
     none = tau == -math.inf
@@ -115,7 +111,7 @@ def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) 
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
     if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:
         return _in_one_pass(x, index, scale, entropy)
-    out = [torch.empty((*lead, size), dtype=_wide(x), device=x.device) for size in sizes]
+    out = [torch.empty((*lead, size), dtype=wide_dtype(x, torch), device=x.device) for size in sizes]
     at_once = scale == 1.0 and x.is_contiguous() and kernels.compiled("index_loss", _SOFTMAX, x) is not None
     levels = _levels(x) if at_once and x.numel() else None
     if levels is not None and not entropy and not rest:
@@ -142,7 +138,7 @@ def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) 
 def _backward(x: Tensor, index: Tensor, held: list[Tensor], grads: tuple[Tensor | None, ...], scale: float) -> Tensor:
     (high, log_z, log_p, entropy, rest), (g_log_p, g_entropy, g_rest) = held, grads
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    direct = out.dtype is _wide(x)
+    direct = out.dtype is wide_dtype(x, torch)
     g_entropy = g_entropy if entropy.shape[-1] else None
     g_rest = g_rest if rest.shape[-1] else None
     for part in _parts(x):

@@ -44,7 +44,7 @@ def read(
     refuse_sharded(who, x)
     if isinstance(axis, (tuple, list)):
         joined, mapping, mask = join(mapping, x, axis, mask)
-        temperature = joined.beside(temperature, "temperature")
+        temperature = joined.lay_out(temperature, "temperature")
         x, axis = joined.scores, -1
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
     xp, scale = namespace(rows), 1.0

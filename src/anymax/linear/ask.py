@@ -1,4 +1,4 @@
-"""What is asked of the scores of an output layer, of all scores of some rows: a loss, log p, or a threshold, of each row."""
+"""What to compute from the scores of each row of an output layer: a loss, log p, or a threshold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOFTMAX = Softmax()
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One number for each row of scores; hashable, for programs that are compiled once."""
+    """Computes one number for each row of scores; hashable, so that a program is compiled once."""
 
     who: str
     smoothing: float = 0.0
@@ -28,10 +28,10 @@ class Ask:
     log_prob: bool = False
     margin: Callable[..., Any] | None = None
     scale: float = 1.0
-    least: float = 0.0  # the probability below which softmax need give no gradient
+    least: float = 0.0  # softmax may leave out the gradient of classes below this probability
 
     def __call__(self, layer: Layer, scores: Array, target: Array, weight: Array | None) -> Array:
-        """Of the scores of the rows of a layer, all of them; a class index of -1 is none."""
+        """One number for each row, from all of its scores; a class index of -1 means no class."""
         xp = namespace(scores)
         s = self.transformed(upcast(scores, xp))
         if self.margin is not None:
@@ -41,24 +41,22 @@ class Ask:
         return self.loss(layer.mapping, s, target, weight, self.smoothing)
 
     def transformed(self, s: Array) -> Array:
-        """Scores after the transforms."""
+        """The scores after the transforms."""
         for t in self.transforms:
             s = put_through(self.who, t, s, own=True)
         return s
 
     def arrays(self) -> list[Array]:
-        """The parameters of the transforms that are arrays, which a function of the user's does not show."""
+        """The arrays among the parameters of the transforms; those of a user's function are not known."""
         return [v for t in self.transforms if isinstance(t, Transform) for _, v in t.params if is_array(v)]
 
     def with_arrays(self, arrays: list[Array]) -> Ask:
-        """The same with others in the place of what `arrays` gave."""
+        """A copy with these arrays in place of those that `arrays` returns."""
         if not arrays:
             return self
         left = iter(arrays)
         transforms = tuple(
-            dataclasses.replace(t, params=tuple((k, next(left) if is_array(v) else v) for k, v in t.params))
-            if isinstance(t, Transform)
-            else t
+            t.replace(**{k: next(left) for k, v in t.params if is_array(v)}) if isinstance(t, Transform) else t
             for t in self.transforms
         )
         return dataclasses.replace(self, transforms=transforms)
@@ -77,7 +75,7 @@ class Ask:
 
 
 def loss_of(mapping: Mapping) -> str:
-    """The loss that an output layer has for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
+    """The loss that an output layer uses for a map: "sparse_softmax_loss", "fenchel_young" or "nll"."""
     if isinstance(mapping, SparseSoftmax):
         return "sparse_softmax_loss"
     return "fenchel_young" if mapping.facts.has_potential and not isinstance(mapping, Softmax) else "nll"
@@ -85,7 +83,7 @@ def loss_of(mapping: Mapping) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Thresholds:
-    """tau and the size of the support of rows of scores."""
+    """Computes tau and the size of the support for each row of scores."""
 
     def __call__(self, layer: Layer, scores: Array, target: None, weight: None) -> tuple[Array, Array]:
         xp = namespace(scores)

@@ -1,4 +1,4 @@
-"""The operands of an output layer as rows: features, weight, bias, mask and map, from which the scores are made a part at a time."""
+"""The operands of an output layer as rows: features, weight, bias, mask and map; the scores are computed a part at a time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _GROUP = 1 << 22  # scores of a group of rows
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The scores `x @ weight.T + bias` of a map, before they are made. A parameter of the map is a number or has one value a row."""
+    """The operands of the scores `x @ weight.T + bias`, and a map. A parameter of the map is a number or has one value per row."""
 
     x: Array  # [rows, features]
     weight: Array  # [classes, features]
     bias: Array | None  # [classes]
     keep: Array | None  # [1 or rows, classes], boolean
     mapping: Mapping
-    lead: tuple[int, ...]  # the shape of the rows as they were given
-    dtype: Any  # of a result
+    lead: tuple[int, ...]  # the shape of the rows as given
+    dtype: Any  # of the result
 
     @property
     def rows(self) -> int:
@@ -52,7 +52,7 @@ class Layer:
 
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
-        """part: other processes have more classes, so that these may be few or none."""
+        """part: other processes have more classes, so that this one may have few or none."""
         mapping = as_mapping(mapping, who, "it stands where a mapping does; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
         x = asarray(x, "x")
@@ -102,7 +102,7 @@ class Layer:
         return out | {k: v for k, v in self.mapping.params().items() if v.ndim}
 
     def with_rows(self, arrays: dict[str, Array]) -> Layer:
-        """The same with other rows: what `by_row` gave, changed."""
+        """The layer with other rows, given as `by_row` returns them."""
         params = {k: v for k, v in arrays.items() if k not in ("x", "keep")}
         return dataclasses.replace(
             self, x=arrays["x"], keep=arrays.get("keep", self.keep), mapping=self.mapping.replace(**params)
@@ -113,7 +113,7 @@ class Layer:
         return self.with_rows({k: v[where, ...] for k, v in self.by_row().items()})
 
     def constant(self) -> Layer:
-        """The same as constants of differentiation."""
+        """The layer as a constant of differentiation."""
         x, weight, bias = (stop_gradient(a) for a in (self.x, self.weight, self.bias))
         return dataclasses.replace(self, x=x, weight=weight, bias=bias, mapping=self.mapping.frozen())
 
@@ -127,7 +127,7 @@ class Layer:
         return free[None, :] if self.keep is None else self.keep & free
 
     def scores(self) -> Array:
-        """All scores of its rows, [rows, classes], in the dtype of the product; a masked class has -inf."""
+        """All scores, [rows, classes], in the dtype of the product; a masked class has -inf."""
         xp = namespace(self.x)
         s = xp.matmul(self.x, self.weight.T)
         s = s if self.bias is None else s + self.bias
@@ -137,7 +137,7 @@ class Layer:
 def _one_dtype(
     who: str, x: Array, weight: Array, bias: Array | None, xp: Namespace
 ) -> tuple[Array, Array, Array | None]:
-    """The operands in one dtype: that of torch's autocast where it is on; NumPy's half precision is computed in fp32, as everywhere."""
+    """The operands in one dtype: that of torch's autocast if it is on; NumPy's half precision is computed in fp32, as everywhere."""
     if is_torch(x):
         torch, device = sys.modules["torch"], x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -175,19 +175,16 @@ def _kept(who: str, mask: Any, x: Array, shape: tuple[int, ...], xp: Namespace) 
         raise TypeError(
             f"mask: expected a boolean array, True = keep, got {mask.dtype}; what is to be added to the scores is a linear_bias"
         )
-    given = (1,) * (len(shape) - mask.ndim) + tuple(mask.shape)
-    if mask.ndim > len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
-        raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to scores of shape {shape}")
-    mask = xp.reshape(mask, given)
-    if all(size == 1 for size in given[:-1]):
-        return xp.broadcast_to(xp.reshape(mask, (1, given[-1])), (1, shape[-1]))
+    mask = _array.fit_axes(mask, shape, "mask")
+    if all(size == 1 for size in mask.shape[:-1]):
+        return xp.broadcast_to(xp.reshape(mask, (1, mask.shape[-1])), (1, shape[-1]))
     return xp.reshape(xp.broadcast_to(mask, shape), (math.prod(shape[:-1]), shape[-1]))
 
 
 def class_indices(
     who: str, target: Array, layer: Layer, ignore_index: int | None, xp: Namespace
 ) -> tuple[Array, Array]:
-    """(the classes [rows], where they are to be left out); an error where one is no class."""
+    """(the classes [rows], True where to leave them out); raise if an index is out of range."""
     if tuple(target.shape) != layer.lead:
         either = (
             f", or a distribution (floating point) of shape {(*layer.lead, layer.classes)}"
@@ -209,13 +206,13 @@ def class_indices(
 
 
 def rows_at_a_time(layer: Layer, chunk: int | None, group: int = _GROUP) -> int:
-    """As many as make `chunk` scores for each row of the layer, or `group` in all."""
+    """How many rows to compute at a time: those with `chunk` scores per row of the layer, or with `group` scores."""
     room = layer.rows * chunk if chunk is not None else group
     return max(1, min(layer.rows, room // layer.classes))
 
 
 def dots(layer: Layer, classes: Array, xp: Any) -> Array:
-    """The scores of some classes of each row, all rows at once, in plain operations."""
+    """The scores of these classes of each row, all rows at once, in plain operations."""
     x, weight = upcast(layer.x, xp), upcast(layer.weight[classes], xp)
     s = xp.matmul(weight, x[:, :, None])[:, :, 0]
     return s if layer.bias is None else s + upcast(layer.bias[classes], xp)

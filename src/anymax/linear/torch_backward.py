@@ -1,12 +1,12 @@
-"""PyTorch: an output layer whose scores are never all held, forward or backward.
+"""PyTorch: an output layer that never holds all scores, forward or backward.
 
 Three ways, by the map:
-- sparse separable maps and top-k: what each row keeps of its scores (`candidates_torch`) is a function of features and weight whose
-  gradient is a product over the few scores that have one;
-- softmax: the target's score, and logsumexp of all others, a block of classes at a time; the gradient makes each block again;
-- any other map: a group of rows at a time, whose scores are made again for the gradient (`groups_torch`).
+- sparse separable maps and top-k: each row keeps a few scores (`torch_candidates`), which are a function of features and weight; its
+  gradient is a product over the scores that have a gradient;
+- softmax: the target's score, and logsumexp of all others, a block of classes at a time; the gradient computes each block again;
+- any other map: a group of rows at a time, whose scores are computed again for the gradient (`torch_groups`).
 
-The gradient of the gradient makes all scores: it is that of plain operations.
+The gradient of the gradient holds all scores: it uses plain operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from ..autodiff.saving import save, saved
 from ..autodiff.torch import KINDS
 from ..kernels import triton
@@ -31,13 +31,13 @@ from .torch_candidates import Blocks, Bound, Kept, Scores, collect, logsumexp
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
-_ROWS = {"cpu": 128}  # rows of half precision that are in fp32 at a time; a GPU takes all of a block
-_PIECE = {"cpu": 1 << 18}  # features at a time that are gathered for a sparse product
+_ROWS = {"cpu": 128}  # half-precision rows converted to fp32 at a time; a GPU converts a whole block
+_PIECE = {"cpu": 1 << 18}  # features gathered at a time for a sparse product
 _MANY = 1 << 25
 
 
 def serves(layer: Layer, *others: Any) -> bool:
-    """True for eager calls on plain tensors: nothing traces, and nothing but features, weight and bias wants a gradient from here."""
+    """True for eager calls on plain tensors, without tracing, if none of `others` requires a gradient."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or modes() or transformed():
         return False
     tensors = [a for a in (layer.x, layer.weight, layer.bias, layer.keep, *others) if a is not None]
@@ -54,7 +54,7 @@ def wants_gradient(layer: Layer) -> bool:
 
 
 class _Kept(torch.autograd.Function):
-    """The scores that are kept, as a function of features, weight and bias; and <x, u> for a vector u of all classes."""
+    """The kept scores as a function of features, weight and bias; and <scores, u> for a vector u over all classes."""
 
     @staticmethod
     def forward(
@@ -83,8 +83,8 @@ def _few_back(
     wants: Any, g: Tensor | None, g_even: Tensor | None, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
     u: Tensor | None, mean: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients in x, weight and bias of scores of the classes `index`, and of <x, u>."""
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    """The gradients of the scores of the classes `index`, and of <scores, u>, by x, weight and bias."""
+    wide = wide_dtype(x, torch)
     dx = None
     dw = torch.zeros_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
@@ -100,14 +100,14 @@ def _few_back(
 
 
 def _at_a_time(rows: Tensor, each: int = 1) -> int:
-    """How many rows of features, or of `each` such rows, are gathered or made at a time."""
+    """How many rows of features, or groups of `each` rows, to gather or compute at a time."""
     return max(1, _PIECE.get(rows.device.type, _MANY) // max(each * rows.shape[1], 1))
 
 
 def _even(
     value: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """<x, u> of the scores of each row, and `u @ weight`; nothing where u is None."""
+    """<scores, u> of each row, and `u @ weight`; an empty tensor and None if u is None."""
     if u is None:
         return value.new_zeros(0), None
     mean = _mixed(weight, u)
@@ -116,7 +116,7 @@ def _even(
 
 
 def _mixed(weight: Tensor, u: Tensor) -> Tensor:
-    """`u @ weight`, a part of the classes at a time where the weight is in half precision."""
+    """`u @ weight`, a part of the classes at a time if the weight is in half precision."""
     if weight.dtype == u.dtype:
         return u @ weight
     out = torch.zeros(weight.shape[1], dtype=u.dtype, device=u.device)
@@ -145,7 +145,7 @@ def _sparse(
     dw: Tensor | None,
     db: Tensor | None,
 ) -> Tensor | None:
-    """Adds to the gradients those of scores [rows, width] of the classes `index`, most of which are 0; that in x is returned."""
+    """Add the gradients g of the scores [rows, width] of the classes `index`, most of them 0, to dx, dw and db; return dx."""
     row, place = (~(g == 0)).nonzero(as_tuple=True)
     value, cls = g[row, place], index[row, place].to(torch.int64)
     if db is not None:
@@ -168,24 +168,24 @@ def _sparse(
     for a, b in _whole(cls, _at_a_time(x)):
         if dw.dtype == value.dtype:
             dw.index_add_(0, cls[a:b], x[row[a:b]].mul_(value[a:b, None]))
-        else:  # added up before it is rounded
+        else:  # summed before rounding
             own, sizes = torch.unique_consecutive(cls[a:b], return_counts=True)
             dw[own] += _bags(x, row[a:b], sizes.cumsum(0) - sizes, value[a:b])
     return dx
 
 
 def _starts(ordered: Tensor, count: int) -> Tensor:
-    """Where each of 0 to `count` begins in ordered numbers below it."""
+    """Where each number from 0 to `count` begins in ascending numbers below `count`."""
     return torch.searchsorted(ordered, torch.arange(count + 1, device=ordered.device))
 
 
 def _bags(rows: Tensor, index: Tensor, starts: Tensor, factor: Tensor) -> Tensor:
-    """Sums of rows times factors: those of the indices from one start to the next."""
+    """Sums of rows times factors, over the indices from each start to the next."""
     return torch.nn.functional.embedding_bag(index, rows, starts, mode="sum", per_sample_weights=factor.to(rows.dtype))
 
 
 def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
-    """Pieces of ordered classes, about `step` long, that leave no class divided."""
+    """Pieces of ascending classes, about `step` long, that divide no class."""
     n = cls.shape[0]
     if n <= step:
         return [(0, n)] if n else []
@@ -198,8 +198,8 @@ def _whole(cls: Tensor, step: int) -> list[tuple[int, int]]:
 def _plain_kept(
     x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, u: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, for derivatives of any order."""
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    """`_Kept` in plain operations, for derivatives of any order."""
+    wide = wide_dtype(x, torch)
     index = index.to(torch.int64)
     x, weight = x.to(wide), weight.to(wide)
     value = (x[:, None, :] * weight[index]).sum(-1)
@@ -213,7 +213,7 @@ def _plain_kept(
 def plain_grads(
     function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...], grads: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """The gradients in x, weight and bias, which can be differentiated again; a gradient given may be a batch."""
+    """The gradients of `function` by the tensors `given`; they can be differentiated again, and `grads` may be batched."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         free = [a if a is None or a.requires_grad else a.detach().requires_grad_() for a in given]
@@ -231,7 +231,7 @@ def plain_grads(
 
 
 class _Others(torch.autograd.Function):
-    """Of each row the target's score and logsumexp of all others, [rows, 2]; and <x, u> for a vector u of all classes."""
+    """The target's score of each row and logsumexp of all others, [rows, 2]; and <scores, u> for a vector u over all classes."""
 
     @staticmethod
     def forward(
@@ -261,7 +261,7 @@ class _Others(torch.autograd.Function):
 
 
 class _Likely(torch.autograd.Function):
-    """The same, with a gradient in the classes that are kept only."""
+    """`_Others` with a gradient for the kept classes only."""
 
     @staticmethod
     def forward(
@@ -301,7 +301,7 @@ def two_of(layer: Layer, target: Tensor, blocks: Blocks) -> Tensor:
     """The target's score and logsumexp of all others of each row, fp32 or fp64."""
     if layer.rows and (gpu := triton.output_layer(layer.x, layer.weight, layer.bias)) is not None:
         return gpu.two_of(layer, target)
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     value = torch.full((layer.rows, 2), -math.inf, dtype=wide, device=layer.x.device)
     for tile in blocks.tiles(layer):
         part, out = layer.part(tile), value[tile]
@@ -333,11 +333,11 @@ def _others_back(
     dw = torch.empty_like(weight) if wants[1] else None
     db = torch.zeros(weight.shape[0], dtype=wide, device=x.device) if wants[2] else None
     level = value[:, 1:]
-    level = torch.where(level == -math.inf, math.inf, level)  # of a row without other classes: exp is 0 everywhere
+    level = torch.where(level == -math.inf, math.inf, level)  # a row without other classes: exp is 0 everywhere
     every = list(blocks.tiles(layer))
     gpu = triton.output_layer(x, weight, layer.bias) if layer.rows else None
     scores = [Scores(layer.part(tile), blocks, target[tile] if gpu is None else None) for tile in every[:1]]
-    for tile in every[1:]:  # one memory for all
+    for tile in every[1:]:  # all share one buffer
         scores.append(Scores(layer.part(tile), blocks, target[tile] if gpu is None else None))
         scores[-1].room = scores[0].room
     at_once = _ROWS.get(x.device.type, _MANY) if half else _MANY
@@ -386,8 +386,8 @@ def _pieces(tile: slice, step: int) -> Iterator[slice]:
 
 
 def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, for derivatives of any order."""
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    """`_Others` in plain operations, for derivatives of any order."""
+    wide = wide_dtype(layer.x, torch)
     s = layer.scores().to(wide)
     own = s.gather(1, target[:, None])
     others = torch.scatter(s, 1, target[:, None], -math.inf).logsumexp(1, keepdim=True)
@@ -396,7 +396,7 @@ def _plain_others(layer: Layer, target: Tensor, u: Tensor | None) -> tuple[Tenso
 
 
 def gathered(layer: Layer, classes: Tensor) -> Tensor:
-    """The scores of some classes of each row, [rows, width], fp32 or fp64."""
+    """The scores of these classes of each row, [rows, width], fp32 or fp64."""
     free = layer.constant() if serves(layer) else layer
     step = _at_a_time(layer.x, classes.shape[1]) if free is not layer else max(1, layer.rows)
     parts = [dots(free.part(slice(i, i + step)), classes[i : i + step], xp) for i in range(0, max(layer.rows, 1), step)]
@@ -406,15 +406,15 @@ def gathered(layer: Layer, classes: Tensor) -> Tensor:
     return _Kept.apply(layer.x, layer.weight, layer.bias, value, classes, None)[0]
 
 
-# -- what the verbs ask for ------------------------------------------------------------------------------------------------------------
+# -- called by the verbs ---------------------------------------------------------------------------------------------------------------
 
 
 def of_softmax(
     layer: Layer, target: Tensor, u: Tensor | None, chunk: int | None, least: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The target's score and logsumexp of all others, [rows, 2], and <x, u>; above `least` only classes as probable have a gradient."""
+    """The target's score and logsumexp of all others, [rows, 2], and <scores, u>; classes below `least` may have no gradient."""
     if least and wants_gradient(layer):
-        wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+        wide = wide_dtype(layer.x, torch)
         bound = lambda s, layer, xp: logsumexp(s, wide) + (math.log(least) - 1e-4)  # noqa: E731
         held = kept(layer, target, bound, False, chunk, others=True)
         if not bool(held.full.any()):
@@ -425,7 +425,7 @@ def of_softmax(
 def kept(
     layer: Layer, target: Tensor | None, bound: Bound, without_target: bool, chunk: int | None, others: bool = False
 ) -> Kept:
-    """What each row keeps of its scores; without a gradient."""
+    """The scores that each row keeps, without a gradient."""
     blocks, n = Blocks.of(layer, chunk), layer.classes
     most = n if layer.rows * n <= 1 << 18 else max(64, n * layer.x.element_size() // 160)
     with torch.no_grad():
@@ -433,5 +433,5 @@ def kept(
 
 
 def scores_of(layer: Layer, held: Kept, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The scores that are kept, with their gradient, and <x, u>."""
+    """The kept scores, with their gradient, and <scores, u>."""
     return _Kept.apply(layer.x, layer.weight, layer.bias, held.value, held.index, u)

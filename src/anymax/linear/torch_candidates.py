@@ -1,8 +1,8 @@
-"""PyTorch: an output layer's scores a block of classes at a time, of which each row keeps what may still have a probability.
+"""PyTorch: an output layer's scores a block of classes at a time; each row keeps the scores that may have a probability above 0.
 
-The threshold of a part of the classes is a lower bound of that of all, since more classes only raise it: a score below it is out for good.
-So the blocks go by, each row appends its scores above the bound, and the bound is found anew from what is kept, after 1, 2, 4, 8, ...
-blocks and where memory ends. What is left at the end holds the support, and the map of it is the map of the row.
+The threshold of some classes is a lower bound for that of all classes, since more classes only raise it. So a score below it can be
+dropped. Each row appends its scores above the bound, block by block; after 1, 2, 4, 8, ... blocks, and when memory is full, the bound
+is computed again from the kept scores. At the end these contain the support, and the map of them is the map of the row.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .. import kernels
+from .._array import wide_dtype
 from ..kernels import triton
 from ..mappings import Softmax
 from .layer import Layer
@@ -27,11 +28,11 @@ _TILE = {"cpu": 1024}  # rows at a time, so that a block of their scores stays i
 _MANY_ROWS = 8192
 _BLOCK = {"cpu": 2048}
 _MANY_CLASSES = 16384
-_AT_ONCE = {"cpu": 1 << 15}  # products of features
+_AT_ONCE = {"cpu": 1 << 15}  # products of features computed at a time
 _MANY = 1 << 24
-_FEW = 64  # scores of which the largest is found at once
+_FEW = 64  # scores that are skipped together if their maximum is below the bound
 _SMALL = 1 << 18  # scores that need no blocks
-_SHARE = 48  # a block has at most this part of the scores
+_SHARE = 48  # a block has at most 1 / _SHARE of the scores
 
 
 Bound = Callable[[Tensor, Layer, Any], Tensor]
@@ -64,7 +65,7 @@ class Blocks(NamedTuple):
 
 
 class Scores:
-    """The scores of some rows, block by block, in memory that each block uses again."""
+    """The scores of some rows, block by block, in a buffer that all blocks share."""
 
     def __init__(self, layer: Layer, blocks: Blocks, target: Tensor | None = None) -> None:
         self.layer, self.room = layer, layer.x.new_empty(layer.rows * blocks.classes)
@@ -96,17 +97,17 @@ class Scores:
 
 
 class Kept(NamedTuple):
-    """The scores of each row that are left, in fp32 or fp64, -inf where a row has fewer; their classes, ascending."""
+    """The kept scores of each row, in fp32 or fp64, -inf where a row has fewer; their classes ascend, but for an added target."""
 
     value: Tensor  # [rows, width]
     index: Tensor  # [rows, width]
     at: Tensor | None  # [rows], the place of the target
-    full: Tensor  # [rows], True where there was no room: nothing is known of such a row
-    others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, where asked for
+    full: Tensor  # [rows], True if there were too many scores to keep: the row has no result
+    others: Tensor | None = None  # [rows, 1], logsumexp of all scores but the target's, if requested
 
 
 class _Row:
-    """The scores that are kept of some rows: a piece of memory that grows up to a limit."""
+    """The kept scores of some rows, in a buffer that grows up to a limit."""
 
     def __init__(self, rows: int, width: int, most: int, dtype: torch.dtype, device: torch.device) -> None:
         self.most = most
@@ -116,7 +117,7 @@ class _Row:
         self.full = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def append(self, row: Tensor, index: Tensor, value: Tensor) -> None:
-        """Entries, ordered by their rows."""
+        """Append entries, which are sorted by row."""
         more = torch.bincount(row, minlength=self.count.shape[0])
         place = torch.arange(row.shape[0], device=row.device) - (more.cumsum(0) - more - self.count)[row]
         width = int((self.count + more).max())
@@ -129,7 +130,7 @@ class _Row:
         self.count += more
 
     def cut(self, bound: Tensor) -> None:
-        """Leaves what is above the bound; a row that is full then has nothing more."""
+        """Drop all scores up to the bound; a row that still has too many is marked full and loses all."""
         stays = ~(self.value <= bound)
         count = stays.sum(1)
         self.full |= count > self.most
@@ -150,9 +151,9 @@ def collect(
     without_target: bool,
     others: bool = False,
 ) -> Kept:
-    """What is left of each row; `bound` gives a lower bound [rows, 1] of what counts, from any of its scores.
+    """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
 
-    without_target: the target's score counts for no bound, since a margin will lower it; it is kept, as the last of its row.
+    without_target: no bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
     """
     parts = []
     for tile in blocks.tiles(layer):
@@ -173,13 +174,13 @@ def collect(
 
 
 def _listed(layer: Layer, bound: Bound, most: int, target: Tensor | None) -> Kept | None:
-    """What is left of each row, by a GPU's kernel; None where it doesn't serve."""
+    """`_collect` by a GPU kernel; None if there is none for this call."""
     gpu, link = triton.output_layer(layer.x, layer.weight, layer.bias), triton.link_of(layer.mapping)
     if gpu is None or isinstance(link, str) or not layer.rows or (found := gpu.link_of(link)) is None:
         return None
     low = None
     if target is not None:
-        low = bound(_at_least(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
+        low = bound(_below_target(layer, target, torch.float32), layer, xp)[:, 0].nan_to_num(
             nan=-math.inf, neginf=-math.inf
         )
     lists = gpu.candidates(layer, found, target, low)
@@ -207,17 +208,17 @@ def _collect(
     others: bool,
 ) -> Kept:
     rows, device = layer.rows, layer.x.device
-    wide = torch.float64 if layer.x.dtype is torch.float64 else torch.float32
+    wide = wide_dtype(layer.x, torch)
     scores = Scores(layer, blocks, target)
     held = _Row(rows, min(64, most), most, wide, device)
     of_target = torch.full((rows,), -math.inf, dtype=wide, device=device)
-    lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows of NaN
+    lost = torch.zeros(rows, dtype=torch.bool, device=device)  # rows with NaN
     low = torch.empty(0)
     next_cut = 1
     sums = []
 
     def checked(found: Tensor) -> Tensor:
-        """Rows that are NaN take nothing more."""
+        """The bound, +inf for rows with NaN and for full rows, which take no more scores."""
         lost.logical_or_(found.isnan()[:, 0])
         return torch.where((lost | held.full)[:, None], math.inf, found)
 
@@ -239,7 +240,7 @@ def _collect(
         if not count:
             low = bound(s, layer, xp).to(wide)
             if target is not None and not without_target:
-                low = torch.fmax(low, bound(_at_least(layer, target, wide), layer, xp))
+                low = torch.fmax(low, bound(_below_target(layer, target, wide), layer, xp))
             low = checked(low)
         place = _above(s, _rounded_down(low, s.dtype))
         if place.shape[0]:
@@ -263,15 +264,15 @@ def _collect(
 
 
 def logsumexp(s: Tensor, wide: torch.dtype) -> Tensor:
-    """Of each row, [rows, 1]."""
+    """logsumexp of each row, [rows, 1]."""
     engine = kernels.compiled("threshold", _SOFTMAX, s)
     if engine is not None:
         return engine.threshold(_SOFTMAX, s).to(wide)
     return s.to(wide).logsumexp(1, keepdim=True)
 
 
-def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
-    """A lower bound of the target's score, [rows, 1], which in a trained model is among the largest of its row; -inf where it is masked."""
+def _below_target(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
+    """A lower bound of the target's score, [rows, 1], -inf if it is masked; in a trained model it is among the largest of its row."""
     score = torch.empty((layer.rows, 1), dtype=wide, device=layer.x.device)
     size = torch.empty_like(score)
     step = max(1, _AT_ONCE.get(layer.x.device.type, _MANY) // max(layer.x.shape[1], 1))
@@ -289,7 +290,7 @@ def _at_least(layer: Layer, target: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _above(s: Tensor, low: Tensor) -> Tensor:
-    """The places of what is above the bound of its row, or NaN, in the order of memory: looked for where the largest of a few is."""
+    """The places, ascending, of scores above the bound of their row, or NaN; groups of `_FEW` whose maximum is not above are skipped."""
     rows, n = s.shape
     if n % _FEW:
         return (~(s <= low)).view(-1).nonzero()[:, 0]
@@ -308,7 +309,7 @@ def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _place(held: _Row, target: Tensor, value: Tensor, last: bool) -> Tensor:
-    """The place of each row's target among what is kept; where it is not there, it is appended."""
+    """The place of each row's target among the kept scores; it is appended if it is not there, or if `last`."""
     there = (held.index == target[:, None]) & (held.value != -math.inf)
     there &= torch.arange(held.value.shape[1], device=target.device) < held.count[:, None]
     some = there.any(1) & (not last)

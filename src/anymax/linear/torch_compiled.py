@@ -1,7 +1,7 @@
-"""torch: an output layer as opaque operations (`torch.ops.anymax`), so that a compiled model does not hold its scores either.
+"""torch: an output layer as opaque operations (`torch.ops.anymax`), so that a compiled model does not hold all scores either.
 
-The gradient makes the scores again, which outside of torch.compile only softmax does: an operation has results of known sizes, and what a
-row keeps of its scores has none.
+The gradient computes the scores again, for sparse maps too: outside of torch.compile those keep a few scores of each row, but an
+opaque operation must know the sizes of its results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import recorded
+from .._array import recorded, wide_dtype
 from ..autodiff.torch_library import library
 from ..autodiff.torch_operations import mapping_from, spec_of
 from . import torch_kept
@@ -47,7 +47,7 @@ class _Layer(torch.autograd.Function):
 
 
 def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk: int | None) -> Tensor | None:
-    """What is asked for of each row; None: for a map of the user's own, or one with tensors, plain operations are to be seen."""
+    """One number for each row; None for a user's map, or one with tensors, which need plain operations."""
     spec = None if layer.mapping.params() else spec_of(layer.mapping)
     if spec is None or type(layer.x) not in (Tensor, torch.nn.Parameter):
         return None
@@ -55,7 +55,7 @@ def values(layer: Layer, index: Tensor, of_class: Tensor | None, ask: Any, chunk
     call = *operands, layer.keep, index, of_class, spec, ask.smoothing, ask.log_prob, -1 if chunk is None else chunk
     if recorded(*operands):
         return _Layer.apply(*call)
-    return torch.ops.anymax.layer(*call)  # torch.compile traces no autograd function of which nothing has a gradient
+    return torch.ops.anymax.layer(*call)  # torch.compile can't trace an autograd function without a gradient
 
 
 def _made(
@@ -82,7 +82,7 @@ def _vjp(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
 
 
 def _forward_fake(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.new_empty(x.shape[0], dtype=wide_dtype(x, torch))
 
 
 def _vjp_fake(g: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""PyTorch: an output layer of any map by groups of rows, whose scores are made again for the gradient.
+"""PyTorch: an output layer of any map by groups of rows, whose scores are computed again for the gradient.
 
-What is asked of the scores (`Ask`) says which tensors it is made of: a backward pass takes them from the graph, so that a
-change in between is an error. What a function of the user's reads nobody sees.
+`Ask` lists the tensors that it uses. The backward pass takes them from the graph, so that a change in between is an error. Tensors
+that a user's function reads are not seen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from .._array import plain_backward, upcast
+from .._array import plain_backward, upcast, wide_dtype
 from ..autodiff.saving import params_of, save, saved, with_params
 from .bridge import in_turn
 from .layer import Layer, rows_at_a_time
@@ -25,11 +25,11 @@ _MANY = 1 << 27
 
 
 class _Groups(torch.autograd.Function):
-    """One number for each row, of a group of rows at a time; for the gradient the scores of each group are made again."""
+    """One number for each row, a group of rows at a time; the gradient computes the scores of each group again."""
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, ask: Any, step: int, *tensors: Tensor | None) -> Tensor:
-        """tensors: those of `_tensors`, of the layer and what is asked."""
+        """tensors: the result of `_tensors`."""
         ctx.call = layer, ask, step
         save(ctx, *tensors)
         layer, ask, target, of_class = _with(layer, ask, tensors)
@@ -51,7 +51,7 @@ class _Groups(torch.autograd.Function):
             return *none, *found, *(None,) * (len(tensors) - count)
         layer, ask, target, of_class = _with(layer, ask, tensors)
         x, weight, bias, params = layer.x, layer.weight, layer.bias, params_of(layer.mapping)
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        wide = wide_dtype(x, torch)
         wants = ctx.needs_input_grad[3:]
         dx = torch.empty_like(x) if wants[0] else None
         dw = torch.zeros(weight.shape, dtype=wide, device=x.device) if wants[1] else None
@@ -84,13 +84,13 @@ class _Groups(torch.autograd.Function):
 
 
 def _tensors(layer: Layer, ask: Any, target: Tensor | None, of_class: Tensor | None) -> tuple[Tensor | None, ...]:
-    """All that the numbers are made of: first what may have a gradient."""
+    """All tensors that the result depends on, those that may have a gradient first."""
     free = layer.x, layer.weight, layer.bias, *params_of(layer.mapping)
     return *free, layer.keep, target, of_class, *ask.arrays()
 
 
 def _with(layer: Layer, ask: Any, tensors: Any) -> tuple[Layer, Any, Tensor | None, Tensor | None]:
-    """The layer and what is asked, of tensors as `_tensors` gives them."""
+    """The layer, `ask`, the target and the class weights, from the result of `_tensors`."""
     x, weight, bias, *rest = tensors
     count = len(params_of(layer.mapping))
     keep, target, of_class, *arrays = rest[count:]
@@ -127,7 +127,7 @@ def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None
 
 
 def _learns(ask: Any, layer: Layer) -> bool:
-    """True where the transforms have tensors of their own that want a gradient, those of a function too: one row tells."""
+    """True if the transforms, or functions among them, have tensors that require a gradient; one row shows it."""
     if not ask.transforms:
         return False
     return ask.transformed(upcast(layer.constant().part(slice(0, 1)).scores(), xp)).requires_grad

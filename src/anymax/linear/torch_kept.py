@@ -1,4 +1,4 @@
-"""torch: what an output layer is asked for, from the few scores of each row that are kept, or from softmax's logsumexp."""
+"""torch: the results of an output layer, from the few scores that each row keeps, or from softmax's logsumexp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, Namespace, is_array, known
+from .._array import Array, Namespace, is_array, known, wide_dtype
 from .._core.mapping import Mapping
 from .._core.separable import Separable
 from ..autodiff.torch import BRIDGE
@@ -24,7 +24,7 @@ _SOFTMAX = Softmax()
 def values(
     layer: Layer, index: Array, out: Array, weight: Array | None, ask: Any, chunk: int | None, xp: Namespace
 ) -> Array | None:
-    """What is asked for of each row whose class is in question, 0 for the others; None: all scores of a row are needed at once."""
+    """One number for each row, 0 for rows in `out`; None if these ways do not apply, as when all scores of a row are needed at once."""
     if not torch_backward.serves(layer, weight):
         return None
     of = _of_softmax if layer.mapping.is_softmax else _of_kept if _bound(layer.mapping, xp) is not None else None
@@ -42,7 +42,7 @@ def values(
 
 
 def thresholds(layer: Layer, chunk: int | None, xp: Namespace) -> tuple[Array, Array] | None:
-    """(tau, the size of the support) of each row; None as above."""
+    """(tau, the size of the support) of each row; None as in `values`."""
     if not torch_backward.serves(layer) or not layer.rows:
         return None
     if layer.mapping.is_softmax:
@@ -92,7 +92,7 @@ def _of_softmax(layer: Layer, index: Array, weight: Array | None, ask: Any, chun
 
 
 def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
-    """What gives a lower bound [rows, 1] of the scores that may have a probability, from any scores of the rows."""
+    """A function that gives, from any scores of the rows, a lower bound [rows, 1] of the scores that may have p > 0; or None."""
     if isinstance(mapping, SparseSoftmax):
         return None if mapping.k is None or is_array(mapping.k) else _kth
     if not isinstance(mapping, Separable) or not mapping.facts.sparse or is_array(mapping.mass) or mapping.mass != 1.0:
@@ -100,7 +100,7 @@ def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
     if type(mapping).ceiling is not Separable.ceiling:
         return None
     params = [p for p in mapping.params().values() if not known(p)]
-    if params:  # on a GPU
+    if params:  # on a GPU, where reading them would wait
         return None
     one = next((xp.ones_like(p) for p in mapping.params().values()), None)
     reach = _reach(mapping, xp.ones(1) if one is None else one.detach(), xp)
@@ -108,24 +108,24 @@ def _bound(mapping: Mapping, xp: Namespace) -> Callable[..., Array] | None:
 
 
 def _reach(mapping: Mapping, one: Array, xp: Namespace) -> Array:
-    """How far below the largest score of its row a class with a probability may be."""
+    """How far below the largest score of its row a class with p > 0 can be."""
     mapping = mapping.frozen()
     return mapping.slope(one, xp) - mapping.slope(0.0 * one, xp)  # type: ignore[attr-defined]
 
 
 def _slack(x: Array, xp: Namespace) -> Array:
-    """What rounding may have made of a bound."""
+    """A margin for the rounding errors of a bound."""
     return 64.0 * float(xp.finfo(x.dtype).eps) * (1.0 + xp.abs(x))
 
 
 def _below_threshold(value: Array, layer: Layer, xp: Namespace) -> Array:
-    """The threshold of some classes is below that of all, since more classes only raise it."""
+    """The threshold of these scores, less rounding: it is at most that of all classes, since more classes only raise it."""
     tau = BRIDGE.threshold(layer.mapping, value)
     return tau - _slack(tau, xp)
 
 
 def _kth(s: Array, layer: Layer, xp: Namespace) -> Array:
-    """Below the k-th largest, and not at it: of equal scores the first are kept."""
+    """A bound just below the k-th largest, so that all scores equal to it stay: the map keeps the first of them."""
     k = layer.mapping.k  # type: ignore[attr-defined]
     if s.shape[1] < k:
         return xp.full((s.shape[0], 1), -math.inf, device=s.device)
@@ -165,11 +165,11 @@ def _of_held(layer: Layer, held: Any, index: Array, weight: Array | None, ask: A
     return value if weight is None else _times(value, weight[index], xp)
 
 
-# -- what both have ----------------------------------------------------------------------------------------------------------------
+# -- helpers of both ---------------------------------------------------------------------------------------------------------------
 
 
 def _times(value: Array, factor: Array, xp: Namespace) -> Array:
-    """0 where the factor is, also of an infinite loss."""
+    """value * factor; 0 where the factor is 0, even if the value is infinite."""
     return xp.where(factor == 0, xp.zeros_like(value), value * factor)
 
 
@@ -180,10 +180,10 @@ def _moved(own: Array, ask: Any) -> Array:
 
 
 def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Array | None:
-    """The share of each class of what label smoothing spreads, times the class weights."""
+    """The share that label smoothing gives to each class, times the class weights."""
     if not ask.smoothing:
         return None
-    wide = xp.float64 if layer.x.dtype == xp.float64 else xp.float32
+    wide = wide_dtype(layer.x, xp)
     free = layer.kept_classes(xp)
     free = xp.ones(layer.classes, dtype=wide, device=layer.x.device) if free is None else xp.astype(free[0], wide)
     u = free / xp.where(xp.sum(free) > 0, xp.sum(free), xp.ones_like(free[0]))
@@ -193,7 +193,7 @@ def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Arra
 def _smoothed(
     layer: Layer, value: Array, own: Array, even: Array, index: Array, weight: Array | None, ask: Any, xp: Namespace
 ) -> Array:
-    """A Fenchel-Young loss of a class as that of the smoothed target: its scores are linear in the target, and Omega is of two numbers."""
+    """The Fenchel-Young loss of the smoothed target, from that of a class: <scores, y> is linear in y, and Omega adds up two values."""
     e = ask.smoothing
     value = value + e * (own - even)
     if not isinstance(layer.mapping, SparseSoftmax):

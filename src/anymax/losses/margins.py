@@ -27,6 +27,7 @@ from .._array import (
     floating,
     from_last,
     is_integer,
+    is_number,
     namespace,
     number,
     positions,
@@ -71,7 +72,7 @@ class Margin(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not is_number(value):
                 raise TypeError(f"{self!r}: {f.name} must be a number")
             if not -math.inf < value < math.inf:
                 raise ValueError(f"{self!r}: {f.name} must be finite")
@@ -212,7 +213,7 @@ def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
     AM(m=0.25)
     """
     margin = number(margin)
-    if isinstance(margin, (int, float)) and not isinstance(margin, bool):
+    if is_number(margin):
         return AM(float(margin))
     if callable(margin) and not isinstance(margin, (type, Mapping)):
         return margin

@@ -20,6 +20,7 @@ from .._array import (
     dot,
     is_array,
     is_integer,
+    is_number,
     is_torch,
     known,
     known_any,
@@ -127,7 +128,7 @@ def smoothed_nll(
     np.float64(13.82)
     """
     epsilon = _array.number(epsilon)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 < epsilon < math.inf:
+    if not is_number(epsilon) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
     if sharded(scores):
         given = {"epsilon": epsilon, **options}
@@ -231,7 +232,7 @@ def margin_loss(
     counted = _array.counts(target, xp) if is_integer(target) else target
     counted = xp.where(counted == ignored, -xp.ones_like(counted), counted)
     scale = _array.number(scale)
-    if not is_array(scale) and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+    if not is_array(scale) and not is_number(scale):
         raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
     scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
     loss = fenchel_young if mapping.facts.has_potential else nll

@@ -19,6 +19,7 @@ from .._array import (
     finite_scores,
     floating,
     is_array,
+    is_int,
     is_jax,
     known_any,
     like,
@@ -34,8 +35,8 @@ from .._array import (
 from .._core.facts import Facts
 from .._core.mapping import Mapping, row_top
 from .._core.typing import Parameter
+from .._random.nodes import CHUNK, Chunk, Nodes, first, softplus
 from .._random.noises import Law, Noise, constant, draw, find
-from ._nodes import CHUNK, Chunk, Nodes, first, softplus
 
 _FAR = 1e15  # a score this far below the top counts as masked; its square is finite in fp32
 
@@ -80,7 +81,7 @@ class PerturbMax(Mapping):
             self, "scale", check_number("PerturbMax", "scale", self.scale, 0.0, "for no noise at all use a hard argmax")
         )
         q = self.nodes
-        if q is not None and (isinstance(q, bool) or not isinstance(q, int) or q < 8):
+        if q is not None and (not is_int(q) or q < 8):
             raise ValueError(f"PerturbMax(nodes={q!r}): expected None or an integer from 8; 32 suits fp32, 64 fp64")
 
     @property

@@ -32,19 +32,19 @@ class Sigsoftmax(RatioMap):
         return Facts(monotone=True, shift_invariant=False, sparse=False, has_potential=False)
 
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        a = _log_weight(x, xp)
+        a = log_weight(x, xp)
         u = xp.exp(a - stop_gradient(row_top(a, keep, xp)))
         return u, u * (1.0 + 0.5 * (1.0 - xp.tanh(0.5 * x)))  # (log u)' = 1 + sigmoid(-x)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
-        a = _log_weight(y, xp)
+        a = log_weight(y, xp)
         a = a - stop_gradient(row_top(a, keep, xp))
         z = total(xp.where(keep, xp.exp(xp.where(keep, a, xp.zeros_like(a))), xp.zeros_like(a)), xp)
         z = xp.where(z == 0, xp.ones_like(z), z)
         return finish(a - xp.log(z), keep, poisoned, xp, masked=-math.inf)
 
 
-def _log_weight(x: Array, xp: Namespace) -> Array:
+def log_weight(x: Array, xp: Namespace) -> Array:
     """x - log(1 + exp(-x)), without overflow on either side."""
     return x - xp.logaddexp(xp.zeros_like(x), -x)

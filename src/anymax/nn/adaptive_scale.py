@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .._array import is_number
 from .._core.options import answering
 from ..transforms import scalable
 from ..transforms.base import Transform
+from .base import check_sizes
 
 
 class AdaptiveScale(nn.Module):
@@ -58,13 +60,9 @@ class AdaptiveScale(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"AdaptiveScale: {name} must be an integer, got {size!r}")
-            if size < 1:
-                raise ValueError(f"AdaptiveScale: {name} must be at least 1, got {size}")
+        check_sizes("AdaptiveScale", embed_dim=embed_dim, num_heads=num_heads)
         for name, value in (("gamma_range", gamma_range), ("delta", delta)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not is_number(value):
                 raise TypeError(f"AdaptiveScale: {name} must be a number, got {value!r}")
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"AdaptiveScale: {name} must be finite and at least 0, got {value!r}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._array import is_int
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 
@@ -68,9 +69,10 @@ class OfMapping(nn.Module):
         return f"{self._kind.__name__}({', '.join(words)})"
 
 
-def check_sizes(who: str, in_features: Any, num_classes: Any) -> None:
-    for name, size in (("in_features", in_features), ("num_classes", num_classes)):
-        if isinstance(size, bool) or not isinstance(size, int):
+def check_sizes(who: str, **sizes: Any) -> None:
+    """An error in the name of `who` for the first that is not an integer from 1 on."""
+    for name, size in sizes.items():
+        if not is_int(size):
             raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
         if size < 1:
             raise ValueError(f"{who}: {name} must be at least 1, got {size}")

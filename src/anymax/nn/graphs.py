@@ -15,7 +15,7 @@ from .._core.options import answering
 from ..mappings import Softmax
 from ..segments import Segments, segment_apply
 from ..segments.layout import read
-from .base import OfMapping
+from .base import OfMapping, check_sizes
 
 Fill = Literal["add", "sum", "mean", "min", "max", "mul"]
 _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}
@@ -95,10 +95,8 @@ class GraphAttention(OfMapping):
             "out_channels": out_channels,
             "heads": heads,
         }
-        for name, size in (sizes if edge_dim is None else {**sizes, "edge_dim": edge_dim}).items():
-            _positive("GraphAttention", name, size)
-        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-            raise ValueError(f"GraphAttention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        check_sizes("GraphAttention", **sizes if edge_dim is None else {**sizes, "edge_dim": edge_dim})
+        operands.check_dropout("GraphAttention", "dropout", dropout)
         if isinstance(fill_value, str) and fill_value not in _REDUCTIONS:
             raise ValueError(
                 f"GraphAttention: fill_value must be a number, a tensor or one of {', '.join(_REDUCTIONS)}, got {fill_value!r}"
@@ -246,13 +244,6 @@ class GraphAttention(OfMapping):
         def __call__(self, *args: Any, **options: Any) -> Any: ...
 
 
-def _positive(who: str, name: str, size: Any) -> None:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{who}: {name} must be an integer, got {size!r}")
-    if size < 1:
-        raise ValueError(f"{who}: {name} must be at least 1, got {size}")
-
-
 def _check_edges(edge_index: Any, n_sources: int, n_targets: int) -> None:
     if not isinstance(edge_index, Tensor):
         raise TypeError(
@@ -324,9 +315,8 @@ class AttentionPool(OfMapping):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(Softmax() if mapping is None else mapping, learn, bounds)
-        for name, size in (("features", features), ("heads", heads)):
-            if size is not None:
-                _positive("AttentionPool", name, size)
+        given = {"features": features, "heads": heads}
+        check_sizes("AttentionPool", **{name: size for name, size in given.items() if size is not None})
         if heads is not None and features is None:
             raise ValueError(
                 "AttentionPool: heads are those of a learned query, which needs features=; scores may have heads"
@@ -384,7 +374,7 @@ class AttentionPool(OfMapping):
         rows = read("AttentionPool", index, ptr, lengths, num_segments)
         weights = segment_apply(self.mapping, scores, index=rows)
         entries = x if weights.ndim == 1 else x[:, None]
-        out = _summed(entries, weights.to(x.dtype), rows.beside("index", x), rows.num_segments)
+        out = _summed(entries, weights.to(x.dtype), rows.placed("index", x), rows.num_segments)
         return (out, weights) if return_attention_weights else out
 
     def extra_repr(self) -> str:

@@ -70,7 +70,7 @@ class LinearLoss(OfMapping):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes("LinearLoss", in_features, num_classes)
+        check_sizes("LinearLoss", in_features=in_features, num_classes=num_classes)
         super().__init__(_Softmax() if mapping is None else mapping, learn, bounds)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(num_classes, in_features, **made))

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import distributed, functional, linear, losses, transforms
-from .._array import eager, is_integer
+from .._array import eager, is_integer, is_number
 from .._core.mapping import Mapping
 from .._core.typing import Reduction
-from ..distributed._choose_group import as_group
-from ..distributed._group import Group
+from ..distributed import Group, as_group
 from ..losses import margins
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes
@@ -69,12 +68,12 @@ class MarginHead(OfMapping):
         group: Any = None,
         sample_rate: float = 1.0,
     ) -> None:
-        check_sizes("MarginHead", in_features, num_classes)
+        check_sizes("MarginHead", in_features=in_features, num_classes=num_classes)
         super().__init__(_Softmax() if mapping is None else mapping, None, (1.0, 2.0))
         self.margin = margins.as_margin(margin)
         self.scale = scale
         self.options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
-        if isinstance(sample_rate, bool) or not isinstance(sample_rate, (int, float)) or not 0 < sample_rate <= 1:
+        if not is_number(sample_rate) or not 0 < sample_rate <= 1:
             raise ValueError(f"MarginHead: sample_rate must be a number above 0 and at most 1, got {sample_rate!r}")
         self.num_classes, self.sample_rate = num_classes, sample_rate
         self.group = None if group is None else as_group("MarginHead", group, None, torch.empty(0))

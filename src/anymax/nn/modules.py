@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional, losses
-from .._array import asarray
+from .._array import asarray, is_int
 from .._attention import attention, operands
 from .._attention.scores import transforms_of
 from .._attention.verb import ImplementationName
@@ -216,10 +216,9 @@ class Attention(OfMapping):
             "embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": shared, "kdim": kdim or 1, "vdim": vdim or 1,
         }  # fmt: skip
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int):
+            if not is_int(size):
                 raise TypeError(f"Attention: {name} must be an integer, got {size!r}")
-        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
-            raise ValueError(f"Attention: dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        operands.check_dropout("Attention", "dropout", dropout)
         slopes = multihead.slopes(alibi, num_heads)
         if (add_bias_kv or add_zero_attn) and (window is not None or slopes is not False):
             raise ValueError(

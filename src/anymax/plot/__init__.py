@@ -1,7 +1,7 @@
-"""Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
+"""Pictures of maps, of their losses and of the results of models; each function draws on `ax` and returns it.
 
-matplotlib is imported at the first call (extra `plot`). `maps` draws maps, `models` what a model does with them, `style` has the colours,
-and `notebook` is the page that a notebook shows for a map.
+matplotlib is imported at the first call (extra `plot`). `maps` draws maps and losses, `models` draws results of models, `style` has the
+colours, and `notebook` is the page that a notebook shows for a map.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pictures of maps, of their losses and of what a model does with them: each function draws on `ax` and returns it.
+"""Pictures of maps and of their losses; each function draws on `ax` and returns it.
 
 matplotlib is imported at the first call (extra `plot`). Colour-blind readers can tell the colours apart, and no line relies on its colour
-alone; dark styles work too. Sizes of figures and of words are those of matplotlib's `rcParams`, so that a picture made for a column of
-3.3 inches can be read there.
+alone; dark styles work too. Sizes of figures and fonts are those of matplotlib's `rcParams`, so that a picture for a column of 3.3
+inches stays readable.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftma
 
 
 def label(mapping: Mapping) -> str:
-    """The name of a map with the parameters that tell it from its kin.
+    """The name of a map with the parameters that distinguish it.
 
-    For legends, tables and files of your own; `title` has the parameters as mathematics.
+    Use it in legends, tables and file names; `title` writes the parameters as mathematics.
 
-    mapping: the map, such as `Entmax(1.5)`; parameters that have their default are left out, but for the first.
+    mapping: the map, such as `Entmax(1.5)`; parameters with their default are left out, except the first.
 
     Returns a string.
 
@@ -64,13 +64,13 @@ def label(mapping: Mapping) -> str:
     return " ".join(words)
 
 
-SYMBOLS = {"alpha": r"\alpha"}  # of parameters, where mathematics has another word for them
+SYMBOLS = {"alpha": r"\alpha"}  # of parameters that mathematics writes differently
 
 
 def title(mapping: Mapping) -> str:
-    """`label` with its parameters as mathematics, as matplotlib typesets it.
+    """`label` with its parameters as mathematics, for matplotlib.
 
-    For titles and legends of pictures of your own.
+    Use it in titles and legends.
 
     mapping: the map, such as `Entmax(1.5)`.
 
@@ -90,11 +90,11 @@ def _symbol(key: str, value: str) -> str:
 
 
 def rivals(mappings: Maps) -> tuple[float, ...]:
-    """The scores of the other classes beside which the probability of one with the score t says most of these maps.
+    """The scores of the other classes, with which `curves` draws these maps.
 
-    For a curve of your own beside those of `curves`. One class of score 0, if that will do. It won't where the total leaves no choice
-    (budget k of k classes), or where a score of 0 counts for nothing (`Ratio.square()`): then one of score 1, or as many of score 0
-    as it takes.
+    Use it to draw another curve beside those of `curves`. The result is one class of score 0, unless a map then shows no curve: because
+    its total leaves no choice (budget k of k classes), or because a score of 0 has no weight (`Ratio.square()`). Then it is one class of
+    score 1, or as many of score 0 as are needed.
 
     mappings: a map, or several that share one picture.
 
@@ -114,19 +114,19 @@ def rivals(mappings: Maps) -> tuple[float, ...]:
 def _fits(mapping: Mapping, classes: int) -> bool:
     try:
         mapping.check(classes)
-    except ValueError:  # more to give than there are classes
+    except ValueError:  # its total exceeds the number of classes
         return False
     return True
 
 
 def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndarray:
-    """The probability of a class with each of the scores t, beside others: the numbers of `curves`.
+    """The probability of a class at each of the scores t, beside other classes: the numbers that `curves` draws.
 
     mapping: the map.
-    t: the scores of the class, an array of NumPy [points].
-    others: the scores of the other classes, such as `rivals` gives them.
+    t: the scores of the class, a NumPy array [points].
+    others: the scores of the other classes, such as those of `rivals`.
 
-    Returns an array of NumPy, [points].
+    Returns a NumPy array, [points].
 
     >>> anymax.plot.curve(anymax.Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
     array([0.  , 0.5 , 0.75])
@@ -136,7 +136,7 @@ def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndar
 
 
 def _applied(mapping: Mapping, scores: np.ndarray) -> Any:
-    """p(scores); a user's own function that takes no array of NumPy is given one of torch or JAX, where that is loaded."""
+    """p(scores); a user's function that rejects NumPy arrays gets one of torch or JAX, if that is loaded."""
     try:
         return apply(mapping, scores)
     except (TypeError, AttributeError):
@@ -158,11 +158,11 @@ def _classes(others: tuple[float, ...]) -> str:
 def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None, ax: Axes | None = None) -> Axes:
     """The probability of the first of two classes with the scores (t, 0), as curves over t.
 
-    The picture to compare maps by: where each is exactly 0 or 1, how steep it is, and how far its tails reach. Where these scores say
-    nothing of a map, the others are those of `rivals`, and the axis names them: three for `Budget(2)`.
+    Use it to compare maps: where each is exactly 0 or 1, how steep it is, and how far its tails reach. If the scores (t, 0) do not show
+    a map, the other classes are those of `rivals`, and the axis names them: `Budget(2)` needs three classes.
 
     mappings: a map or its name, or a list of them; seven usual ones by default.
-    t: the scores of the first class, rising; 801 from -4 to 4 by default.
+    t: the scores of the first class, ascending; 801 from -4 to 4 by default.
     ax: the matplotlib Axes to draw on; new ones by default.
 
     Returns the Axes.
@@ -191,7 +191,7 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
 def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, ax: Axes | None = None) -> Axes:
     """The probabilities that maps give to one row of scores, as bars side by side; each exact zero is written as 0.
 
-    To show what a map does to scores that you have.
+    Use it to see what maps do to your scores.
 
     mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
     x: the scores, one row of them; (2, 1.4, 0.6, -1) by default.
@@ -233,11 +233,11 @@ def losses(
 ) -> Axes:
     """The loss of two classes against the lead t of the target's score over the other (or the others: see `rivals`).
 
-    The picture to compare losses by: where each is exactly 0, and how a wrong answer is punished. The loss of a map is its Fenchel-Young
-    loss, or the negative log-likelihood where it has none.
+    Use it to compare losses: where each is exactly 0, and how it punishes a wrong answer. The loss of a map is its Fenchel-Young loss, or
+    the negative log-likelihood if it has none.
 
     mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
-    t: the leads, rising; 601 from -3 to 3 by default.
+    t: the leads, ascending; 601 from -3 to 3 by default.
     classic: add the hinge, logistic, squared and modified Huber losses.
     scaled: divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber loss,
         and that of softmax on the logistic loss.
@@ -287,10 +287,10 @@ CLASSIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    """The loss of one row as a function of the lead: of the target, or where the map gives k probabilities, of k targets together."""
+    """The loss of one row as a function of the lead of the target, or of k targets together if the probabilities sum to k."""
     loss = fenchel_young if mapping.facts.has_potential else nll
     n, mass = 1 + len(others), float(mapping.mass)
-    y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels, and for a k that is not whole a part of the next
+    y = np.clip(mass - np.arange(n), 0.0, 1.0)[None]  # k labels; if k is not an integer, also a part of the next one
     targets = max(1, int(mass))
 
     def f(t: np.ndarray) -> np.ndarray:
@@ -302,18 +302,18 @@ def _lead_loss(mapping: Mapping, others: tuple[float, ...]) -> Callable[[np.ndar
     return f
 
 
-SMALLEST_REGION = 0.005  # of the picture: a region that is smaller is a line, and has no name written on it
+SMALLEST_REGION = 0.005  # share of the picture: a smaller region is only a line, and gets no label
 
 
 def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 301, ax: Axes | None = None) -> Axes:
     """The largest of three probabilities over the plane of scores that sum to 0, in its true geometry.
 
-    To see where a map has exact zeros: white lines part the regions in which 1, 2 or 3 classes have a probability above 0. The dashed
-    triangle is the simplex itself: sparsemax leaves what is inside of it where it is, and projects the rest on it.
+    Use it to see where a map has exact zeros: white lines separate the regions in which 1, 2 or 3 classes have a probability above 0. The
+    dashed triangle is the simplex itself: sparsemax keeps points inside it, and projects all others onto it.
 
     mapping: the map, or its name.
     extent: how far the plane reaches from its centre.
-    resolution: the points along each side.
+    resolution: the number of points along each side.
     ax: the matplotlib Axes to draw on; new ones by default.
 
     Returns the Axes.
@@ -345,7 +345,7 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
         x, y = corner / np.abs(corner).max() * extent * 0.8
         ax.annotate(f"class {i + 1}", (x, y), **tag)
     for count in regions if len(regions) > 1 else ():
-        if count == 1:  # the corners, which have the names of the classes
+        if count == 1:  # the corners, which are labelled with their classes
             continue
         x, y = _inside(plane, size == count)
         ax.annotate(f"{count} of 3", (x, y), **tag)
@@ -376,11 +376,11 @@ def jacobian(
 ) -> Axes:
     """The derivatives `dp_i / dx_j` at a row of scores, as a heat map around 0.
 
-    To see which scores move which probabilities: exact zeros stay white, and up to 8 classes have their numbers written on them.
+    Use it to see which scores move which probabilities: exact zeros stay white, and up to 8 classes show their numbers.
 
     mapping: the map, or its name.
     x: the scores, one row of them.
-    bound: the absolute value with the darkest colour, so that several pictures can share one scale; the largest of this one by default.
+    bound: the absolute value with the darkest colour, so that several pictures can share one scale; by default the largest in this picture.
     ax: the matplotlib Axes to draw on; new ones by default.
 
     Returns the Axes.

@@ -1,4 +1,4 @@
-"""Pictures of what a model does, of its attention, supports and calibration; `plot` has them, and those of maps."""
+"""Pictures of the results of a model: attention, supports and calibration. `plot` exports them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def attention(
     keys: Sequence[str] | None = None,
     ax: Axes | Any = None,
 ) -> Axes | Any:
-    """Attention weights as a heat map, in which exact zeros are hatched; the title has their share.
+    """Attention weights as a heat map, in which exact zeros are hatched; the title gives their share.
 
-    To see what a head attends to, and that a sparse map leaves the rest out.
+    Use it to see what a head attends to, and what a sparse map leaves out.
 
-    weights: [queries, keys], or [heads, queries, keys] for a picture of each head, as `anymax.attention` gives them with
+    weights: [queries, keys], or [heads, queries, keys] for a picture of each head, as `anymax.attention` returns them with
         `need_weights=True`.
     queries, keys: their names, such as words; numbers by default.
     ax: the matplotlib Axes to draw on, or an array of them, one for each head; new ones by default.
@@ -72,10 +72,10 @@ def attention(
 def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None = None) -> Axes:
     """How many rows have 1, 2, 3, ... probabilities above 0, as bars.
 
-    To see how sparse the answers of a model are. Supports of more than 60 classes are counted in steps, so that the bars stay wide
-    enough to be seen.
+    Use it to see how sparse the results of a model are. Supports of more than 60 classes are counted in steps, so that the bars stay
+    visible.
 
-    p: probabilities [..., classes]; or a dict of several by their names, for bars side by side.
+    p: probabilities [..., classes]; or a dict of name: probabilities, for bars side by side.
     ax: the matplotlib Axes to draw on; new ones by default.
 
     Returns the Axes.
@@ -114,13 +114,13 @@ def calibration(
 ) -> Axes:
     """Accuracy against confidence, in bins: a calibrated model follows the diagonal.
 
-    To see whether the probability of the predicted class can be believed; the title has the expected calibration error. `reliability`
-    gives the numbers.
+    Use it to see whether the probability of the predicted class can be trusted. The title gives the expected calibration error;
+    `reliability` returns the numbers.
 
     p: probabilities [rows, classes].
     y: the class of each row, [rows].
-    bins: how many equal parts of 0 to 1 the confidences are sorted into.
-    name: of the model, for the title.
+    bins: the number of equal intervals from 0 to 1 for the confidences.
+    name: the name of the model, for the title.
     ax: the matplotlib Axes to draw on; new ones by default.
 
     Returns the Axes.
@@ -158,7 +158,7 @@ def reliability(
 
     p: probabilities [rows, classes].
     y: the class of each row, [rows].
-    bins: how many equal parts of 0 to 1 the confidences are sorted into.
+    bins: the number of equal intervals from 0 to 1 for the confidences.
 
     Returns (mean confidence, accuracy, share of rows), each [bins], and the error: the mean gap of the first two, weighted by the third.
 

@@ -1,4 +1,4 @@
-"""How a map shows itself in a notebook: its name, parameters and formula, what it promises, and its curve of two classes."""
+"""The page that a notebook shows for a map: its name, parameters, formula and properties, and its curve for two classes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .._core.mapping import Mapping
 from .maps import curve, rivals
 from .style import numbers
 
-_LINES = 5  # of a parameter that is an array, this many of its numbers have a curve
+_LINES = 5  # at most this many numbers of a parameter that is an array have a curve
 _LETTERS = {"alpha": "α"}
 _GRID = np.linspace(-4.0, 4.0, 81)
-_LEFT, _RIGHT, _TOP, _BOTTOM = 14, 226, 8, 84  # of the picture, where t is -4 and 4, and p is 1 and 0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 14, 226, 8, 84  # pixels of the picture, where t is -4 and 4, and p is 1 and 0
 _WORDS = 'fill="currentColor" stroke="none" font-size="10" text-anchor="middle"'
 
 
 def page(mapping: Mapping) -> str:
-    """The HTML of a map; it takes its colours from the page around it, so that dark ones serve too."""
+    """The HTML of a map; its colours are those of the surrounding page, dark or light."""
     words = [f"<b>{html.escape(type(mapping).__name__)}</b>", *_parameters(mapping)]
     parts = [f"<div>{' &ensp;'.join(words)}</div>"]
     if mapping.formula:
@@ -34,7 +34,7 @@ def page(mapping: Mapping) -> str:
 
 
 def promises(mapping: Mapping) -> tuple[str, str]:
-    """What `Mapping.facts` says of zeros and of the loss."""
+    """What `Mapping.facts` says about zeros and the loss, in sentences."""
     facts = mapping.facts
     yours = any(callable(value) for value in mapping.constants().values())
     zeros = "Exact zeros where its function is 0." if yours else "Every probability is above 0."
@@ -52,7 +52,7 @@ _PIECES = re.compile(r"\^\(|[\^_]\w|[²³ᵢⱼ₊Σ]|[^\W\d_ᵢⱼΣ²³]+|.", 
 
 
 def typeset(formula: str) -> str:
-    """A formula in plain text as HTML: letters that stand alone slanted, `_x`, `^x` and `^(...)` lowered and raised."""
+    """A plain-text formula as HTML: single letters in italics, `_x` lowered, `^x` and `^(...)` raised."""
     out, at = "", 0
     while piece := _PIECES.match(formula, at):
         word, at = piece[0], piece.end()
@@ -76,7 +76,7 @@ def typeset(formula: str) -> str:
 
 
 def _parameters(mapping: Mapping) -> list[str]:
-    """`α = 1.5` and its like: the first, and those that differ from their default."""
+    """The first parameter and those that differ from their default, as `α = 1.5`."""
     words = []
     for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
         value = getattr(mapping, field.name)
@@ -103,10 +103,10 @@ def _value(value: Any) -> str:
 
 
 def _known(value: Any) -> np.ndarray | None:
-    """The numbers of an array; None where a tracer stands for them."""
+    """The numbers of an array; None for a tracer, which has none."""
     try:
         return numbers(value)
-    except Exception:  # each framework has its own
+    except Exception:  # each framework raises its own
         return None
 
 
@@ -114,12 +114,12 @@ def _known(value: Any) -> np.ndarray | None:
 
 
 def picture(mapping: Mapping) -> str:
-    """The probability of the first class over its score, as SVG; "" where these scores are not for this map."""
+    """The probability of the first class over its score, as SVG; "" if it can't be drawn."""
     try:
         maps = _each(mapping)
         others = rivals(maps)
         lines = [curve(m, _GRID, others) for m in maps]
-    except Exception:  # functions of a user's own may do anything, and a map must show itself all the same
+    except Exception:  # a user's function may raise anything, and the map must be shown all the same
         return ""
     drawn = [_line(p, (n + 1) / len(lines)) for n, p in enumerate(lines) if np.isfinite(p).all()]
     if not drawn:
@@ -145,7 +145,7 @@ def picture(mapping: Mapping) -> str:
 
 
 def _each(mapping: Mapping) -> list[Mapping]:
-    """The map with numbers in place of arrays: of several numbers some, from the smallest to the largest."""
+    """The map with numbers in place of arrays: at most `_LINES` of them, from the smallest to the largest."""
     arrays = mapping.params()
     if not arrays:
         return [mapping]
@@ -165,7 +165,7 @@ def _line(p: np.ndarray, share: float) -> str:
 
 
 def _zeros(zero: np.ndarray) -> str:
-    """The stretches of the bottom line where the probability is exactly 0, thick; a long one says so."""
+    """A thick line wherever the probability is exactly 0; a long one is labelled."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], zero, [False]]).astype(int)))
     x, _ = _place(_GRID, 0.0)
     out = ""

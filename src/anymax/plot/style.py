@@ -1,7 +1,7 @@
 """How the pictures of `plot` look: colours, dashes, axes, legends.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line relies on its colour alone. What is neutral has the
-colour of the labels, so that dark styles work too.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line relies on its colour alone. Neutral parts have
+the colour of the labels, so that dark styles work too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", NEU
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = "osD^vPX*"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"
-WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the more, the darker; all apart from the grey of exact zeros
+WEIGHTS = ("#D6E6F4", "#4A90C4", "#08306B")  # the larger, the darker; all differ from the grey of exact zeros
 
 
 def numbers(x: Any) -> np.ndarray:
-    """Any array, of any device, as one of NumPy that matplotlib can draw."""
+    """Any array, on any device, as a NumPy array that matplotlib can draw."""
     if is_torch(x):
         x = x.detach().cpu()
         x = x.float() if x.is_floating_point() and x.element_size() < 4 else x
@@ -32,7 +32,7 @@ def numbers(x: Any) -> np.ndarray:
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, or a clear error."""
+    """matplotlib.pyplot; a clear error if it is not installed."""
     try:
         import matplotlib.pyplot as plt  # late: an optional extra, and slow to import
     except ImportError as error:
@@ -41,7 +41,7 @@ def pyplot() -> Any:
 
 
 def axes(ax: Axes | None, size: tuple[float, float] | None = None) -> Axes:
-    """`ax`, or a new one: of the size that matplotlib is set to, unless what is drawn asks for another."""
+    """`ax`, or new Axes of this size; by default of the size in matplotlib's settings."""
     return pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax
 
 
@@ -52,7 +52,7 @@ def grid(n: int) -> Any:
 
 
 def ink(ax: Axes) -> Any:
-    """The colour of the labels: black, or what a dark style has."""
+    """The colour of the labels: black, or that of a dark style."""
     return ax.xaxis.label.get_color()
 
 
@@ -98,7 +98,7 @@ def tidy(ax: Axes, entries: int) -> Axes:
 
 
 def legend(ax: Axes, entries: int) -> None:
-    """Below the axes, where it covers nothing: under the ticks, their numbers and the label."""
+    """Add a legend below the axes, under the ticks, their numbers and the label, where it covers nothing."""
     import matplotlib as mpl  # late, like pyplot
     from matplotlib.font_manager import FontProperties
     from matplotlib.transforms import ScaledTranslation
@@ -108,7 +108,7 @@ def legend(ax: Axes, entries: int) -> None:
 
     down = sum(1.3 * points(mpl.rcParams[key]) for key in ("xtick.labelsize", "axes.labelsize"))
     down += sum(mpl.rcParams[key] for key in ("xtick.major.size", "xtick.major.pad", "axes.labelpad"))
-    wide = ax.bbox.width / ax.figure.dpi  # inches, in a part of a figure too
+    wide = ax.bbox.width / ax.figure.dpi  # inches, also in a subfigure
     columns = min(entries, max(1, int(wide / (0.15 * points("small")))))  # a name has about a dozen letters
     place = ax.transAxes + ScaledTranslation(0.0, -down / 72.0, ax.figure.dpi_scale_trans)
     ax.legend(

@@ -24,6 +24,7 @@ from .._array import (
     finite_scores,
     floating,
     from_last,
+    is_number,
     is_torch,
     like,
     namespace,
@@ -43,7 +44,7 @@ from .._core.rows import prepare
 from .._core.separable import Separable
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import AnyArray, ArrayT, Numbers, Parameter
-from .._random.draws import at, invert, uniforms
+from .._random.draws import at, count_of, invert, uniforms
 from .._random.noises import Noise, draw
 from ..functional import apply
 from ..kernels import decode
@@ -172,14 +173,14 @@ def perturb_argmax(
     """
     refuse_sharded("perturb_argmax", x)
     scale = number(scale)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+    if not is_number(scale):
         raise TypeError(f"perturb_argmax: scale must be a number, got {scale!r}")
     if not 0 <= scale < math.inf:
         raise ValueError(f"perturb_argmax: scale must be at least 0 and finite, got {scale}")
     rows, xp = _rows(x, pick_axis(axis, dim))
     y, keep, poisoned = finite_scores(stop_gradient(upcast(rows, xp)), xp)
     lead, n = tuple(y.shape[:-1]), y.shape[-1]
-    size = 1 if num_samples is None else _count(num_samples)
+    size = count_of(num_samples)
     with quiet(y):
         added = xp.reshape(draw(noise, (*lead, size * n), y, generator), (*lead, size, n))
         z = xp.expand_dims(y, axis=-2) + scale * added
@@ -376,7 +377,7 @@ def sample(
             stop_gradient(to_last(cut, axis, xp)),
             None if full is cut else stop_gradient(to_last(full, axis, xp)),
         )
-    size = 1 if num_samples is None else _count(num_samples)
+    size = count_of(num_samples)
     if read is not None:
         drawn = _in_one_pass(mapping, cut, cut if full is None else full, steps, size, generator, return_log_prob)
         drawn = Sample(*(None if v is None else _samples_first(v, num_samples, xp) for v in drawn))
@@ -451,9 +452,3 @@ def _rows(x: Any, axis: int) -> tuple[Array, Namespace]:
             f"axis {axis} of the scores is empty: there is no class to draw; got the shape {tuple(x.shape)}"
         )
     return to_last(x, axis, xp), xp
-
-
-def _count(num_samples: Any) -> int:
-    if isinstance(num_samples, bool) or not isinstance(num_samples, (int, np.integer)) or num_samples < 0:
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {num_samples!r}")
-    return int(num_samples)

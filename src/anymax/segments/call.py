@@ -1,4 +1,4 @@
-"""What a caller gives to a verb on segments, read once."""
+"""The arguments of a verb on segments, checked once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SegmentCall:
     """Scores, and the segments of their entries."""
 
     xp: Any
-    mapping: Mapping  # its parameters, where they are arrays, with the segments last
-    x: Array  # as it was given, of a floating dtype
+    mapping: Mapping  # parameters that are arrays have the segments last
+    x: Array  # as given, in a floating dtype
     axis: int  # of the entries
     segments: Segments
 
@@ -41,7 +41,7 @@ class SegmentCall:
         return call
 
     def one_each(self, value: Any, name: str) -> Any:
-        """A number of each segment, broadcastable to what a verb gives, with the segments last."""
+        """A value with one number per segment, checked to broadcast, with the segments moved last."""
         if not _array.is_array(value):
             return value
         value = _array.like(value, upcast(self.x[:0], self.xp), self.xp)
@@ -49,17 +49,17 @@ class SegmentCall:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what has one number a segment."""
+        """The shape of a result with one number per segment."""
         return tuple(self.segments.num_segments if i == self.axis else n for i, n in enumerate(self.x.shape))
 
     @property
     def rows(self) -> Array:
-        """The scores with the entries last; those of 8 bits as fp32."""
+        """The scores with the entries last; 8-bit scores as fp32."""
         x = upcast(self.x, self.xp) if _array.narrow(self.x) else self.x
         return to_last(x, self.axis, self.xp)
 
     def back(self, out: Array) -> Array:
-        """From the last axis to where the entries were, in the dtype of the scores."""
+        """Move the last axis back to that of the entries; convert to the dtype of the scores."""
         out = from_last(out, self.axis, self.xp)
         return out if out.dtype == self.x.dtype else self.xp.astype(out, self.x.dtype)
 
@@ -71,12 +71,12 @@ class SegmentCall:
 
     @property
     def segments_first(self) -> Mapping:
-        """The mapping with parameters as the engine has what is one a segment: [segments, heads ...]."""
+        """The mapping with its parameters in the engine's layout, [segments, heads ...]."""
         params = self.mapping.params()
         return self.mapping.replace(**{k: segments_first(v) for k, v in params.items() if v.ndim})
 
     def moved(self, each: Array) -> Array:
-        """[segments, heads ...] to the segments at their axis."""
+        """From [segments, heads ...] to the segments at the axis of the entries."""
         axes = list(range(1, each.ndim))
         axes.insert(self.axis, 0)
         return self.xp.permute_dims(each, tuple(axes)) if self.axis else each

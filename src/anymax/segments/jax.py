@@ -1,6 +1,6 @@
-"""JAX: segments by the CPU engine, an operation of programs as rows are, with derivatives from the map's Jacobian, at any order.
+"""JAX: the CPU engine for segments as an operation of XLA programs, with derivatives of any order from the map's Jacobian.
 
-Elsewhere, and for what the engine does not have, padded rows serve, and softmax by sums over segments.
+On other devices, and where the engine lacks an operation, padded rows are used; softmax uses sums over segments.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import kernels
-from .._array import Array, dtype_name
+from .._array import Array, wide_name
 from .._core.mapping import Mapping
+from .._random.nodes import node_count
 from ..autodiff.jax import BRIDGE as ROWS
 from ..autodiff.jax import define, is_zero, static_of, with_zeros
 from ..kernels import xla
@@ -28,7 +29,7 @@ from .bridge import SegmentBridge
 from .call import SegmentCall, segments_first
 from .layout import Segments
 
-# -- in plain operations; entries first, then heads, and so the parameters of segments -----------------------------------------------------
+# -- in plain operations; entries first, then heads; in parameters segments first ----------------------------------------------------------
 
 
 def _segments(ptr: Array, order: Array, n: int) -> Segments:
@@ -36,7 +37,7 @@ def _segments(ptr: Array, order: Array, n: int) -> Segments:
 
 
 def _mapping(static: Static, params: Any) -> Mapping:
-    """The mapping for padded rows: the segments last."""
+    """The mapping for padded rows, with the segments last."""
     return static.mapping({name: jnp.moveaxis(a, 0, -1) for name, a in zip(static.names, params)})
 
 
@@ -60,7 +61,7 @@ _served = Primitive("anymax_segments")  # (x) or ([x,] p, g), the parameters, pt
 
 def _bind(op: str, static: Static, params: Any, operands: tuple[Array, ...], ptr: Array, order: Array) -> Array:
     link: Any = link_of(static.mapping(dict(zip(static.names, params))))
-    nodes = link.nodes or (64 if dtype_name(operands[0]) == "float64" else 32)
+    nodes = node_count(link.nodes, operands[0])
     facts = link._replace(params=None, nodes=nodes)
     return _served.bind(*alike(*operands, *params, ptr, order), op=op, static=static, link=facts)
 
@@ -83,7 +84,7 @@ def _on_cpu(ctx: Any, *operands: Any, op: str, static: Static, link: Link) -> An
 
 
 def _batch(primitive: Primitive, operands: Any, dims: Any, **facts: Any) -> Any:
-    """More heads; other segments for each are served one after another."""
+    """Batched scores become more heads; batched segments are computed one after another."""
     if any(d is not None for d in dims[-2:]):
         return jax.lax.map(lambda a: primitive.bind(*a, **facts), tuple(to_front(operands, dims))), 0
     *entries, ptr, order = operands
@@ -129,7 +130,7 @@ _product = Primitive("anymax_segments_product")  # J v, or J^T v: linear in v
 def _product_value(x: Array, p: Array, v: Array, *more: Array, static: Static, transposed: bool) -> Array:
     *params, ptr, order = more
     mapping = static.mapping(dict(zip(static.names, params)))
-    if transposed or mapping.facts.has_potential:  # whose Jacobian is symmetric
+    if transposed or mapping.facts.has_potential:  # a potential makes the Jacobian symmetric
         return _bind("vjp", static, params, (x, p, v) if mapping.needs_scores else (p, v), ptr, order)
     return _plain_product(x, p, v, *more, static=static, transposed=False)
 
@@ -168,7 +169,7 @@ class JaxSegments(SegmentBridge):
         ptr, order = (call.segments.placed(name, x) for name in ("ptr", "order"))
         order = jnp.zeros((0,), ptr.dtype) if order is None else order
         x = jnp.moveaxis(x, call.axis, 0)
-        wide = "float64" if dtype_name(x) == "float64" else "float32"
+        wide = wide_name(x)
         shape = (call.segments.num_segments, *x.shape[1:])
         params = {name: jnp.broadcast_to(segments_first(a), shape).astype(wide) for name, a in mapping.params().items()}
         x, *values, ptr, order = alike(x, *params.values(), ptr, order)

@@ -1,4 +1,4 @@
-"""Which entries belong to which segment: an index, bounds or lengths, read once."""
+"""Which entries belong to which segment: an index, bounds or lengths, checked once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
+from .._array import (
+    Array,
+    asarray,
+    check_axis,
+    compiling,
+    eager,
+    is_int,
+    is_integer,
+    is_jax,
+    is_torch,
+    namespace,
+    number,
+    shown,
+)
 from .._core.options import answering
 from ..kernels import ragged, xla_segments
 
@@ -16,22 +29,22 @@ from ..kernels import ragged, xla_segments
 class Bucket(NamedTuple):
     """Segments of similar length, padded to rows of one length."""
 
-    ids: Any  # [rows]: which segment; of a row that is none, any
-    entry: Any  # [rows * width]: which entry; of a place that has none, any
+    ids: Any  # [rows]: the segment; any for an unused row
+    entry: Any  # [rows * width]: the entry; any for an unused place
     valid: Any  # [rows, width]: whether the place has an entry
     width: int
 
 
 class Rows(NamedTuple):
-    """All segments as rows of a few lengths, and the way back."""
+    """All segments as rows of a few lengths, and the indices that lead back."""
 
     buckets: tuple[Bucket, ...]
-    place: Any  # [entries]: where each entry is among the places of all buckets, one after another
-    row: Any  # [segments]: which of all rows each segment is; one after the last for an empty segment
+    place: Any  # [entries]: the place of each entry in the concatenated buckets
+    row: Any  # [segments]: the row of each segment in the concatenated buckets; one past the last if empty
 
 
 class _once(property):
-    """A property that is found once, as of functools, whose lock in Python 3.11 torch.compile can't trace."""
+    """A cached property. That of functools has a lock in Python 3.11, which torch.compile can't trace."""
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         def get(self: Segments) -> Any:
@@ -43,14 +56,14 @@ class _once(property):
 
 
 class Segments:
-    """Which entries belong to which segment, made by `Segments.of` and taken wherever an index is.
+    """Which entries belong to which segment: created by `Segments.of`, accepted wherever an index is.
 
-    An index is sorted once, when this is made, and not at every call.
+    An index is sorted once, here, and not in every call.
 
-    num_segments: how many segments there are, those without entries included.
+    num_segments: how many segments there are, including empty ones.
     num_entries: how many entries there are.
-    ptr: integers [num_segments + 1]; those from `ptr[s]` on, up to `ptr[s + 1]`, belong to segment s, in the order of `order`.
-    order: integers [num_entries], the entries by segment; None where they lie so already.
+    ptr: integers [num_segments + 1]; the entries from `ptr[s]` up to `ptr[s + 1]`, in the order of `order`, belong to segment s.
+    order: integers [num_entries], the entries sorted by segment; None if they are sorted already.
 
     >>> rows = anymax.Segments.of([1, 0, 1])
     >>> rows.ptr, rows.order, rows.lengths
@@ -61,19 +74,19 @@ class Segments:
         self.ptr, self.order = ptr, order
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
         self._found: dict[str, Any] = {}
-        self._as: dict[Any, Any] = {}  # what was made of it for arrays of a kind and place
+        self._as: dict[Any, Any] = {}  # what `kept` returned, by name and place
 
     @staticmethod
     @answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
     def of(index: Any = None, *, ptr: Any = None, lengths: Any = None, num_segments: int | None = None) -> Segments:
-        """Which entries belong to which segment, to be given to several calls in the place of an index.
+        """Create segments, which several calls can use in place of an index.
 
-        An index that is not sorted is sorted here, once. Give exactly one of index, ptr and lengths.
+        An unsorted index is sorted here, once. Give exactly one of index, ptr and lengths.
 
-        index: the segment of each entry, integers from 0 on, in any order; a `Segments` is handed back.
+        index: the segment of each entry, integers from 0 on, in any order; a `Segments` is returned unchanged.
         ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
         lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
-        num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
+        num_segments: how many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
 
         Returns a `Segments`.
 
@@ -85,7 +98,7 @@ class Segments:
 
     @property
     def known(self) -> bool:
-        """False where a compiler traces, so that nothing may be asked of it."""
+        """False under a compiler, where values are not known."""
         return isinstance(self.ptr, np.ndarray)
 
     @property
@@ -95,7 +108,7 @@ class Segments:
 
     @_once
     def index(self) -> Any:
-        """The segment of each entry, [num_entries]; traced, num_segments for an entry of none."""
+        """The segment of each entry, [num_entries]; under a compiler num_segments for an entry without a segment."""
         if isinstance(self.ptr, np.ndarray):
             out = np.repeat(np.arange(self.num_segments), self.lengths)
             if self.order is None:
@@ -111,7 +124,7 @@ class Segments:
 
     @_once
     def inverse(self) -> Any:
-        """The place of each entry in `order`, [num_entries]; None where that is None."""
+        """The place of each entry in `order`, [num_entries]; None if `order` is None."""
         if self.order is None:
             return None
         if isinstance(self.order, np.ndarray):
@@ -124,16 +137,16 @@ class Segments:
 
     @_once
     def rank(self) -> Any:
-        """The place of each entry among those of its segment, [num_entries]."""
+        """The place of each entry within its segment, [num_entries]."""
         place = np.arange(self.num_entries) if self.order is None else self.inverse
         return place - self.ptr[self.index]
 
     def placed(self, name: str, x: Array) -> Any:
-        """`ptr`, `order`, `index`, `inverse` or `rank` as an array of the kind and place of x."""
-        return self.kept(name, x, lambda: getattr(self, name))
+        """`ptr`, `order`, `index`, `inverse` or `rank` as an array of x's kind, on its device."""
+        return self.cached(name, x, lambda: getattr(self, name))
 
-    def kept(self, name: Any, x: Array, make: Any) -> Any:
-        """What `make()` gives, its NumPy arrays as arrays of the kind and place of x; made once where nothing is traced."""
+    def cached(self, name: Any, x: Array, make: Any) -> Any:
+        """The result of `make()`, its NumPy arrays as arrays of x's kind on its device; cached unless something is traced."""
         if not self.known:
             return make()
         place = str(x.device) if is_torch(x) else "jax" if is_jax(x) else None
@@ -147,12 +160,12 @@ class Segments:
         return self._as[name, place]
 
     def spread(self, values: Any, axis: int = 0) -> Any:
-        """A value of each segment at all of its entries, such as a temperature or a weight.
+        """Give all entries the value of their segment, such as a temperature or a weight.
 
         values: an array with the segments along `axis`, or a list of numbers.
         axis: where the segments are.
 
-        Returns an array of the kind of values, with the entries in the place of the segments.
+        Returns an array of the kind of values, with entries in place of segments.
 
         >>> anymax.Segments.of([1, 0, 1]).spread([10.0, 20.0])
         array([20., 10., 20.])
@@ -163,7 +176,7 @@ class Segments:
             raise ValueError(
                 f"values of shape {tuple(values.shape)}: expected {self.num_segments} along axis {axis}, one for each segment"
             )
-        return namespace(values).take(values, self.beside("index", values), axis=axis)
+        return namespace(values).take(values, self.placed("index", values), axis=axis)
 
     def __repr__(self) -> str:
         return f"Segments(num_segments={self.num_segments}, num_entries={self.num_entries})"
@@ -202,14 +215,14 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         )
     ((name, value),) = given
     if num_segments is not None:
-        if isinstance(num_segments, bool) or not isinstance(num_segments, (int, np.integer)) or num_segments < 0:
+        if not is_int(number(num_segments)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
         num_segments = int(num_segments)
     return _read(who, name, value, num_segments)
 
 
 def bounds(who: str, name: str, value: Any) -> Segments:
-    """The segments of what a caller calls by another name than ptr."""
+    """The segments of bounds that the caller knows by another name than ptr."""
     return _read(who, name, value, None)
 
 
@@ -218,7 +231,7 @@ def _read(who: str, name: str, value: Any, num_segments: int | None) -> Segments
         if num_segments not in (None, value.num_segments):
             raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {value.num_segments} segments")
         return value
-    if isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+    if isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace the dtypes of NumPy
         value = sys.modules["torch"].tensor(value)
     value = asarray(value, name)
     if value.ndim != 1:
@@ -269,14 +282,14 @@ def _known(who: str, name: str, value: Array, num_segments: int | None) -> Segme
             raise ValueError(
                 f"{who}: {name}[{at + 1}] is {int(a[at + 1])}, below {name}[{at}], {int(a[at])}; {name} must ascend"
             )
-        a = a.copy() if a.flags.owndata is False or a is value else a  # what the caller changes later is another's
+        a = a.copy() if a.flags.owndata is False or a is value else a  # a later change by the caller must not matter
     if num_segments not in (None, a.size - 1):
         raise ValueError(f"{who}: num_segments={num_segments}, and {name} has {a.size - 1} segments")
     return Segments(a, None, int(a[-1]))
 
 
 def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segments:
-    """The same in operations of the framework, where no value may be asked for. An entry whose index is out of range has no segment."""
+    """`_known` in operations of the framework, without reading a value. An entry whose index is out of range has no segment."""
     xp = namespace(value)
     if name == "index":
         if num_segments is None:
@@ -300,7 +313,7 @@ def _traced(who: str, name: str, value: Array, num_segments: int | None) -> Segm
 
 
 def check(who: str, rows: Segments) -> Segments:
-    """What was traced, once its numbers are there."""
+    """Check segments that were traced, now that their values are known."""
     ptr, order, n = rows.ptr, rows.order, rows.num_entries
     if order is not None and n and (ptr[0] > 0 or ptr[-1] < n):
         wrong = int(order[0] if ptr[0] > 0 else order[-1])
@@ -309,7 +322,7 @@ def check(who: str, rows: Segments) -> Segments:
 
 
 def along(who: str, rows: Segments, n: int, what: str) -> Segments:
-    """The segments, if they have n entries, which are those of `what`."""
+    """The segments; raise if they do not have n entries, as `what` has."""
     if rows.num_entries < 0:  # traced bounds
         return Segments(rows.ptr, None, n)
     if rows.num_entries != n:

@@ -17,11 +17,11 @@ from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import SegmentCall
 from .padded import Bucket, each_row, mapping_of, of_bucket, rows_of, segments_of
-from .verbs import _HINTS, SegmentOptions, opened, segment_apply
+from .verbs import HINTS, SegmentOptions, opened, segment_apply
 
 
 @answering(
-    _HINTS
+    HINTS
     | {
         "weight": "weigh the losses that reduction='none' gives",
         "label_smoothing": "give the target as a distribution, smoothed",
@@ -80,7 +80,7 @@ def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Ar
     stray = ~ignored & ((target < 0) | (target >= n))
     _say(stray, target, f"the entries are 0 to {n - 1}" if n else "there are no entries", xp, axis)
     safe = xp.where(ignored | stray, xp.zeros_like(target), target)
-    index, rank = (segments.beside(name, target) for name in ("index", "rank"))
+    index, rank = (segments.placed(name, target) for name in ("index", "rank"))
     own = xp.reshape(
         xp.arange(segments.num_segments, **_place(target)), tuple(-1 if i == axis else 1 for i in range(target.ndim))
     )
@@ -147,6 +147,6 @@ def _of_distributions(call: SegmentCall, target: Array) -> tuple[Array, Array]:
         scores = of_bucket(x, bucket, -float("inf"), least)
         parts.append(fenchel_young(mapping_of(call.mapping, bucket), scores, one_hot, axis=-1, reduction="none"))
     value = _array.from_last(segments_of(rows, parts, 0.0, x), call.axis, xp)
-    full = call.segments.beside("lengths", value) > 0
+    full = call.segments.placed("lengths", value) > 0
     full = xp.reshape(full, tuple(-1 if i == call.axis else 1 for i in range(value.ndim)))
     return value, xp.broadcast_to(xp.astype(full, value.dtype), value.shape)

@@ -1,8 +1,8 @@
-"""Segments as rows of a few lengths, padded: what serves every map, verb and framework, with all derivatives.
+"""Segments as padded rows of a few lengths: for every map, verb and framework, with all derivatives.
 
-Where the bounds are known, a row is as long as the longest segment of its class, and no class has segments of twice another's length. Under
-a compiler they are not: then each class has as many rows as could be, `entries / length`, so that the work is that of dense rows times the
-number of classes.
+If the bounds are known, a bucket has segments whose lengths differ by less than a factor of 2, padded to the longest. Under a compiler
+the bounds are unknown: then each bucket has as many rows as are possible, `entries / length`, so that the work is that of dense rows
+times the number of buckets.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from .._array import Array, from_last, is_array, is_torch, namespace, to_last
+from .._array import Array, fit_axes, from_last, is_array, is_torch, namespace, to_last
 from .._core.mapping import Mapping
 from .layout import Bucket, Rows, Segments
 
-_STEP = 2  # traced: lengths of a class are up to 2 ** _STEP times those of the class below
+_STEP = 2  # under a compiler each bucket is 2 ** _STEP times as wide as the one before
 
 
 def rows_of(segments: Segments, x: Array) -> Rows:
-    """The rows, as arrays of the kind and place of x."""
-    return segments.kept("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
+    """The rows, as arrays of x's kind on its device."""
+    return segments.cached("rows", x, lambda: _known(segments) if segments.known else _traced(segments))
 
 
 def _known(segments: Segments) -> Rows:
     lengths, ptr = segments.lengths, segments.ptr
     place = np.zeros(segments.num_entries, np.int64)
     row = np.zeros(segments.num_segments, np.int64)
-    exponent = np.frexp(np.maximum(lengths, 1) - 0.5)[1]  # of the least power of two that is no less
+    exponent = np.frexp(np.maximum(lengths, 1) - 0.5)[1]  # of the least power of two that is not below the length
     buckets, places, rows = [], 0, 0
     for each in np.unique(exponent[lengths > 0]):
         ids = np.nonzero((exponent == each) & (lengths > 0))[0]
@@ -48,7 +48,7 @@ def _known(segments: Segments) -> Rows:
 
 
 def _no_rows(entry: Any, ids: Any) -> Bucket:
-    """A class of no rows: what is made of it has the dtype of results, and is a part of the graph."""
+    """A bucket without rows, which gives results their dtype and their part in the graph."""
     none = entry[:0]
     return Bucket(ids[:0], none, none[:, None] > 0, 1)
 
@@ -62,7 +62,7 @@ def _traced(segments: Segments) -> Rows:
         return xp.arange(size, dtype=ptr.dtype, **place_of)
 
     lengths, each = ptr[1:] - ptr[:-1], upto(n)
-    owner = xp.searchsorted(ptr[1:], each, side="right")  # of the entries in order
+    owner = xp.searchsorted(ptr[1:], each, side="right")  # the segments of the sorted entries
     inside = (each >= ptr[0]) & (owner < count)
     owner = xp.where(inside, owner, xp.zeros_like(owner))
     rank = each - ptr[owner]
@@ -88,7 +88,7 @@ def _traced(segments: Segments) -> Rows:
         if width >= n:
             break
         least, width = width + 1, min(width << _STEP, n)
-    place = xp.where(inside, place, places * xp.ones_like(place))  # beyond all of them: of no segment
+    place = xp.where(inside, place, places * xp.ones_like(place))  # past the last place: without a segment
     row = xp.where(lengths > 0, row, rows * xp.ones_like(row))
     buckets = tuple(buckets) or (_no_rows(place, row),)
     return Rows(buckets, place if segments.order is None else place[segments.inverse], row)
@@ -98,7 +98,7 @@ def _traced(segments: Segments) -> Rows:
 
 
 def of_bucket(x: Array, bucket: Bucket, fill: float, least: int = 1) -> Array:
-    """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least so wide."""
+    """[..., entries] as rows [..., rows, width], `fill` where a row has no entry; at least `least` wide."""
     xp = namespace(x)
     rows = xp.reshape(_take(x, bucket.entry), (*x.shape[:-1], bucket.valid.shape[0], bucket.width))
     rows = xp.where(bucket.valid, rows, fill * xp.ones_like(rows) if fill else xp.zeros_like(rows))
@@ -114,19 +114,19 @@ def _take(x: Array, index: Array) -> Array:
 
 
 def _first(rows: Array, width: int) -> Array:
-    """The first entries of rows; a batch of gradients in torch has no slice of all of them."""
+    """The first entries of rows. No slice of all of them: torch can't batch it over gradients."""
     return rows if rows.shape[-1] == width else rows[..., :width]
 
 
 def _joined(parts: list[Array]) -> Array:
-    """One after the other along the last axis; a batch of gradients in torch has `cat`, and no `concat`."""
+    """Concatenate along the last axis. torch can batch `cat` over gradients, but not `concat`."""
     if is_torch(parts[0]):
         return sys.modules["torch"].cat(parts, -1)
     return namespace(parts[0]).concat(parts, axis=-1)
 
 
 def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
-    """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry of no segment."""
+    """Rows [..., rows, width] of each bucket as entries [..., entries]; NaN for an entry without a segment."""
     xp = namespace(x)
     flat = [
         xp.reshape(_first(part, bucket.width), (*x.shape[:-1], bucket.entry.shape[0]))
@@ -138,7 +138,7 @@ def entries_of(rows: Rows, parts: list[Array], x: Array, traced: bool) -> Array:
 
 
 def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
-    """Numbers [..., rows] of each bucket as [..., segments]; `empty` for one without entries."""
+    """Numbers [..., rows] of each bucket as [..., segments]; `empty` for a segment without entries."""
     xp = namespace(x)
     place = {"device": x.device} if is_torch(x) else {}
     none = xp.full((*x.shape[:-1], 1), empty, dtype=parts[0].dtype, **place)
@@ -146,20 +146,15 @@ def segments_of(rows: Rows, parts: list[Array], empty: Any, x: Array) -> Array:
 
 
 def of_segments(value: Any, rows_axis: int, shape: tuple[int, ...], name: str) -> Any:
-    """What has one number a segment, and broadcasts to `shape` with the segments along an axis, with the segments last."""
+    """A value that broadcasts to `shape`, which has the segments along `rows_axis`, with the segments moved last."""
     if not is_array(value) or not value.ndim:
         return value
-    xp = namespace(value)
-    given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
-    if len(given) != len(shape) or any(a not in (1, b) for a, b in zip(given, shape, strict=True)):
-        raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast to {shape}, one value for each segment along axis {rows_axis}"
-        )
-    return to_last(xp.reshape(value, given), rows_axis, xp)
+    value = fit_axes(value, shape, name, f", one value for each segment along axis {rows_axis}", "")
+    return to_last(value, rows_axis, namespace(value))
 
 
 def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
-    """The mapping with the parameters of the rows of a bucket, [..., rows, 1]; those of `mapping` have the segments last."""
+    """The mapping with parameters for the rows of a bucket, [..., rows, 1]; those of `mapping` have the segments last."""
     params = {}
     for name, value in mapping.params().items():
         if value.ndim:
@@ -172,7 +167,7 @@ def mapping_of(mapping: Mapping, bucket: Bucket) -> Mapping:
 def by_rows(
     segments: Segments, x: Array, verb: Callable[[Bucket, Array], Array], fill: float = -math.inf, least: int = 1
 ) -> Array:
-    """verb(bucket, rows) -> rows, of x [..., entries]; the same shape."""
+    """Apply verb(bucket, rows) -> rows to x [..., entries]; the result has the same shape."""
     rows = rows_of(segments, x)
     parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
     return entries_of(rows, parts, x, not segments.known)
@@ -186,14 +181,14 @@ def each_row(
     fill: float = -math.inf,
     least: int = 1,
 ) -> Array:
-    """verb(bucket, rows) -> [..., rows], of x [..., entries]; [..., segments]."""
+    """Apply verb(bucket, rows) -> [..., rows] to x [..., entries]; the result is [..., segments]."""
     rows = rows_of(segments, x)
     parts = [verb(bucket, of_bucket(x, bucket, fill, least)) for bucket in rows.buckets]
     return segments_of(rows, parts, empty, x)
 
 
 def formula(segments: Segments, mapping: Mapping, axis: int, function: Any, *arrays: Array) -> Array:
-    """function(mapping, *rows) on arrays with the entries along an axis: scores, and others that are 0 where a row has no entry."""
+    """Apply function(mapping, *rows) to arrays with the entries along `axis`: scores, padded with -inf, and others, padded with 0."""
     xp = namespace(arrays[0])
     x, *others = (to_last(a, axis, xp) for a in arrays)
     rows, least, parts = rows_of(segments, x), mapping.least_classes, []

@@ -1,4 +1,4 @@
-"""Softmax by sums over segments, for JAX: one program whatever the lengths are."""
+"""Softmax by sums over segments, for JAX: one program for all lengths."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def log_softmax(segments: Segments, x: Array) -> Array:
 
 
 def _terms(segments: Segments, x: Array) -> tuple[Array, Array, Array, Any]:
-    """Scores less the maximum of their segment, their exponentials, the sums of these, and the segment of each entry; entries first."""
+    """Scores minus the maximum of their segment, their exponentials, the sums of these, and the segment of each entry; entries first."""
     jax: Any = sys.modules["jax"]
     xp = namespace(x)
     x = from_last(x, 0, xp)
-    index, count = segments.beside("index", x), segments.num_segments + 1  # the last for entries of no segment
+    index, count = segments.placed("index", x), segments.num_segments + 1  # the last one for entries without a segment
     high = stop_gradient(jax.ops.segment_max(x, index, count))
-    high = xp.where(high > -xp.inf, high, 0.0)  # of an empty segment, or one that is all masked; NaN goes by
+    high = xp.where(high > -xp.inf, high, 0.0)  # 0 if empty or all masked; also for NaN, which x itself keeps
     high = high.at[-1].set(xp.nan)
     y = x - high[index]
     e = xp.exp(y)

@@ -1,4 +1,4 @@
-"""Tensors of torch that know their own segments: jagged nested ones, and sparse ones (COO, CSR) with rows along the last axis."""
+"""torch tensors that contain their segments: nested ones (jagged), and sparse ones (COO, CSR) with rows along the last axis."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .._array import Array, is_ragged
+from .._array import Array, is_int, is_ragged
 
 
 def refuse(who: str, x: Any) -> None:
-    """An error for a nested or sparse tensor, where a verb gives no tensor like it."""
+    """Raise for a nested or sparse tensor, in verbs that return no tensor like it."""
     if is_ragged(x):
         said = (
             "x.values() and ptr=x.offsets()" if x.is_nested else "x.values() and ptr=x.crow_indices() of a CSR tensor"
@@ -21,7 +21,7 @@ def refuse(who: str, x: Any) -> None:
 
 
 def apply(who: str, verb: Callable[..., Any], mapping: Any, x: Any, given: Any, axis: Any, dim: Any) -> Array:
-    """verb(mapping, values, its own segments), as a tensor like x."""
+    """The verb on the values and the segments of x, as a tensor like x."""
     if any(a is not None for a in given):
         raise TypeError(
             f"{who}: a {'nested' if x.is_nested else 'sparse'} tensor knows its segments; leave out index, ptr and lengths"
@@ -32,9 +32,9 @@ def apply(who: str, verb: Callable[..., Any], mapping: Any, x: Any, given: Any, 
 def rows(
     who: str, verb: Callable[..., Any], dense: Callable[..., Any] | None, mapping: Any, x: Any, axis: Any
 ) -> Array:
-    """The same along an axis; `dense` serves rows of a nested tensor that are not ragged."""
+    """The verb along an axis of x; `dense` is for rows of a nested tensor that are not ragged."""
     torch = sys.modules["torch"]
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not -x.ndim <= axis < x.ndim):
+    if axis is not None and (not is_int(axis) or not -x.ndim <= axis < x.ndim):
         raise ValueError(f"{who}: axis must be an integer from {-x.ndim} to {x.ndim - 1}, got {axis!r}")
     if x.is_nested:
         return _nested(torch, who, verb, dense, mapping, x, axis)

@@ -1,4 +1,4 @@
-"""PyTorch: segments by the engine of their device, with derivatives; what it refuses is for padded rows, differentiated as rows are.
+"""PyTorch: segments by the engine of their device, with derivatives; where it refuses, padded rows.
 
 Under torch.compile the engine is an opaque operation, as it is for rows.
 """
@@ -12,7 +12,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from .._array import modes, plain_backward, recorded, transformed
+from .._array import modes, plain_backward, recorded, transformed, wide_dtype
 from .._core.mapping import Mapping
 from ..autodiff.saving import params_of, save, saved, with_params
 from ..autodiff.torch import BRIDGE as ROWS
@@ -74,7 +74,7 @@ BRIDGE = TorchSegments()
 
 
 def _engine(op: str, mapping: Mapping, x: Tensor) -> Any:
-    """The engine that serves segments of tensors like x; None: padded rows do."""
+    """The engine for segments of tensors like x; None if there is none, so that padded rows are used."""
     return next((engine for engine in (ragged, on_gpu) if engine.refuse(op, mapping, x) is None), None)
 
 
@@ -88,7 +88,7 @@ def _compiled() -> bool:
 
 
 def _plain(call: SegmentCall) -> bool:
-    """True where plain operations are to be seen."""
+    """True if torch must see plain operations."""
     return not call.segments.known or modes() or transformed() or learns(call.mapping)
 
 
@@ -106,7 +106,7 @@ def _rows(call: SegmentCall, formula: Any, *tensors: Tensor) -> Tensor:
 
 
 def _slope(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
-    """The gradient of the loss of the place of each target, `g (p - y)`, in plain operations."""
+    """The gradient of `index_loss`, `g (p - y)`, in plain operations."""
     p = BRIDGE.apply(dataclasses.replace(call, x=x))
     p = (_rows(call, ROWS.apply, x) if p is None else p).movedim(call.axis, 0)
     index, rank = (call.segments.placed(name, x) for name in ("index", "rank"))
@@ -117,7 +117,7 @@ def _slope(call: SegmentCall, x: Tensor, place: Tensor, g: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """p(x), eager, as the engine has made it."""
+    """p(x) by the engine, in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -131,13 +131,13 @@ class _Apply(torch.autograd.Function):
         (g,), (p, x, kept, *params) = grads, saved(ctx)
         call, none = _with(ctx.call, params), (None,) * (2 + len(params))
         engine = None if plain_backward(g) else _engine("vjp", call.mapping, g)
-        if engine is None:  # to be differentiated itself
+        if engine is None:  # this gradient may be differentiated
             return _rows(call, reference.vjp, p if x is None else x, p, g), *none
         return engine.vjp(call.segments_first, x, p, g, _layout(engine, call), kept), *none
 
 
 class _Log(torch.autograd.Function):
-    """log p(x), eager."""
+    """log p(x) by the engine, in eager mode."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss of the place of each segment's target, eager."""
+    """The loss by the engine, in eager mode; `place` says which entry of each segment is the target."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor, call: Any, engine: Any, *params: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class _IndexLoss(torch.autograd.Function):
         call, none = _with(call, params), (None,) * (3 + len(params))
         if plain_backward(g) or engine.refuse("vjp", call.mapping, g) is not None:
             return _slope(call, x, place, g), *none
-        scale = g.to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous()
+        scale = g.to(wide_dtype(x, torch)).contiguous()
         return engine.index_loss_grad(call.segments_first, x, place, scale, _layout(engine, call), kept), *none
 
 
@@ -222,7 +222,7 @@ def _opaque(call: SegmentCall) -> Tensor | None:
 
 
 def _of(mapping: Mapping, x: Tensor, ptr: Tensor, order: Tensor | None, axis: int) -> SegmentCall:
-    """The call that an opaque operation stands for: its numbers are there now."""
+    """The call of an opaque operation, now that its values are known."""
     bounds, places = (None if a is None else a.detach().cpu().numpy().astype(np.int64) for a in (ptr, order))
     segments = check("segment_apply", Segments(bounds, places, x.shape[axis]))
     return SegmentCall(xp, mapping, x, axis, segments)

@@ -1,4 +1,4 @@
-"""The verbs on segments: what `apply`, `logsumexp` and their kin do for rows, for rows of unequal length."""
+"""The verbs on segments: `apply`, `logsumexp` and others for rows of unequal length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from typing import Any, TypedDict, Unpack
 
 from .. import _array
-from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, shown, stop_gradient, upcast
+from .._array import Array, is_array, is_jax, is_ragged, is_torch, namespace, quiet, stop_gradient, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Entropy, Numbers, Parameter
-from .._random.draws import invert
+from .._random.draws import count_of, invert
 from .._random.generators import uniform
 from ..autodiff import bridge
 from ..functional import apply, log_rows
@@ -24,7 +24,7 @@ from .padded import Bucket, by_rows, each_row, mapping_of, of_bucket, rows_of, s
 
 
 class SegmentOptions(TypedDict, total=False):
-    """Which entries belong together; the same for every verb on segments."""
+    """The options that say which entries belong together; the same for every verb on segments."""
 
     index: Any
     ptr: Any
@@ -35,7 +35,7 @@ class SegmentOptions(TypedDict, total=False):
 
 
 _SOFTMAX = Softmax()
-_HINTS = {
+HINTS = {
     "mask": "give the scores of entries to leave out as -inf",
     "batch": "say index=",
     "segment_ids": "say index=",
@@ -48,7 +48,7 @@ _HINTS = {
 }
 
 
-@answering(_HINTS)
+@answering(HINTS)
 def segment_apply(
     mapping: Mapping | str,
     x: ArrayT | Numbers,
@@ -62,18 +62,18 @@ def segment_apply(
 ) -> ArrayT:
     """The probabilities p(x) of each segment: a map over rows of unequal length, without padding.
 
-    For attention over a node's neighbours, choices out of baskets, packed sequences. Give exactly one of index, ptr and lengths;
-    `apply` is for rows of one length.
+    Use it for attention over a node's neighbours, choices from baskets, or packed sequences; `apply` is for rows of one length. Give
+    exactly one of index, ptr and lengths.
 
-    mapping: the map, such as `anymax.Sparsemax()`, or its name. A parameter that is an array, such as alpha, has a value for each
-        segment: it broadcasts to x with the segments in the place of the entries.
-    x: the scores, an array of NumPy, torch or JAX, or a list of numbers: entries along `axis`, and heads or features along the
-        others, each with rows of its own. -inf marks a masked entry; NaN or +inf makes its segment NaN, and no other. Also a
-        nested tensor of torch (jagged), or a sparse one (COO, CSR; rows along the last axis), which know their own segments.
-    index: the segment of each entry, integers from 0 on, in any order; or what `anymax.segments` has made of it.
+    mapping: the map, such as `anymax.Sparsemax()`, or its name. A parameter that is an array, such as alpha, has one value per
+        segment: it broadcasts to x with segments in place of entries.
+    x: the scores, an array of NumPy, torch or JAX, or a list of numbers: entries along `axis`, and independent heads or
+        features along the others. -inf marks a masked entry; NaN or +inf makes its segment NaN, and no other. Also a nested (jagged)
+        or sparse (COO, CSR; rows along the last axis) tensor of torch, which contains its segments.
+    index: the segment of each entry, integers from 0 on, in any order; or a `Segments`.
     ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
     lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
-    num_segments: how many segments there are: by default the largest index and one more. Under `jax.jit` an index needs it.
+    num_segments: how many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
     axis: the axis of the entries, the first one by default.
     dim: another name of `axis`.
 
@@ -94,7 +94,7 @@ def segment_apply(
 
 
 def apply_tensor(mapping: Mapping, x: Array, axis: int) -> Array:
-    """`apply` of a nested or sparse tensor."""
+    """`apply` for a nested or sparse tensor."""
     return tensors.rows("apply", segment_apply, apply, mapping, x, axis)
 
 
@@ -110,7 +110,7 @@ def apply_rows(call: SegmentCall) -> Array:
     return by_rows(call.segments, x, verb, least=call.mapping.least_classes)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """The logarithms of the probabilities of each segment, -inf where p is exactly 0.
@@ -139,18 +139,18 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
     return call.back(by_rows(call.segments, x, verb, least=call.mapping.least_classes))
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_logsumexp(
     x: ArrayT | Numbers, *, temperature: Parameter = 1.0, **options: Unpack[SegmentOptions]
 ) -> ArrayT:
-    """The smooth maximum `T log sum_i exp(x_i / T)` of each segment, -inf of an empty one.
+    """The smooth maximum `T log sum_i exp(x_i / T)` of each segment, -inf for an empty one.
 
     Use it to normalise log-probabilities, or as a maximum with a gradient, which is the softmax of each segment.
 
-    temperature: T, a number from 0 on, or an array with one value a segment; 0 gives the maximum itself.
+    temperature: T, a number of at least 0, or an array with one value per segment; 0 gives the maximum.
 
-    Returns one number for each segment, as an array of the kind and dtype of x, with the segments in the place of the entries.
+    Returns one number for each segment, as an array of the kind and dtype of x, with segments in place of entries.
 
     >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
     array([ 2.313,   -inf, -1.   ])
@@ -170,7 +170,7 @@ def segment_logsumexp(
 
 
 def _one_of(value: Any, bucket: Bucket) -> Any:
-    """The numbers of a bucket's rows, [..., rows, 1]; one number for all as it is."""
+    """The numbers for a bucket's rows, [..., rows, 1]; a single number is returned unchanged."""
     if not is_array(value) or not value.ndim:
         return value
     xp = namespace(value)
@@ -183,18 +183,18 @@ def _narrowed(out: Array, call: SegmentCall) -> Array:
         return out if out.dtype == call.x.dtype else call.xp.astype(out, call.x.dtype)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_threshold(
     mapping: Mapping | str, x: ArrayT | Numbers, **options: Unpack[SegmentOptions]
 ) -> Threshold[ArrayT]:
     """The threshold tau of each segment, and how many of its entries have a probability above 0.
 
-    `anymax.threshold` says what tau is for each map. It is -inf of a segment without entries.
+    `anymax.threshold` defines tau for each map. It is -inf for a segment without entries.
 
     mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
 
-    Returns a `Threshold`, the pair (tau, support), with the segments in the place of the entries. Neither has a gradient.
+    Returns a `Threshold`, the pair (tau, support), with segments in place of entries. Neither has a gradient.
 
     >>> tau, support = anymax.segment_threshold("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> tau, support
@@ -231,16 +231,16 @@ def _counted(segments: Segments, p: Array) -> Array:
     return each_row(segments, p, verb, 0, fill=0.0)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> ArrayT:
     """How many entries of each segment have a probability above 0.
 
-    Use it to see how many neighbours a sparse map keeps; the entries themselves are `anymax.support(p)`.
+    Use it to see how many neighbours a sparse map keeps; `anymax.support(p)` gives the entries themselves.
 
-    p: probabilities by entry, as `segment_apply` gives them.
+    p: probabilities by entry, as `segment_apply` returns them.
 
-    Returns integers, an array of the kind of p with the segments in the place of the entries.
+    Returns integers, an array of the kind of p with segments in place of entries.
 
     >>> p = anymax.segment_apply("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> anymax.segment_support(p, lengths=[3, 1])
@@ -251,7 +251,7 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
     return _array.from_last(_counted(call.segments, stop_gradient(call.rows)), call.axis, call.xp)
 
 
-@answering(_HINTS)
+@answering(HINTS)
 @spelled(segment_apply)
 def segment_entropy(
     p: ArrayT | Numbers,
@@ -259,15 +259,15 @@ def segment_entropy(
     alpha: Parameter | None = None,
     **options: Unpack[SegmentOptions],
 ) -> ArrayT:
-    """The entropy of the distribution over each segment, by Shannon, Renyi or Tsallis; 0 of an empty one.
+    """The entropy of the distribution over each segment, by Shannon, Renyi or Tsallis; 0 for an empty one.
 
-    Use it to see how sure attention is; `anymax.entropy` says what each kind is.
+    Use it to see how sure attention is; `anymax.entropy` defines each kind.
 
-    p: probabilities by entry, as `segment_apply` gives them.
+    p: probabilities by entry, as `segment_apply` returns them.
     kind: "shannon", "renyi", "renyi2" or "tsallis".
-    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a segment.
+    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per segment.
 
-    Returns one number for each segment, as an array of the kind and dtype of p, with the segments in the place of the entries.
+    Returns one number for each segment, as an array of the kind and dtype of p, with segments in place of entries.
 
     >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
     array([0.6931, 0.    ])
@@ -282,7 +282,7 @@ def segment_entropy(
     return call.back(each_row(call.segments, call.rows, verb, 0.0, fill=0.0))
 
 
-@answering(_HINTS, key="generator", seed="generator")
+@answering(HINTS, key="generator", seed="generator")
 @spelled(segment_apply)
 def segment_sample(
     mapping: Mapping | str,
@@ -294,24 +294,21 @@ def segment_sample(
 ) -> ArrayT:
     """An entry of each segment, drawn with the probabilities of a map.
 
-    A neighbour to walk to, an item of a basket. An entry of probability exactly 0 is never drawn. From one generator segment i takes
-    the i-th number, in C order, or with `num_samples` = S the S numbers from i * S on.
+    Use it to choose a neighbour to walk to, or an item of a basket. An entry of probability exactly 0 is never drawn. With one generator,
+    segment i uses the i-th number, in C order, or with `num_samples` = S the S numbers from i * S on.
 
-    generator: a generator or key, an integer seed, or a list of these, one a segment; by default NumPy's or torch's global one.
+    generator: a generator or key, an integer seed, or a list of these, one per segment; by default NumPy's or torch's global one.
     num_samples: how many to draw from each segment, independently, as a new first axis.
 
-    Returns integers, the numbers of the entries along `axis`, with the segments in their place; -1 where a segment has none to draw.
+    Returns integers, the indices of entries along `axis`, with segments in place of entries; -1 where a segment has none to draw.
 
     >>> anymax.segment_sample("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 0, 1], generator=0)
     array([ 0, -1,  3])
     """
     tensors.refuse("segment_sample", x)
-    if num_samples is not None and (
-        isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0
-    ):
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    size = count_of(num_samples)
     call = SegmentCall.of("segment_sample", mapping, x, opened("segment_sample", options))
-    xp, size = call.xp, 1 if num_samples is None else num_samples
+    xp = call.xp
     call.x, call.mapping = upcast(stop_gradient(call.x), xp), call.mapping.frozen()
     p = bridge(call.x).segments.apply(call)
     p = apply_rows(call) if p is None else _array.to_last(p, call.axis, xp)

@@ -1,7 +1,7 @@
-"""Linear classifiers of scikit-learn's kind, trained with the own loss of any map (extra `sklearn`).
+"""Linear classifiers with scikit-learn's interface, each trained with the loss of its map (extra `sklearn`).
 
-`MappingClassifier` is `LogisticRegression` with the map for a parameter, `MultiLabelMappingClassifier` predicts sets of labels,
-`LabelDistributionClassifier` proportions, and `SupportConformalClassifier` sets that hold the true class as often as asked.
+`MappingClassifier` is `LogisticRegression` with the map as a parameter. `MultiLabelMappingClassifier` predicts sets of labels,
+`LabelDistributionClassifier` predicts proportions, and `SupportConformalClassifier` predicts sets with guaranteed coverage.
 """
 
 try:
@@ -21,4 +21,4 @@ __all__ = [
 ]  # fmt: skip
 
 for _kind in (MappingClassifier, MultiLabelMappingClassifier, LabelDistributionClassifier, SupportConformalClassifier):
-    _kind.__module__ = __name__  # the public path, by which pickles find them
+    _kind.__module__ = __name__  # pickle finds the class by this public path

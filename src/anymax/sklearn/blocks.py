@@ -1,8 +1,8 @@
-"""Rows that lie in blocks of a Dask array or data frame, on one machine or many: training reads the blocks and keeps none of them.
+"""Training on a Dask array or data frame, on one machine or many, without loading all of it at once.
 
-A linear model needs few things of its data: products with it, the squares of its columns, some of its rows. `Blocks` answers these
-as an array would, each by one `dask.compute` over the blocks, and so the objective and its optimiser are those of data in memory.
-Dask is found by the type of what is given, and never imported for anything else.
+A linear model needs products with its data, squared columns and selected rows. `Blocks` provides these with the interface of an
+array, each by one `dask.compute`, so the objective and the optimiser are the same as for data in memory. Dask is imported only when
+the data are Dask's.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 from scipy import sparse
 from sklearn.utils import check_array
 
-_FAN = 16  # sums of blocks are added by so many, on the workers
+_FAN = 16  # partial sums added in one task, on the workers
 
 
 def is_dask(x: Any) -> bool:
-    """A Dask array, data frame or series."""
+    """True for a Dask array, data frame or series."""
     return type(x).__module__.partition(".")[0] in ("dask", "dask_expr")
 
 
 def _dask() -> Any:
-    import dask  # late: an optional extra, and loaded already where there is such an array
+    import dask  # late: an optional extra, which a Dask array has already imported
 
     return dask
 
 
 def here(y: Any) -> Any:
-    """Targets and weights of rows: of Dask's kind they are computed, others stay as they are."""
+    """Targets or weights in memory: Dask's are computed, others are returned unchanged."""
     return y.compute() if is_dask(y) else y
 
 
 def names_of(x: Any) -> Any:
-    """What scikit-learn reads the number of features and their names from, for `validate_data(..., skip_check_array=True)`."""
+    """A stand-in for x, from which `validate_data(..., skip_check_array=True)` reads the number and names of the features."""
     if type(x).__module__.startswith(("dask.dataframe", "dask_expr")):
         return x._meta
     return np.empty((0, _two_axes(x).shape[1]))
@@ -50,7 +50,7 @@ def _two_axes(x: Any) -> Any:
 
 
 def _array(x: Any) -> Any:
-    """A Dask array of two axes, all columns in one block."""
+    """x as a Dask array of two axes, with all columns in one block."""
     if type(x).__module__.startswith(("dask.dataframe", "dask_expr")):
         x = x.to_dask_array()
     return x.rechunk({1: -1}) if len(_two_axes(x).chunks[1]) > 1 else x
@@ -96,7 +96,7 @@ def _sum(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Blocks:
-    """The rows of a Dask array or data frame as `objective.Linear` asks for them; results lie on the machine that asks."""
+    """The rows of a Dask array or data frame, with the operations that `objective.Linear` uses; products are local arrays."""
 
     def __init__(self, blocks: list[Any], lengths: Sequence[int], columns: int, dtype: Any) -> None:
         self.blocks, self.ends = blocks, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -104,7 +104,7 @@ class Blocks:
 
     @classmethod
     def of(cls, x: Any) -> Blocks:
-        """From a Dask array or data frame; each block is looked at once for numbers that are not finite."""
+        """Take a Dask array or data frame; raise if a block holds numbers that are not finite."""
         dask = _dask()
 
         x = _array(x)
@@ -118,7 +118,7 @@ class Blocks:
         return cls(blocks, lengths, int(x.shape[1]), dtype)
 
     def _each(self, task: Callable[..., Any], sent: Sequence[Any], total: bool) -> Any:
-        """`task(block, sent[i])` of each block, or their sum."""
+        """`task(block, sent[i])` for each block i, or the sum of the results."""
         dask = _dask()
 
         ask, add = dask.delayed(task, pure=False), dask.delayed(_sum, pure=False)
@@ -144,13 +144,13 @@ class Blocks:
         return _Squares(self)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:
-        """These rows, here."""
+        """These rows as a local array, in ascending order of their indices."""
         found = self.only(np.arange(self.shape[0])[rows])
         parts = found._each(_itself, [None] * len(found.blocks), False)
         return sparse.vstack(parts, "csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
     def only(self, rows: np.ndarray) -> Blocks:
-        """These rows, in this order within a block, where they are; `rows` are indices or a mask."""
+        """The rows with these indices, or where this mask is True, in ascending order; nothing is computed."""
         dask = _dask()
 
         rows = np.flatnonzero(rows) if rows.dtype == bool else np.sort(rows)
@@ -166,7 +166,7 @@ class Blocks:
 
 
 class _Product:
-    """The transpose of blocks, or of their squares: `@` adds the products of all blocks."""
+    """The transpose of the blocks, or of their squares; `@` adds up the products of all blocks."""
 
     def __init__(self, blocks: Blocks, task: Callable[..., Any]) -> None:
         self.blocks, self.task = blocks, task
@@ -181,12 +181,12 @@ class _Squares:
 
 
 def only(x: Any, rows: np.ndarray) -> Any:
-    """These rows of an array, or of blocks without computing them."""
+    """These rows of x; rows of `Blocks` are not computed."""
     return x.only(rows) if isinstance(x, Blocks) else x[rows]
 
 
 def parts(x: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Indices of rows and the rows: all of an array at once, of blocks one after the other."""
+    """Pairs of row indices and rows: one pair for an array, one for each block of `Blocks`."""
     if not isinstance(x, Blocks):
         yield np.arange(x.shape[0]), x
         return
@@ -195,7 +195,7 @@ def parts(x: Any) -> Iterator[tuple[np.ndarray, Any]]:
 
 
 def _sent(parts: Sequence[Any]) -> Sequence[Any]:
-    """What the blocks are multiplied by. A cluster's workers have it directly, and its scheduler does not see it."""
+    """The factors of the blocks. On a cluster they go straight to the workers, not through the scheduler."""
     dask = _dask()
 
     scheduler = dask.base.get_scheduler()
@@ -209,7 +209,7 @@ def _sent(parts: Sequence[Any]) -> Sequence[Any]:
 
 
 def lazily(x: Any, answer: Callable[[Any], Any], dtype: Any) -> Any:
-    """`answer` of each block of a Dask array or data frame, as a Dask array; nothing is computed."""
+    """`answer(block)` for each block of a Dask array or data frame, as a Dask array that is not computed yet."""
     x = _array(x)
     like = answer(np.zeros((1, x.shape[1]), dtype))
 

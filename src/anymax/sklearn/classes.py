@@ -1,4 +1,4 @@
-"""`MappingClassifier`: one class a row."""
+"""`MappingClassifier`: one class per row."""
 
 from __future__ import annotations
 
@@ -38,67 +38,67 @@ if TYPE_CHECKING:
 
 
 class MappingClassifier(ClassifierMixin, MapParameters):
-    """A linear classifier: p = map(X W + b), trained with the map's own loss and an L2 penalty.
+    """A linear classifier: p = map(X W + b), trained with the map's loss and an L2 penalty.
 
-    Use it in place of `sklearn.linear_model.LogisticRegression` (which it is for `mapping="softmax"`) where you want probabilities that
-    can be exactly 0, or another loss. It minimises `C sum_i w_i loss(y_i, x_i W + b) + ||W||^2 / 2`. The loss is the Fenchel-Young
-    loss where the map has one, and the problem convex; for Taylor softmax, sigsoftmax and ratio maps it is -log p, which is not
-    convex. Two classes have one column of scores z, and p = map((0, z)).
+    Use it instead of `sklearn.linear_model.LogisticRegression` (the same model with `mapping="softmax"`) when you want another loss, or
+    probabilities that can be exactly 0. It minimises `C sum_i w_i loss(y_i, x_i W + b) + ||W||^2 / 2`. If the map has a Fenchel-Young
+    loss, this is the loss, and the problem is convex. For Taylor softmax, sigsoftmax and ratio maps the loss is -log p, which is not
+    convex. With two classes and a shift-invariant map there is one column of scores z, and p = map((0, z)).
 
     Parameters
     ----------
     mapping : str or Mapping, default="entmax15"
         A map such as `anymax.Sparsemax()`, or its name: "softmax", "sparsemax", "entmax15", "entmax", "normmax", ...
-        The default is the first by mean ranks on many sets; the documentation, "scikit-learn", has the table.
+        The default has the best mean rank over many data sets; the page "scikit-learn" of the documentation has the table.
     alpha : float, default=None
-        The alpha of a map that has one (entmax, normmax), in place of its own. The parameters of a map can be set as those of an
-        estimator can: `set_params(mapping__alpha=1.3)`, or in the grid of a search.
+        Replaces the alpha of the map (entmax, normmax). You can also set parameters of the map like those of a nested estimator:
+        `set_params(mapping__alpha=1.3)`, or in the grid of a search.
     C : float, default=1.0
-        The weight of the loss against the penalty. `inf` is no penalty.
+        The weight of the loss relative to the penalty; `inf` means no penalty.
     l2 : float, default=None
-        Another way to say it, in place of C: mean loss + `l2 / 2 ||W||^2`. The same as `C = 1 / (l2 * sum(sample_weight))`.
+        Used instead of C: minimise mean loss + `l2 / 2 ||W||^2`. Equal to `C = 1 / (l2 * sum(sample_weight))`.
     tol : float, default=1e-4
-        Training ends when no entry of the gradient of the mean objective is larger.
+        Training ends when no entry of the gradient of the mean objective exceeds this.
     max_iter : int, default=1000
-        The most iterations; a `ConvergenceWarning` says where they were not enough.
+        The maximal number of iterations; a `ConvergenceWarning` says if they were not enough.
     fit_intercept : bool, default=True
         Whether there is an intercept b; it is not penalised.
     class_weight : dict, "balanced" or None, default=None
-        A factor for the rows of each class; "balanced" gives all classes the same weight.
+        A factor for the rows of each class; "balanced" gives all classes the same total weight.
     solver : {"lbfgs", "lbfgs-scipy"}, default="lbfgs"
-        L-BFGS in coordinates that know the scales of the features, or SciPy's L-BFGS-B as it is.
+        "lbfgs" is L-BFGS with a preconditioner from the features; "lbfgs-scipy" is SciPy's L-BFGS-B.
     warm_start : bool, default=False
-        Begin where the last fit ended.
+        Start from the coefficients of the last fit.
     verbose : int, default=0
         1 prints a line for each iteration.
     random_state : int, RandomState or None, default=0
-        The order in which `partial_fit` visits its rows; `fit` has no use for it.
+        Seeds the order in which `partial_fit` visits its rows; `fit` does not use it.
     penalty : "l2" or None, default="l2"
-        None is no penalty, as is C=inf.
+        None means no penalty, as does C=inf.
     n_jobs : int or None, default=None
-        The most threads of BLAS while it is trained; -1 is one a processor, None leaves it to BLAS.
+        The maximal number of BLAS threads during training; -1 means one per processor, None leaves it to BLAS.
     smoothing : float, default=0.0
-        The weight of the uniform distribution that `predict_proba` is mixed with. A sparse map gives classes the probability 0, which
-        makes the log-loss infinite where one of them is true; with 0.01 it is finite, and what is predicted stays the same.
+        The weight of the uniform distribution that is mixed into `predict_proba`. With a sparse map the true class can have the
+        probability 0, which makes the log-loss infinite; 0.01 keeps it finite and changes no prediction.
 
     Attributes
     ----------
     classes_ : array [classes]
         The classes, sorted.
     coef_ : array [classes or 1, features]
-        W, one row for each class; one row for two classes.
+        W, one row for each class; only one for two classes if the map is shift-invariant.
     intercept_ : array [classes or 1]
         b; zeros without an intercept.
     n_iter_ : array [1]
-        The iterations that training took; after `partial_fit` the steps of all its calls.
+        The number of iterations; after `partial_fit` the number of steps of all its calls.
     weight_ : float
-        The weights of all rows that it was trained on, added up.
+        The total weight of the training rows.
     mapping_ : Mapping
-        The map that `mapping` and `alpha` meant.
+        The map given by `mapping` and `alpha`.
     n_features_in_ : int
-        The features seen by `fit`.
+        The number of features seen by `fit`.
     feature_names_in_ : array [features]
-        Their names, where X had names.
+        Their names, if X had names.
 
     >>> import numpy as np
     >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "a", "b", "b"])
@@ -117,8 +117,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     weight_: float
     n_features_in_: int
     feature_names_in_: np.ndarray
-    _usual_c: ClassVar[float] = 1.0  # the default, which l2 and no penalty take the place of
-    mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have none
+    _usual_c: ClassVar[float] = 1.0  # the default C, for which l2 or penalty=None can be given
+    mapping_: Any  # a Mapping; a string for the two baselines of `MultiLabelMappingClassifier`, which have no map
 
     def __init__(
         self,
@@ -160,9 +160,9 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier.
 
-        X: the features, [rows, features], of fp32 or fp64; an array, a frame of pandas, or a sparse matrix.
-        y: the class of each row, numbers or strings, at least two of them.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        X: the features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
+        y: the class of each row, as numbers or strings; at least two different classes.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -172,7 +172,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return self
 
     def _check(self) -> Any:
-        """The map, after a look at all parameters."""
+        """Check all parameters and return the map."""
         self._numbers()
         return mapping_of(self.mapping, self.alpha)
 
@@ -232,7 +232,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return (weights / total).astype(dtype), self._penalty(total)
 
     def _penalty(self, weight: float) -> float:
-        """l2 of the mean objective over rows of this weight."""
+        """The l2 of the mean objective for rows of this total weight."""
         if self.penalty is None:
             return 0.0
         return float(self.l2) if self.l2 is not None else 1.0 / (float(self.C) * weight)
@@ -248,7 +248,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         self._keep(model.w, iterations)
 
     def _start(self, d: int, k: int, dtype: Any, warm: bool) -> np.ndarray:
-        """[features, classes] and a row for the intercepts, if there are any: zeros, or where the last training ended."""
+        """The W to start from, [features, classes] plus a row for intercepts if there are any: zeros, or the last coefficients."""
         start = np.zeros((d + bool(self.fit_intercept), k), dtype)
         if warm and hasattr(self, "coef_"):
             if self.coef_.shape != (k, d):
@@ -262,13 +262,13 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return start
 
     def _shifts(self) -> bool:
-        """Whether what all columns of scores have in common changes nothing."""
+        """Whether adding a constant to all scores of a row leaves the loss unchanged."""
         return self.mapping_.facts.shift_invariant
 
     def _keep(self, w: np.ndarray, iterations: int) -> None:
         k, intercept = w.shape[1], bool(self.fit_intercept)
         d = len(w) - intercept
-        if k > 1 and self._shifts():  # what all classes have in common moves no loss and only adds to the penalty
+        if k > 1 and self._shifts():  # a shift common to all classes changes no loss and only adds to the penalty
             w = w - w.mean(axis=1, keepdims=True)
         self.coef_ = np.ascontiguousarray(w[:d].T)
         self.intercept_ = w[d].copy() if intercept else np.zeros(k, w.dtype)
@@ -279,17 +279,17 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     def partial_fit(
         self, X: Rows, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Train on some rows, and go on where the last call, or `fit`, ended.
+        """Train on more rows, starting from where the last call, or `fit`, ended.
 
-        The rows are visited once, in small batches and a random order, by a step that has no rate to be tuned: the distance come so far
-        over the root of the squared gradients, in units of the features' own spread. The outcome is near that of `fit` on all rows,
-        the nearer the more often they are seen. The penalty by C is that of `fit` on all rows of all calls; where you give the same
-        rows again and again, use l2, which does not depend on their number.
+        The rows are visited once, in small batches and in random order. There is no learning rate to tune: a step is the distance
+        covered so far over the root of the summed squared gradients, with each feature scaled by its spread. The result approaches
+        that of `fit` on all rows the more often they are seen. C counts the rows of all calls; if you pass the same rows repeatedly,
+        use l2, which does not depend on their number.
 
         X: the features, [rows, features], as for `fit`.
         y: the class of each row.
-        classes: all classes that will ever come; needed at the first call, and not later.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        classes: all classes that y will ever contain; required in the first call, optional later.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -362,7 +362,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     # -- use ------------------------------------------------------------------------------------------------------------------
 
     def _answer(self, X: Any, of_scores: Callable[[np.ndarray], Any]) -> Any:
-        """`of_scores` of the scores of X, [rows, columns of coef_]; of Dask's rows block by block, once it is computed."""
+        """`of_scores(z)` for the scores z of X, [rows, rows of coef_]; for Dask's X a lazy Dask array."""
         check_is_fitted(self)
         if is_dask(X):
             validate_data(self, names_of(X), skip_check_array=True, reset=False)
@@ -374,26 +374,26 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return of_scores(np.asarray(X @ self.coef_.T) + self.intercept_)
 
     def decision_function(self, X: Rows) -> np.ndarray:
-        """The scores of the rows of X before the map, [rows, classes]; for two classes that of the second over the first, [rows]."""
+        """The scores of the rows of X, before the map, [rows, classes]; for two classes the second minus the first, [rows]."""
         return self._answer(X, self._decided)
 
     def predict_proba(self, X: Rows) -> np.ndarray:
         """The probabilities of the classes for the rows of X, [rows, classes], in the order of `classes_`.
 
-        Some of them are exactly 0 where the map is sparse and there is no smoothing.
+        They can be exactly 0 if the map is sparse and there is no smoothing.
         """
         return self._answer(X, self._probable)
 
     def predict_log_proba(self, X: Rows) -> np.ndarray:
-        """The logarithms of the probabilities for the rows of X, [rows, classes]; -inf where one is exactly 0."""
+        """The logarithms of the probabilities for the rows of X, [rows, classes]; -inf where the probability is exactly 0."""
         return self._answer(X, self._log_probable)
 
     def predict(self, X: Rows) -> np.ndarray:
-        """The most probable class of each row of X, [rows]; of ties the first in `classes_`."""
+        """The most probable class of each row of X, [rows]; in a tie the first in `classes_`."""
         return self._answer(X, self._predicted)
 
     def score(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The accuracy of `predict`: the share of the rows of X whose class, or set of labels, is that of y."""
+        """The accuracy of `predict`: the share of the rows of X whose predicted class, or set of labels, equals y."""
         return accuracy_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight))
 
     def _decided(self, z: np.ndarray) -> np.ndarray:
@@ -402,7 +402,7 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
 
     def _uniform(self, classes: int) -> tuple[float, float]:
-        """What the probabilities are multiplied by, and what is added to each."""
+        """The factor of the probabilities, and the number added to each."""
         weight = number_of("smoothing", self.smoothing, 0.0, False, "a number from 0 to 1")
         if weight > 1:
             raise ValueError(f"smoothing={self.smoothing!r}: expected a number from 0 to 1")
@@ -440,7 +440,7 @@ def _all_classes(z: np.ndarray) -> np.ndarray:
 def _class_weights(
     class_weight: Any, classes: np.ndarray, y: np.ndarray, index: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """One factor for each class; "balanced" counts the rows by their weights."""
+    """One factor for each class; "balanced" counts each row with its weight."""
     if isinstance(class_weight, str) and class_weight == "balanced":
         mass = np.bincount(index, weights, len(classes))
         return weights.sum() / (len(classes) * np.where(mass > 0, mass, 1.0))

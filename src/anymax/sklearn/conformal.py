@@ -1,4 +1,4 @@
-"""`SupportConformalClassifier`: sets of classes that hold the true one as often as asked."""
+"""`SupportConformalClassifier`: prediction sets that contain the true class with a chosen probability."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ if TYPE_CHECKING:
 
 
 class SupportConformalClassifier(ClassifierMixin, MapParameters):
-    """Prediction sets with a coverage that is guaranteed: the support of sparsemax or entmax at a calibrated temperature.
+    """Prediction sets with guaranteed coverage: the support of sparsemax or entmax at a calibrated temperature.
 
-    Use it where one class is not enough and "the true class is among these, nine times out of ten" is. Split conformal prediction: on
-    rows that the classifier was not trained on it finds the least temperature at which the support of `map(scores / T)` holds the
-    true class as often as asked. If those rows and new ones are exchangeable, the set of a new row holds its class with a probability
-    of at least `coverage`, whatever the classifier. A set is never empty. Campos et al. 2025 (arXiv 2502.14773).
+    Use it when you need "the true class is one of these, nine times out of ten" rather than a single class. This is split conformal
+    prediction: on rows that the classifier was not trained on, it finds the smallest temperature T at which the support of
+    `map(scores / T)` contains the true class often enough. If those rows and new rows are exchangeable, the set of a new row contains
+    its class with a probability of at least `coverage`, for any classifier. No set is empty. Campos et al. 2025 (arXiv 2502.14773).
 
     Parameters
     ----------
     estimator : classifier, default=None
-        Any classifier of scikit-learn's kind with `decision_function` (one score a class) or `predict_proba`; None is
-        `MappingClassifier("softmax")`. A clone of it is trained on a part of the rows. One that is trained already is given as
-        `sklearn.frozen.FrozenEstimator(model)`, and then all rows of `fit` calibrate: they must be others than it was trained on.
+        Any scikit-learn classifier with `decision_function` (one score per class) or `predict_proba`; None means
+        `MappingClassifier("softmax")`. A clone of it is trained on part of the rows. Pass a trained classifier as
+        `sklearn.frozen.FrozenEstimator(model)`: `fit` then calibrates with all its rows, which must not be training rows.
     mapping : str or Mapping, default="entmax15"
-        Sparsemax, or entmax with alpha above 1, or its name. With alpha near 1 a class is judged by the lead of the best one over it, at 2
-        by the sum of the leads of all better ones.
+        Sparsemax, or entmax with alpha above 1, or its name. With alpha near 1 a class is judged by how far the best score exceeds its
+        own, with alpha = 2 by the sum over all better scores.
     alpha : float, default=None
-        The alpha of entmax, in place of its own; `set_params(mapping__alpha=1.3)` sets that of the map.
+        Replaces the alpha of entmax; `set_params(mapping__alpha=1.3)` sets it in the map.
     coverage : float, default=0.9
-        How often a set is to hold the true class, above 0 and below 1.
+        The least probability that a set contains the true class, above 0 and below 1.
     calibration : float or int, default=0.3
-        The share of the rows of `fit`, or their number, that calibrate in place of training.
+        The share or the number of the rows of `fit` that calibrate instead of train.
     random_state : int, RandomState or None, default=0
-        Which rows these are.
+        Seeds the choice of these rows.
 
     Attributes
     ----------
     classes_ : array [classes]
-        The classes, sorted: those of the rows of `fit`; of a frozen classifier its own.
+        The classes, sorted: those of y, or those of a frozen classifier.
     estimator_ : classifier
         The trained classifier.
     temperature_ : float
-        The calibrated temperature. 0 means that the best class alone is enough, and inf that there are too few rows to calibrate with
-        for this coverage: every set holds all classes.
+        The calibrated temperature. 0 means that the best class alone is enough; inf means that every set contains all classes, as when
+        too few rows calibrate for this coverage.
     calibration_scores_ : array [rows that calibrate]
-        For each of these rows the temperature above which its class is in the support, in ascending order.
+        The temperature above which the class of each of these rows is in the support, in ascending order.
     mapping_ : Mapping
-        The map that `mapping` and `alpha` meant.
+        The map given by `mapping` and `alpha`.
     n_features_in_ : int
-        The features seen by `fit`.
+        The number of features seen by `fit`.
     feature_names_in_ : array [features]
-        Their names, where X had names.
+        Their names, if X had names.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -111,10 +111,10 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         self.random_state = random_state
 
     def fit(self, X: Rows, y: ArrayLike) -> Self:
-        """Train the classifier on a part of the rows, and calibrate on the others.
+        """Train the classifier on part of the rows, and calibrate on the others.
 
-        X: the rows, as the classifier takes them.
-        y: the class of each row, numbers or strings, at least two of them.
+        X: the rows, in any form that the classifier accepts.
+        y: the class of each row, as numbers or strings; at least two different classes.
 
         Returns the classifier itself.
         """
@@ -161,12 +161,12 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         return self
 
     def predict_set(self, X: Rows, coverage: float | None = None) -> np.ndarray:
-        """For each row the classes that are in its set: the best one, and as many more as the coverage takes.
+        """The set of each row: the best class, and as many others as the coverage needs.
 
-        A class is in the set where its own temperature is at most the calibrated one: the support of the map just above that.
+        It is the support of the map at a temperature just above the calibrated one.
 
         X: the rows, as for `fit`.
-        coverage: another one than that of the classifier, above 0 and below 1; it needs no new fit.
+        coverage: replaces the classifier's coverage, above 0 and below 1; no new fit is needed.
 
         Returns a boolean array [rows, classes], in the order of `classes_`.
         """
@@ -177,19 +177,19 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         return entering(c, self._checked(X)) <= known
 
     def predict(self, X: Rows) -> np.ndarray:
-        """The class with the largest score for each row of X, [rows]; of ties the first in `classes_`. It is in the row's set."""
+        """The class with the largest score for each row of X, [rows]; in a tie the first in `classes_`. The set contains it."""
         best = np.argmax(self._checked(X), axis=1)
         return self.classes_[best]
 
     def decision_function(self, X: Rows) -> np.ndarray:
-        """The scores that the sets are made from, [rows, classes]; for two classes that of the second over the first, [rows].
+        """The scores behind the sets, [rows, classes]; for two classes the second minus the first, [rows].
 
-        They are the classifier's `decision_function`, or where it has none the logarithms of its `predict_proba`.
+        They are the classifier's `decision_function`, or the logarithms of its `predict_proba` if it has no `decision_function`.
         """
         z = self._checked(X)
         return z[:, 1] - z[:, 0] if z.shape[1] == 2 else z
 
-    # -- its parts ------------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------------
 
     def _inner(self) -> Any:
         return MappingClassifier("softmax") if self.estimator is None else self.estimator
@@ -206,7 +206,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         return found, c
 
     def _held(self, n: int) -> int:
-        """How many rows calibrate."""
+        """The number of rows that calibrate."""
         given = self.calibration
         if isinstance(given, Integral) and not isinstance(given, bool):
             held = int(given)
@@ -244,7 +244,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
         return self._scores(X)
 
     def _scores(self, X: Any) -> np.ndarray:
-        """[rows, classes]; of a class that no training row had, -inf."""
+        """The scores, [rows, classes]; -inf for a class that no training row had."""
         model, inner = self.estimator_, np.asarray(self.estimator_.classes_)
         decide, probable = getattr(model, "decision_function", None), getattr(model, "predict_proba", None)
         if decide is not None:
@@ -279,7 +279,7 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
 
 def _coverage(value: Any) -> Fraction:
-    """Exactly the decimal number that was written: 0.9 of 10 is 9, and no more."""
+    """The coverage as the decimal number that was written, so that 0.9 * 10 is exactly 9."""
     ok = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1
     if not ok:
         raise ValueError(f"coverage={value!r}: expected a number above 0 and below 1")
@@ -287,5 +287,5 @@ def _coverage(value: Any) -> Fraction:
 
 
 def _rank(n: int, coverage: Fraction) -> int:
-    """Which of n calibration scores, in ascending order from 1, is the temperature; n + 1 is none of them."""
+    """The rank, from 1, of the temperature among n ascending calibration scores; n + 1 if there is no such score."""
     return math.ceil((n + 1) * coverage)

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 class LabelDistributionClassifier(MappingClassifier):
-    """A linear classifier whose targets are distributions: each row of Q has the proportions of the classes, and sums to 1.
+    """A linear classifier whose targets are distributions: each row of Q holds the proportions of the classes, and sums to 1.
 
-    For mixtures, votes of several judges, or labels with a degree: p = map(X W + b) is fitted to Q by the map's own loss, which is
-    0 only where they are equal; a sparse map can be equal to proportions that are exactly 0. Martins and Astudillo 2016, section 4.1.
-    (With one class a row in place of Q, it is a `MappingClassifier`.)
+    Use it for mixtures, votes of several judges, or labels with a degree. It fits p = map(X W + b) to Q with the map's loss, which is 0
+    only if p equals Q; a sparse map can match proportions that are exactly 0. Martins and Astudillo 2016, section 4.1. (If y holds one
+    class per row, it works as `MappingClassifier`.)
 
     Parameters
     ----------
     mapping, alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
-        The class weight of a row is the mean of those of the classes by its proportions; "balanced" is for one class a row.
-    random_state, penalty, n_jobs, smoothing : as there
+        The class weight of a row is the mean of the class weights, weighted by its proportions; "balanced" needs one class per row.
+    random_state, penalty, n_jobs, smoothing : as in `MappingClassifier`
 
     Attributes
     ----------
     classes_ : array [classes]
-        The numbers of the columns of Q, or the classes where there was one a row.
+        The column numbers of Q, or the classes if y held one class per row.
     And those of `MappingClassifier`
-        `coef_` has a row for each class; one for two classes.
+        `coef_` has a row for each class; only one for two classes if the map is shift-invariant.
 
     >>> import numpy as np
     >>> X, Q = np.array([[0.0], [1.0], [2.0]]), np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
@@ -56,8 +56,8 @@ class LabelDistributionClassifier(MappingClassifier):
         """Train the classifier.
 
         X: the features, [rows, features], as for `MappingClassifier.fit`.
-        y: the proportions Q, [rows, classes], from 0 and with rows that sum to 1, dense or sparse; or one class a row.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        y: the proportions Q, [rows, classes], at least 0 and with rows that sum to 1, dense or sparse; or one class per row.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -79,12 +79,12 @@ class LabelDistributionClassifier(MappingClassifier):
     def partial_fit(
         self, X: Rows, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Train on some rows, and go on where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
+        """Train on more rows, starting from where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
 
         X: the features, [rows, features], as for `fit`.
-        y: the proportions, [rows, classes]; or one class a row.
-        classes: the numbers of the columns of y, and not needed; of classes, all that will ever come, at the first call.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        y: the proportions, [rows, classes]; or one class per row.
+        classes: for proportions the column numbers, optional; otherwise all classes that y will ever contain, required in the first call.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -125,10 +125,10 @@ class LabelDistributionClassifier(MappingClassifier):
         """Minus the mean Jensen-Shannon divergence between `predict_proba(X)` and the proportions y, from -log 2 to 0.
 
         X: the features, [rows, features].
-        y: the proportions, [rows, classes]; with one class a row the score is the accuracy.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        y: the proportions, [rows, classes]; with one class per row the score is the accuracy.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
-        Returns a float, the larger the better, as searches want it.
+        Returns a float; larger is better.
         """
         y, sample_weight = here(y), here(sample_weight)
         if _one_a_row(y if sparse.issparse(y) else np.asarray(y)):
@@ -155,7 +155,7 @@ def _one_a_row(target: Any) -> bool:
 
 
 def _proportions(target: Any) -> Any:
-    """As CSR, its rows divided by their sums."""
+    """The targets as CSR, each row divided by its sum."""
     q = sparse.csr_matrix(target, dtype=np.float64, copy=True)
     q.sum_duplicates()
     q.eliminate_zeros()

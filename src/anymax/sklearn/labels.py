@@ -1,4 +1,4 @@
-"""`MultiLabelMappingClassifier`: a set of labels a row."""
+"""`MultiLabelMappingClassifier`: a set of labels per row."""
 
 from __future__ import annotations
 
@@ -32,62 +32,62 @@ if TYPE_CHECKING:
     from .classes import Rows
 
 
-_LAST = 1000  # rows that `partial_fit` remembers the predictions of
+_LAST = 1000  # rows whose predictions `partial_fit` remembers
 
 
 class MultiLabelMappingClassifier(MappingClassifier):
     """A linear classifier that predicts a set of labels for each row.
 
-    For rows that may have several labels, or none. The map is trained on the even distribution over the labels of a row,
-    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without a label has a class of its own,
-    "none", whose score is 0; where that is the most probable, the empty set is predicted. Otherwise a label is predicted where its
-    probability is above 0, or above a threshold; the scale or the threshold is tuned by cross-validation. Martins and Astudillo 2016,
-    section 4.2. (With one class a row in y, it is a `MappingClassifier`.)
+    Use it for rows that may have several labels, or none. The target of a row is the uniform distribution over its labels,
+    `y / sum(y)`, where y is an indicator matrix [rows, labels], dense or sparse. A row without labels belongs to an extra class
+    "none", whose score is 0; if "none" is the most probable class, the empty set is predicted. Otherwise a label is predicted if its
+    probability is above 0, or above a threshold; the scale of the scores or the threshold is tuned by cross-validation. Martins and
+    Astudillo 2016, section 4.2. (If y holds one class per row, it works as `MappingClassifier`.)
 
     Parameters
     ----------
     alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
     C : float, default=0.3
-        The weight of the loss against the penalty, as there.
-    penalty, n_jobs, smoothing : as there
-        The class weight of a row is the mean of those of its labels. Smoothing changes `predict_proba`, and no set.
+        The weight of the loss relative to the penalty.
+    penalty, n_jobs, smoothing : as in `MappingClassifier`
+        The class weight of a row is the mean of its labels' weights. Smoothing changes `predict_proba`, but no predicted set.
     mapping : str or Mapping, default="softmax"
-        A map or its name, as there; or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
+        A map or its name, or one of two baselines that have no map and train on every row: "sigmoid", a logistic regression
         for each label, and "zlpr", the softmax loss of `anymax.multilabel_softmax_loss`, Su et al. 2022.
     decision : {"auto", "support", "threshold"}, default="auto"
         "support": the labels are those with `map(scale * scores) > 0`; "threshold": those with `map(scores) > threshold`;
         "auto": "support" for a sparse map.
     threshold : float or "cv", default="cv"
-        "cv" tries all that change a decision by cross-validation on the training rows.
+        "cv" tunes it by cross-validation on the training rows, over all thresholds that change a decision.
     scale : float or "cv", default="cv"
-        The factor of the scores where the decision is "support": the larger, the fewer labels. "cv" tunes it likewise.
+        The factor of the scores if the decision is "support": the larger, the fewer labels. "cv" tunes it in the same way.
     none : bool or "auto", default="auto"
-        Whether a map has the class "none", which takes what the labels of a row do not have, and predicts the empty set. "auto": where
-        a training row has no label, and in `partial_fit`. Without it such rows take no part.
+        Whether to add the class "none", which has the remaining probability and predicts the empty set. "auto" adds it if a training
+        row has no label, and always in `partial_fit`. Without it, rows without labels are left out.
     grid : sequence of numbers, default=None
-        What "cv" tries in place of all levels that change a decision.
+        The values that "cv" tries, instead of all that change a decision.
     scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means"} or callable(y_true, y_pred), default="f1_micro"
-        What "cv" makes large, over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean of
-        the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is asked about 200 levels.
+        The score that "cv" maximises over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean
+        of the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is tried at 200 values.
     cv : int or splitter, default=5
-        The folds, or a splitter of scikit-learn's.
+        The number of folds, or a scikit-learn splitter.
     random_state : int or None, default=0
-        Shuffles the rows before they are split, where cv is an int, and in `partial_fit`.
+        Seeds the shuffling of the rows before the split, if cv is an int, and in `partial_fit`.
 
     Attributes
     ----------
     decision_ : str
-        "support" or "threshold"; "argmax" where y had one class a row.
+        "support" or "threshold"; "argmax" if y held one class per row.
     threshold_ : float
-        The threshold, where the decision is "threshold".
+        The threshold, if the decision is "threshold".
     scale_ : float
-        The scale, where the decision is "support".
+        The scale, if the decision is "support".
     none_ : bool
         Whether there is a class "none".
     cv_results_ : dict
-        Of what "cv" tried 200 levels, the best among them, and the score of each.
+        About 200 of the values that "cv" tried, with the best one, and the score of each.
     And those of `MappingClassifier`
-        classes_ holds the numbers of the columns of y.
+        `classes_` holds the column numbers of y.
 
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
@@ -148,11 +148,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
     # -- training -------------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Rows, y: Rows, sample_weight: ArrayLike | None = None) -> Self:
-        """Train the classifier, and tune its scale or threshold where that is asked for.
+        """Train the classifier, and tune its scale or threshold if that is "cv".
 
-        X: the features, [rows, features], of fp32 or fp64; an array, a frame of pandas, or a sparse matrix.
-        y: the labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class a row.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        X: the features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
+        y: the labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -264,7 +264,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         for train, test in ((np.sort(train), np.sort(test)) for train, test in splits):
             part = self.__class__(**{**self.get_params(deep=False), "warm_start": False, "verbose": 0})
             part.mapping_, part.none_ = self.mapping_, self.none_
-            with warnings.catch_warnings():  # the last fit, on all rows, warns
+            with warnings.catch_warnings():  # only the final fit, on all rows, warns
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 part._fit_labels(only(X, train), labels[train], weights[train])
             parts.append((test, np.asarray(only(X, test) @ part.coef_.T) + part.intercept_))
@@ -273,7 +273,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         self._choose(name, z, labels[rows].toarray() > 0, given)
 
     def _choose(self, name: str, z: np.ndarray, truth: np.ndarray, given: list[float] | None) -> None:
-        """Set `threshold_` or `scale_` by the scores of rows that the model did not see."""
+        """Set `threshold_` or `scale_` from the scores of rows that the model did not see."""
         ranks = self._of_labels(lambda z: lasting(self.mapping_, z), z) if name == "scale" else self._probabilities(z)
         ranks = np.where(self._empty(z), 0.0, ranks)
         level, found = best(ranks, truth, self.scoring, given, name == "scale")
@@ -293,14 +293,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def partial_fit(
         self, X: Rows, y: Rows, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Train on some rows, and go on where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
+        """Train on more rows, starting from where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
 
-        A threshold or scale to be tuned is tuned on the last thousand rows, each predicted by the model as it was before it saw them.
+        A threshold or scale of "cv" is tuned on the last thousand rows, each predicted before the model saw it.
 
         X: the features, [rows, features], as for `fit`.
-        y: the labels, an indicator matrix [rows, labels]; or one class a row.
-        classes: the numbers of the columns of y, and not needed; of classes, all that will ever come, at the first call.
-        sample_weight: a factor from 0 for each row, 1 by default.
+        y: the labels, an indicator matrix [rows, labels]; or one class per row.
+        classes: for a matrix its column numbers, optional; otherwise all classes that y will ever contain, required in the first call.
+        sample_weight: a factor of at least 0 for each row, 1 by default.
 
         Returns the classifier itself.
         """
@@ -346,7 +346,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
                 last.pop(0)
 
         def loss_of(rows: np.ndarray, share: np.ndarray) -> Any:
-            kept = share > 0  # a row without a label may have no loss
+            kept = share > 0  # a row without labels may have no loss, and then has the weight 0
             return _Some(kept, self._loss(labels[rows[kept]], share[kept]))
 
         self._stream(X, weights, loss_of, labels.shape[1], seen)
@@ -361,11 +361,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
     # -- use ------------------------------------------------------------------------------------------------------------------
 
     def _of_labels(self, f: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
-        """f of the scores; of the labels' columns alone where "none" is another."""
+        """f of the scores, for the labels alone: a class "none" is added before f, and dropped after it."""
         return f(losses.with_none(z))[:, 1:] if self.none_ else f(z)
 
     def _chosen(self, z: np.ndarray) -> np.ndarray:
-        """Which labels the scores mean, boolean."""
+        """True at the labels that the scores select."""
         if self.decision_ == "support":
             chosen = self._probabilities(z * z.dtype.type(self.scale_)) > 0
         else:
@@ -373,7 +373,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return chosen & ~self._empty(z)
 
     def _empty(self, z: np.ndarray) -> np.ndarray:
-        """Where "none" is the most probable class, [rows, 1]."""
+        """True where "none" is the most probable class, [rows, 1]."""
         if not self.none_:
             return np.zeros((len(z), 1), np.bool_)
         best = z if self.mapping_.facts.monotone else self._probabilities(z)
@@ -386,7 +386,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return self._of_labels(lambda z: apply(self.mapping_, z), z)
 
     def predict(self, X: Rows) -> Any:
-        """The labels of each row of X as an indicator matrix, dense or sparse (CSR) as the y of `fit` was."""
+        """The labels of each row of X as an indicator matrix, dense or sparse (CSR) like the y of `fit`."""
         return super().predict(X)
 
     def decision_function(self, X: Rows) -> np.ndarray:
@@ -394,11 +394,11 @@ class MultiLabelMappingClassifier(MappingClassifier):
         return super().decision_function(X)
 
     def predict_proba(self, X: Rows) -> np.ndarray:
-        """map(scores) of the rows of X, [rows, labels]: the share of each label in its row; of "sigmoid" the probability of each label.
+        """map(scores) of the rows of X, [rows, labels]: the share of each label in its row; for "sigmoid" the probability of each label.
 
-        Where there is a class "none" it has what is left to 1.
+        A class "none" has the rest to 1.
 
-        For "zlpr" it is the sigmoid of the score, above 1/2 where the loss wants the label, and not a calibrated probability.
+        For "zlpr" it is the sigmoid of the score: above 1/2 if the loss favours the label, but not a calibrated probability.
         """
         return super().predict_proba(X)
 
@@ -437,7 +437,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
 
 class _Some:
-    """A loss of some of the rows; the others have none."""
+    """The loss of the rows in `kept`; the other rows have the loss 0."""
 
     def __init__(self, kept: np.ndarray, loss: losses.Loss) -> None:
         self.kept, self.loss = kept, loss
@@ -458,7 +458,7 @@ class _Some:
 
 
 def _indicator(y: Any) -> Any:
-    """y as CSR of ones."""
+    """y as a CSR matrix of ones."""
     kind = type_of_target(y)
     if kind != "multilabel-indicator":
         raise ValueError(
@@ -476,7 +476,7 @@ def _indicator(y: Any) -> Any:
 
 
 def _label_weights(class_weight: Any, labels: Any, weights: np.ndarray) -> np.ndarray:
-    """One factor for each row: the mean of its labels' weights, 1 for a row without a label."""
+    """One factor for each row: the mean of its labels' weights, 1 for a row without labels."""
     k = labels.shape[1]
     count = np.diff(labels.indptr)
     if isinstance(class_weight, str) and class_weight == "balanced":

@@ -1,8 +1,8 @@
-"""L-BFGS for a function of a matrix, written for linear models: products with the data are few, looks along a line are cheap.
+"""L-BFGS for linear models: few products with the data, cheap evaluations along a line.
 
-The inner products that the two loops need are kept in small tables, so that an iteration reads its m pairs of vectors
-twice and no more. Nocedal 1980; Nocedal and Wright 2006, chapters 3 and 7; Hager and Zhang 2005 for steps so small that the
-function's rounding hides its fall.
+The inner products of the two-loop recursion are kept in small tables, so that an iteration reads its m pairs of vectors only
+twice. Nocedal 1980; Nocedal and Wright 2006, chapters 3 and 7; Hager and Zhang 2005 for steps so small that rounding hides the
+decrease.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 MEMORY = 10  # pairs
 _ARMIJO, _CURVATURE = 1e-4, 0.5
-_LOOKS = 25  # along one line
-_IDLE = 30  # iterations that may pass without a gain that is more than rounding
-_REFIT, _AGAIN = 20, 3  # iterations before the coordinates are chosen anew; then so many times as many
+_LOOKS = 25  # evaluations along one line
+_IDLE = 30  # iterations that may pass without a gain above rounding
+_REFIT, _AGAIN = 20, 3  # iterations before new coordinates are chosen, and the factor to each next time
 
 
 class Problem(Protocol):
-    """A point that can be moved along a line; vectors are flat arrays."""
+    """A function with a current point, which moves along lines; vectors are flat arrays."""
 
     value: float
 
@@ -34,7 +34,7 @@ class Problem(Protocol):
         ...
 
     def aim(self, direction: np.ndarray) -> None:
-        """Look along this direction from now on."""
+        """Set the direction of the line for `look` and `move`."""
         ...
 
     def look(self, step: float) -> tuple[float, float]:
@@ -42,24 +42,24 @@ class Problem(Protocol):
         ...
 
     def move(self, step: float) -> None:
-        """Go to the place of the last look, which was at `step`."""
+        """Move to the point of the last look, which was at `step`."""
         ...
 
     def refit(self) -> bool:
-        """Choose new coordinates for the directions, in which the function is round where it is now; False: it has none."""
+        """Choose new coordinates in which the function is well conditioned at the point; False if it keeps the old ones."""
         ...
 
 
 class Outcome(NamedTuple):
     iterations: int
     converged: bool
-    exhausted: bool  # rounding lets the value fall no further
+    exhausted: bool  # rounding prevents a further decrease
 
 
 def minimize(
     problem: Problem, tol: float, max_iter: int, report: Callable[[int, float, float], Any] | None = None
 ) -> Outcome:
-    """Walk until no entry of the gradient is larger than `tol`."""
+    """Iterate until no entry of the gradient exceeds `tol`, nor the expected decrease `tol` times the value."""
     g = problem.gradient()
     pairs, refit = _Pairs(g), _REFIT
     lowest, flattest, idle = math.inf, math.inf, 0
@@ -75,7 +75,7 @@ def minimize(
         if problem.steepest() <= tol and -0.5 * slope <= tol * abs(problem.value):
             return Outcome(k, True, False)
         step = _step(problem, direction, slope)
-        if step is None and pairs.count:  # rounding may have spoilt the pairs: once more without them
+        if step is None and pairs.count:  # rounding may have spoilt the pairs: try once without them
             pairs.forget()
             direction, slope = pairs.direction(g)
             step = _step(problem, direction, slope)
@@ -106,13 +106,13 @@ def _step(problem: Problem, direction: np.ndarray, slope: float) -> float | None
 def search(
     look: Callable[[float], tuple[float, float]], value: float, slope: float, step: float, eps: float = 2.3e-16
 ) -> float | None:
-    """A step that satisfies the strong Wolfe conditions, the last one looked at; None where no step lowers the value.
+    """The last step evaluated: it satisfies the strong Wolfe conditions, or at least lowers the value; None if no step does.
 
-    Between two ends the secant of the derivative leads: the functions here are convex or nearly so.
+    Between two ends the next step is where the secant of the derivative is 0: the functions here are convex or nearly so.
     """
     low, slope_low, high, slope_high = 0.0, slope, math.inf, math.nan
-    slack = 4 * eps * abs(value)  # what rounding may do to the value; there the derivative alone decides
-    drops = 0  # of the upper end, one after the other: beside a kink the secant alone would leave it where it is
+    slack = 4 * eps * abs(value)  # the rounding error of the value, below which the derivative alone decides
+    drops = 0  # moves of the upper end in a row: beside a kink the secant alone would hardly move it
     for _ in range(_LOOKS):
         f, d = look(step)
         finite = math.isfinite(f) and math.isfinite(d)
@@ -141,7 +141,7 @@ def search(
             step = low + (0.5 if finite else 0.1) * width
         if not low < step < high:
             break
-    if low > 0:  # lower than the start, if not flat enough
+    if low > 0:  # lower than the start, though not flat enough
         look(low)
         return low
     return None
@@ -156,7 +156,7 @@ class _Pairs:
         self.steps = np.zeros(MEMORY)
         self.sy = np.zeros((MEMORY, MEMORY))  # sy[i, j] = s_i . y_j for pairs j no older than i
         self.yy = np.zeros((MEMORY, MEMORY))
-        self.sg, self.yg = np.zeros(MEMORY), np.zeros(MEMORY)  # with the gradient
+        self.sg, self.yg = np.zeros(MEMORY), np.zeros(MEMORY)  # inner products with the gradient
         self.forget()
 
     def forget(self) -> None:
@@ -164,7 +164,7 @@ class _Pairs:
         self.order: list[int] = []  # slots, the oldest first
 
     def direction(self, g: np.ndarray) -> tuple[np.ndarray, float]:
-        """Minus the approximate inverse Hessian times g, written to the slot of the next pair, and its product with g."""
+        """Minus the approximate inverse Hessian times g, in the slot of the next pair, and its inner product with g."""
         self.slot = self.order[0] if self.count == MEMORY else self.count
         out = self.s[self.slot]
         if not self.count:
@@ -174,22 +174,22 @@ class _Pairs:
         upper, yy = np.triu(self.sy[order][:, order]), self.yy[order][:, order]
         a = np.linalg.solve(
             upper, self.sg[order]
-        )  # the first loop: a_i = s_i . (g - sum over newer j of a_j y_j) / s_i . y_i
+        )  # the first loop, a_i = s_i . (g - sum over newer j of a_j y_j) / s_i . y_i
         scale = upper[-1, -1] / yy[-1, -1]
         b = upper.diagonal() * a - scale * (self.yg[order] - yy @ a)
-        along = np.linalg.solve(upper.T[::-1, ::-1], b[::-1])[::-1]  # the second, a_i - b_i: the coefficients of s
+        along = np.linalg.solve(upper.T[::-1, ::-1], b[::-1])[::-1]  # the second loop, a_i - b_i: the coefficients of s
         coefficients, back = np.zeros(MEMORY), np.zeros(MEMORY)
         coefficients[order] = -along * self.steps[order]
         back[order] = scale * a
         used = self.count
-        new = coefficients[:used].astype(g.dtype) @ self.s[:used]  # before the slot is written to
+        new = coefficients[:used].astype(g.dtype) @ self.s[:used]  # computed before the slot is overwritten
         new += back[:used].astype(g.dtype) @ self.y[:used]
         new -= scale * g if scale != 1 else g
         out[:] = new
         return out, float(np.dot(out, g))
 
     def add(self, step: float, slope: float, last: np.ndarray, g: np.ndarray) -> None:
-        """The pair of the step just made. One without curvature, which only rounding can bring, means to begin anew."""
+        """Store the pair of the last step. Without positive curvature, which only rounding can cause, forget all pairs."""
         k = self.slot
         order = [i for i in self.order if i != k]
         before_s, before_y = self.sg.copy(), self.yg.copy()

@@ -1,8 +1,8 @@
-"""From scores to sets of labels: the level above which a label is chosen, found among all levels that change a decision.
+"""From scores to sets of labels: the best level above which a label is chosen, among all levels that change a decision.
 
-A label is chosen where its rank exceeds the level. The rank is its probability, and the level a threshold; or it is the scale of
-the scores up to which the label is in the support, and the level a scale. With the ranks of all rows and labels in order, each
-next label adds one to a count, and so the F1 of every level comes from one sort and a few running sums.
+A label is chosen if its rank exceeds the level. If the level is a threshold, the rank is the label's probability; if it is a scale,
+the rank is the scale of the scores up to which the label is in the support. One sort of all ranks and a few running sums give
+the F1 of every level.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from .._core.mapping import Mapping
 from ..functional import apply
 from ..mappings import Entmax, Sparsemax
 
-_MOST = 200  # levels that a function of the user's is asked about, and that `cv_results_` has
-_CHUNK = 1 << 22  # numbers in the differences of all pairs of scores of some rows
+_MOST = 200  # levels tried with a user's function, and levels kept in `cv_results_`
+_CHUNK = 1 << 22  # differences between scores computed at a time
 
 
 def power_of(mapping: Mapping) -> float | None:
-    """c = alpha - 1 of sparsemax and of entmax above 1, whose supports `entering` knows; None of other maps."""
+    """c = alpha - 1 for sparsemax and for entmax with alpha above 1, whose supports `entering` knows; None for other maps."""
     alpha: Any = 2.0 if type(mapping) is Sparsemax else mapping.alpha if type(mapping) is Entmax else 1.0
     return float(alpha) - 1.0 if float(alpha) > 1.0 else None
 
 
 def entering(c: float, z: np.ndarray) -> np.ndarray:
-    """For each score the temperature above which its class is in the support of entmax(z / T), alpha = 1 + c; 0 for the largest.
+    """The temperature above which the class of each score is in the support of entmax(z / T), alpha = 1 + c; 0 for the largest score.
 
-    Class j is in the support where `sum_i (c (z_i - z_j)_+ / T)^(1/c) < 1`: at its threshold those above it would have a mass below 1.
-    That is T > c times the norm of power 1/c of the leads over j. A score of -inf never enters; of +inf, and in a row where
-    all are -inf, those that are equal to the largest have 0.
+    Class j is in the support if `sum_i (c (z_i - z_j)_+ / T)^(1/c) < 1`: with the threshold at z_j, the classes above j have a mass
+    below 1. This is T > c times the (1/c)-norm of the leads over j. A score of -inf never enters, but scores equal to the largest
+    have 0, also if they are +inf or all scores of the row are -inf.
     """
     z = z.astype(np.float64)
     endless = np.isposinf(z).any(axis=1, keepdims=True)
     z = np.where(endless, np.where(np.isposinf(z), 0.0, -np.inf), z)
     high, below = z.max(axis=1, keepdims=True), np.isneginf(z)
     with np.errstate(invalid="ignore"):
-        lead = np.where(below, 0.0, high - z)  # over each class, the largest; exact where the scores are far from 0
+        lead = np.where(below, 0.0, high - z)  # of the largest score over each class, exact far from 0 too
     if c == 1.0:
         order = np.argsort(np.where(below, np.inf, lead), axis=1, kind="stable")
         fall = np.take_along_axis(lead, order, 1)
@@ -53,7 +53,7 @@ def entering(c: float, z: np.ndarray) -> np.ndarray:
             part, one, gone = lead[at : at + step], unit[at : at + step], below[at : at + step]
             leads = np.where(
                 gone[:, None, :], 0.0, np.maximum(part[:, :, None] - part[:, None, :], 0.0)
-            )  # of i over j: [j, i]
+            )  # the lead of i over j: [j, i]
             out[at : at + step] = c * one * ((leads / one[:, :, None]) ** (1.0 / c)).sum(axis=2) ** c
     out[below] = np.inf
     out[z == high] = 0.0
@@ -61,9 +61,9 @@ def entering(c: float, z: np.ndarray) -> np.ndarray:
 
 
 def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
-    """For each score the scale up to which its class is in the support of `map(scale * z)`; inf for the largest.
+    """The scale up to which the class of each score is in the support of `map(scale * z)`; inf for the largest score.
 
-    Of maps that are not entmax it is looked up among 64 scales from 0.1 to 100.
+    For maps other than entmax, 64 scales from 0.1 to 100 are tried.
     """
     c = power_of(mapping)
     if c is not None:
@@ -80,7 +80,7 @@ def lasting(mapping: Mapping, z: np.ndarray) -> np.ndarray:
 def best(
     ranks: np.ndarray, truth: np.ndarray, scoring: Any, given: list[float] | None, scales: bool
 ) -> tuple[float, dict[str, np.ndarray]]:
-    """The level with the best score, and what was looked at; `given` are the levels to try, None for all that change a decision."""
+    """The level with the best score, and the levels tried. `given`: the levels to try, None for all that change a decision."""
     score: Callable[[Any, Any], Any] = scoring if callable(scoring) else SCORES[scoring].score
     if given is None:
         levels, where, order = _cuts(ranks, scales)
@@ -100,7 +100,7 @@ def _spread(count: int) -> np.ndarray:
 
 
 def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Levels between neighbouring ranks, how many labels each chooses, and the order in which they are chosen."""
+    """Levels between neighbouring ranks, how many labels each level chooses, and the order in which labels are chosen."""
     flat = ranks.reshape(-1).astype(np.float64)
     order = np.argsort(-flat, kind="stable")
     fall = flat[order]
@@ -108,7 +108,7 @@ def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.n
     inner = np.flatnonzero(fall[:-1] > fall[1:]) + 1
     inner = inner[(inner > always) & (inner < len(fall) - never)]
     between = np.sqrt(fall[inner - 1] * fall[inner]) if scales else 0.5 * (fall[inner - 1] + fall[inner])
-    between = np.where(between < fall[inner - 1], between, fall[inner])  # of neighbours in the last place
+    between = np.where(between < fall[inner - 1], between, fall[inner])  # where rounding gave the upper neighbour
     some = fall[always : len(fall) - never]
     if not len(some):  # nothing depends on the level
         return np.array([1.0 if scales else 0.5]), np.array([always]), order
@@ -118,7 +118,7 @@ def _cuts(ranks: np.ndarray, scales: bool) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 class _Score:
-    """A score of sets of labels: of two indicator matrices, and along the labels as they are chosen one by one."""
+    """A score of sets of labels: `score` of two indicator matrices, `along` labels that are chosen one by one."""
 
     def __init__(
         self, score: Callable[[Any, Any], float], along: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -127,7 +127,7 @@ class _Score:
 
 
 def _running(truth: np.ndarray, order: np.ndarray, axis: int | None) -> tuple[Any, Any, Any, Any]:
-    """Of the group of each label chosen (its column, its row, or all): those right, all chosen, those wanted; and which group it is."""
+    """After each chosen label, counts in its group (its column, its row, or all): correct, chosen and true labels; then the group."""
     right = truth.reshape(-1)[order].astype(np.float64)
     if axis is None:
         return np.cumsum(right), np.arange(1.0, len(right) + 1), right.sum(), None

@@ -1,4 +1,4 @@
-"""The losses that a linear model is trained with: the mean over the rows and its gradient in the scores."""
+"""The losses that train a linear model: the mean over the rows and its gradient by the scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..losses.verbs import fenchel_young, nll
 from ..mappings import Entmax, Softmax, Sparsemax
 from ..thresholds import logsumexp
 
-_NARROW = 64  # classes up to which a loss is quicker from p than in one pass
-_ENTRIES = 1 << 22  # of targets that are made dense at a time
+_NARROW = 64  # up to this many classes a loss is faster from p than in one pass
+_ENTRIES = 1 << 22  # entries of targets that are made dense at a time
 
 
 class Loss(Protocol):
@@ -27,19 +27,17 @@ class Loss(Protocol):
         ...
 
     def curvature(self, z: np.ndarray) -> np.ndarray:
-        """About the second derivatives in each score, without the weights."""
+        """Approximate second derivatives by each score, without the weights."""
         ...
 
 
 class IndexLoss:
-    """The map's own loss of class indices: Fenchel-Young where it has a potential, -log p where not."""
+    """The map's loss of class indices: Fenchel-Young if it has a potential, else -log p."""
 
     def __init__(self, mapping: Mapping, target: np.ndarray, weights: np.ndarray) -> None:
         self.mapping, self.target, self.weights = mapping, target, weights
         self.wide, self.each = weights.astype(np.float64), np.arange(len(target))
-        self.z = self.p = np.empty(
-            (0, 0)
-        )  # kept from call to call: allocating them costs more than what is computed in them
+        self.z = self.p = np.empty((0, 0))  # kept between calls: allocating them costs more than computing them
 
     def __call__(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         found = self.total(z) if z.dtype == np.float64 and 1 < z.shape[1] <= _NARROW else None
@@ -49,9 +47,9 @@ class IndexLoss:
         return float(rows @ self.wide), residual
 
     def total(self, z: np.ndarray) -> tuple[float, np.ndarray] | None:
-        """The mean of the losses at once, L = <p, x> - x_t + (1 - sum p^alpha) / (alpha c) of entmax, -log p_t of softmax.
+        """The mean of L = <p, x> - x_t + (1 - sum p^alpha) / (alpha c) for entmax, of -log p_t for softmax, without the loss of each row.
 
-        In doubles, where what cancels is below what a mean is known to. None for other maps, and where p_t is too small to be told from 0.
+        For fp64 only, where the cancellation stays below the error of a mean. None unless alpha is 1, 1.5 or 2, and where p_t underflows.
         """
         c = _exponent(self.mapping)
         if c not in (0.0, 0.5, 1.0):
@@ -94,9 +92,9 @@ class IndexLoss:
         return fenchel_young(mapping, z, target, reduction="none", axis=-1), p * weights[:, None]
 
     def from_p(self, z: np.ndarray, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of entmax, alpha = 1 + c, from p and the largest entries alone, u = x - max x:
+        """The loss of entmax, alpha = 1 + c, and its gradient from p, max p and u = x - max x alone.
 
-        sum p^alpha = c <p, x - tau> and max p = (c (max x - tau))^(1/c) in L = <p, x> - x_t + (1 - sum p^alpha) / (alpha c).
+        Insert sum p^alpha = c <p, x - tau> and max p = (c (max x - tau))^(1/c) in L = <p, x> - x_t + (1 - sum p^alpha) / (alpha c).
         """
         rows_first = z.flags.c_contiguous and z.shape[1] > 1
         z = np.asfortranarray(z)
@@ -115,7 +113,7 @@ class IndexLoss:
 
 
 def _exponent(mapping: Mapping) -> float | None:
-    """alpha - 1 of the maps that are entmax."""
+    """alpha - 1 for entmax, softmax and sparsemax; None for other maps."""
     if type(mapping) is Entmax:
         alpha: Any = mapping.alpha
         return alpha - 1.0
@@ -123,16 +121,16 @@ def _exponent(mapping: Mapping) -> float | None:
 
 
 def bends(z: np.ndarray) -> np.ndarray:
-    """Where the loss of any map bends: the diagonal of softmax's Jacobian.
+    """The curvature for any map, approximated by the diagonal of softmax's Jacobian.
 
-    That of a sparse map is 0 for most rows at first sight, but not where the next steps lead.
+    The curvature of a sparse map can be 0 for most rows at this point, but not where the next steps lead.
     """
     p = softmax(z)
     return p * (1 - p)
 
 
 class BinaryLoss:
-    """The same for two classes with the scores (0, z), one column of z."""
+    """`IndexLoss` for two classes with the scores (0, z), where z is one column."""
 
     both: Loss
 
@@ -157,7 +155,7 @@ def pair(z: np.ndarray) -> np.ndarray:
 class SharesLoss:
     """The loss of targets that are distributions; `shares` is CSR, its rows sum to 1 and none is empty.
 
-    A Fenchel-Young loss is affine in the target but for the entropy of the target: the loss of one label is mended at the others.
+    Apart from the target's entropy, a Fenchel-Young loss is affine in the target: take the loss of one label and correct it.
     """
 
     def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
@@ -191,14 +189,14 @@ class SharesLoss:
 
 
 class BinarySharesLoss(BinaryLoss):
-    """The loss of shares of two classes with the scores (0, z)."""
+    """`SharesLoss` for two classes with the scores (0, z)."""
 
     def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
         self.both = SharesLoss(mapping, shares, weights)
 
 
 def evenly(labels: Any, none: bool) -> Any:
-    """The shares of the labels of each row, all the same; with `none` there is a first column, which has all of a row without a label."""
+    """Equal shares for the labels of each row; `none` adds a first column, which has the share 1 in rows without labels."""
     count = np.diff(labels.indptr)
     if none:
         empty = sparse.csr_matrix((count == 0).astype(labels.dtype)[:, None])
@@ -208,7 +206,7 @@ def evenly(labels: Any, none: bool) -> Any:
 
 
 class NoneLoss:
-    """The loss of shares whose first column, "none", has the score 0 in all rows."""
+    """`SharesLoss` with a first column, "none", whose score is 0 in all rows."""
 
     def __init__(self, mapping: Mapping, shares: Any, weights: np.ndarray) -> None:
         self.all = SharesLoss(mapping, shares, weights)
@@ -227,7 +225,7 @@ def with_none(z: np.ndarray) -> np.ndarray:
 
 
 def _entropies(mapping: Mapping, shares: Any) -> np.ndarray:
-    """Omega of each row; it has one value for all rows that share evenly among so many."""
+    """Omega of each row; rows with equal shares of the same number of labels have the same value."""
     n, out = shares.shape[0], np.zeros(shares.shape[0])
     if not mapping.facts.has_potential:
         return out
@@ -264,7 +262,7 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
 
 
 class ZlprLoss:
-    """`multilabel_softmax_loss` with its gradient: two softmaxes, each with a class of score 0 beside the labels'."""
+    """`multilabel_softmax_loss` with its gradient: two softmaxes, each with the labels and a class of score 0."""
 
     def __init__(self, labels: Any, weights: np.ndarray) -> None:
         self.y, self.weights = labels.toarray().astype(np.bool_), weights
@@ -286,7 +284,7 @@ class ZlprLoss:
 
 
 def _pull_log(mapping: Mapping, z: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The gradient of `-<y, log p(z)>`."""
+    """The gradient of `-<y, log p(z)>` by z."""
     p = apply(mapping, z)
     with quiet(p):
         g = np.where(y > 0, -y * np.exp(-log_apply(mapping, z)), 0)
@@ -294,7 +292,7 @@ def _pull_log(mapping: Mapping, z: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def bend(mapping: Mapping, n: int) -> float:
-    """The largest curvature of the map's loss where all scores are equal."""
+    """An estimate of the largest curvature of the map's loss at equal scores, from 0.001 to 1."""
     z = np.zeros((1, n))
     p = apply(mapping, z)
     g = np.zeros_like(z)

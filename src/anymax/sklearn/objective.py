@@ -1,11 +1,11 @@
-"""The objective of a linear model: the mean loss of `x @ W` and `l2 / 2 ||W||^2`, dense or CSR, in the dtype of the data.
+"""The objective of a linear model: the mean loss of `x @ W` plus `l2 / 2 ||W||^2`, for dense or CSR x, in the dtype of x.
 
-`W` is [features, classes], with one more row, not penalised, for the intercepts. L-BFGS walks in coordinates V with
-`W = T V`, in which the objective is round: `T T^t` is near the inverse of `c x^t x / n + l2`, c the curvature of the loss: at
-first where all scores are equal, the same for all classes (Boehning 1992), later that of each class at the point reached.
-For many features T is diagonal, and a matrix only where that turns out to be slow.
+`W` is [features, classes], plus a row for the intercepts, which are not penalised. L-BFGS works in coordinates V with
+`W = T V`, a preconditioner: `T T^t` is close to the inverse of `c x^t x / n + l2`, where c is the curvature of the loss. At first
+c is the curvature at equal scores, the same for all classes (Boehning 1992); later it is that of each class at the current
+point. With many features T is diagonal, and a matrix only if that turns out to be slow.
 
-Arrays of dense data have their columns one after another, those of CSR data their rows: so both kinds of product are quick.
+W and the scores are stored by columns for dense x and by rows for CSR x, so that products with x and x^t are fast.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from scipy import linalg
 
 from .losses import Loss
 
-_FULL = 512  # features up to which T is a matrix
-_LATE = 1536  # and up to which it becomes one, where two choices of a diagonal were not enough
-_ROWS = 16  # times as many rows as features are enough to find it
+_FULL = 512  # up to this many features T is a matrix
+_LATE = 1536  # up to this many T becomes a matrix if two diagonals were not enough
+_ROWS = 16  # this many rows per feature are enough to find T
 
 
 class Linear:
@@ -46,7 +46,7 @@ class Linear:
         self.worst, self.refits = np.inf, 0
 
     def put(self, w: np.ndarray) -> None:
-        """Go to W."""
+        """Set the point to W."""
         self.w = np.array(w, order=self.order)
         self.z = self.times(self.w) if w.any() else np.zeros((self.x.shape[0], w.shape[1]), w.dtype, order=self.order)
         self.next = np.empty_like(self.z)
@@ -55,7 +55,7 @@ class Linear:
         self.value = mean + 0.5 * self.l2 * self.size
 
     def losses(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """The mean loss, and its gradient with the numbers lying as those of z do."""
+        """The mean loss, and its gradient in the memory order of z."""
         mean, residual = self.loss(z)
         return mean, np.asarray(residual, order=self.order)
 
@@ -85,7 +85,7 @@ class Linear:
         return g
 
     def product(self, a: np.ndarray, b: np.ndarray) -> float:
-        """The inner product of what is penalised."""
+        """The inner product without the intercepts."""
         flat = float(np.dot(_flat(a), _flat(b)))
         return flat if self.ones is None else flat - float(np.dot(a[self.d], b[self.d]))
 
@@ -125,7 +125,7 @@ class Linear:
 
     def refit(self) -> bool:
         if self.w.dtype == np.float32:
-            self.put(self.w)  # free of what rounding has added to the scores on the way
+            self.put(self.w)  # compute the scores again, without the rounding errors of the updates
         self.refits += 1
         curvature = self.loss.curvature(self.z)
         if self.refits > 1 and _FULL < self.d + (self.ones is not None) <= _LATE:
@@ -139,7 +139,7 @@ class Linear:
 
 
 def _flat(a: np.ndarray) -> np.ndarray:
-    """The numbers in the order in which they lie."""
+    """The numbers in memory order."""
     return a.T.reshape(-1) if a.flags.f_contiguous else a.reshape(-1)
 
 
@@ -147,7 +147,7 @@ Rounding = Callable[[np.ndarray, bool], np.ndarray]  # `f(v, transposed)`: T v, 
 
 
 def first_rounding(x: Any, weights: np.ndarray, curvature: float, l2: float, intercept: bool) -> Rounding:
-    """The same for all classes."""
+    """One T for all classes, from the curvature at equal scores."""
     n, d = x.shape[0], x.shape[1] + intercept
     if d <= _FULL:
         step = max(1, n // (_ROWS * d))
@@ -160,12 +160,12 @@ def first_rounding(x: Any, weights: np.ndarray, curvature: float, l2: float, int
 
 
 def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
-    """One for each class."""
+    """One T for each class, from its curvature at the current point; None where that is too expensive or fails."""
     n, d, k = x.shape[0], x.shape[1] + intercept, curvature.shape[1]
     curvature = curvature * weights[:, None]
     if d > _FULL:
         return _scaling(x, curvature, l2, intercept)
-    count = min(n, _ROWS * d, 20 * n // d)  # ten iterations cost as much
+    count = min(n, _ROWS * d, 20 * n // d)  # as expensive as ten iterations
     if count < min(2 * d, n) or k * d * d > 4_000_000:
         return None
     mass = curvature.sum(axis=1)
@@ -182,7 +182,7 @@ def second_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: floa
 
 
 def late_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding | None:
-    """One matrix for all classes, by the mean of their curvatures."""
+    """One matrix T for all classes, from the mean of their curvatures."""
     step = max(1, x.shape[0] // (_ROWS * (x.shape[1] + intercept)))
     share = (weights * curvature.mean(axis=1))[::step].astype(np.float64)
     share *= float(weights.sum() / weights[::step].sum())
@@ -191,7 +191,7 @@ def late_rounding(x: Any, weights: np.ndarray, curvature: np.ndarray, l2: float,
 
 
 def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Rounding:
-    """The diagonal of `x^t curvature x + l2`, for each column of curvature."""
+    """A diagonal T, from the diagonal of `x^t curvature x + l2` for each column of curvature."""
     d = x.shape[1]
     square = (x * x if isinstance(x, np.ndarray) else x.multiply(x)).T @ curvature
     scale = np.empty((d + intercept, curvature.shape[1]))
@@ -205,7 +205,7 @@ def _scaling(x: Any, curvature: np.ndarray, l2: float, intercept: bool) -> Round
 
 
 def _whiten(x: np.ndarray, weights: np.ndarray, l2: float, intercept: bool) -> np.ndarray | None:
-    """T with `T T^t` the inverse of `x^t weights x + l2`."""
+    """T such that `T T^t` is the inverse of `x^t weights x + l2`; None if it has none."""
     d = x.shape[1]
     gram = np.empty((d + intercept, d + intercept))
     if isinstance(x, np.ndarray):
@@ -220,7 +220,7 @@ def _whiten(x: np.ndarray, weights: np.ndarray, l2: float, intercept: bool) -> n
         gram[d, d] = weights.sum()
     gram[range(d), range(d)] += l2
     ends = np.diag(gram)
-    size = np.sqrt(np.where(ends > 0, ends, 1.0))  # of a feature that is 0 in all rows: 1
+    size = np.sqrt(np.where(ends > 0, ends, 1.0))  # 1 for a feature that is 0 in all rows
     gram /= np.outer(size, size)
     gram[range(len(size)), range(len(size))] = 1 + 1e-7
     try:

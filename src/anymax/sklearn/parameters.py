@@ -1,4 +1,4 @@
-"""What the parameters of an estimator mean: a map, a number; a sentence where they mean nothing."""
+"""Checks of the parameters of estimators: maps and numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_MAP = ("sigmoid", "zlpr")
 
 
 def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mapping | str:
-    """The map that the parameters `mapping` and `alpha` mean."""
+    """The map given by the parameters `mapping` and `alpha`."""
     if isinstance(mapping, str):
         if mapping in others:
             if alpha is not None:
@@ -62,7 +62,7 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
 
 
 def parameters_of(mapping: Any) -> dict[str, Any]:
-    """The parameters of a map or of the map that a name means; none of what is no map."""
+    """The parameters of a map, which is given itself or by name; empty for anything else."""
     if isinstance(mapping, str):
         try:
             mapping = mapping_of(mapping, None, NO_MAP)
@@ -74,7 +74,7 @@ def parameters_of(mapping: Any) -> dict[str, Any]:
 
 
 def with_parameters(mapping: Any, changes: dict[str, Any]) -> Mapping:
-    """The map with other parameters: a new one, since maps are frozen."""
+    """A new map with changed parameters, since maps are frozen."""
     known = parameters_of(mapping)
     for name in changes:
         if name not in known:
@@ -85,9 +85,9 @@ def with_parameters(mapping: Any, changes: dict[str, Any]) -> Mapping:
 
 
 class MapParameters(BaseEstimator):
-    """An estimator with a map among its parameters: those of the map are set and searched by name, as a nested estimator's are.
+    """An estimator with a map as a parameter: the map's parameters are set and searched by name, like a nested estimator's.
 
-    The map itself is frozen data, a value that many may hold, and has no `set_params`: another one takes its place here.
+    Maps are frozen and may be shared, so setting a parameter replaces the map.
     """
 
     mapping: Any
@@ -95,7 +95,7 @@ class MapParameters(BaseEstimator):
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters by name; those of the map are `mapping__alpha`, ...
 
-        deep: whether those of the map are among them.
+        deep: whether to include those of the map.
 
         Returns a dict.
         """
@@ -103,7 +103,7 @@ class MapParameters(BaseEstimator):
         return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; `mapping__alpha=1.3` puts a map with this alpha in place of the map.
+        """Set parameters by name; `mapping__alpha=1.3` replaces the map by one with this alpha.
 
         params: the parameters.
 
@@ -118,13 +118,13 @@ class MapParameters(BaseEstimator):
 
 @contextlib.contextmanager
 def threads(n_jobs: Any) -> Iterator[None]:
-    """At most so many threads in products with the data; None: as many as BLAS likes, -1: all processors."""
+    """Limit BLAS to n_jobs threads; None sets no limit, -1 means one per processor."""
     if n_jobs is None:
         yield
         return
     if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
         raise ValueError(f"n_jobs={n_jobs!r}: expected a number of threads from 1, -1 for one a processor, or None")
-    import threadpoolctl  # late: it looks at every library that is loaded
+    import threadpoolctl  # late: needed only with n_jobs
 
     count = int(n_jobs)
     count = count if count > 0 else max((os.cpu_count() or 1) + 1 + count, 1)
@@ -140,7 +140,7 @@ def number_of(name: str, value: Any, low: float, open_end: bool, words: str) -> 
 
 
 def not_below_zero(class_weight: Any, factors: np.ndarray) -> np.ndarray:
-    """The factors of the classes, as class_weight has them."""
+    """The factors of the classes; raise if one is below 0."""
     if not (factors >= 0).all():
         raise ValueError(f"class_weight={class_weight!r}: expected numbers from 0")
     return factors

@@ -1,4 +1,4 @@
-"""The ways down: our L-BFGS or SciPy's, and what is said where neither arrives."""
+"""The solvers, our L-BFGS and SciPy's, and the warning where they do not converge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .objective import Linear
 
 
 def descend(model: Linear, solver: str, tol: float, max_iter: int, verbose: int) -> tuple[int, str | None]:
-    """Move the model to its best point: the number of iterations, and a complaint where that was not reached."""
+    """Move the model to its optimum; return the number of iterations, and a warning if it was not reached."""
     if solver == "lbfgs":
         iterations, converged, exhausted = lbfgs.minimize(model, tol, max_iter, _say if verbose else None)
         worst = model.steepest()

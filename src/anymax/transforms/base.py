@@ -1,6 +1,6 @@
-"""What a transform is: a frozen function on rows with its parameters, lined up with the scores; and several of them in a row.
+"""The contract of a transform: `Transform`, a function on rows with its parameters; and several transforms in a row, `Composed`.
 
-It is data: a name, parameters by name, an axis. A composition is a tuple of them, which an engine may read instead of calling it.
+A transform is frozen data: a name, parameters by name, an axis. An engine may read it instead of calling it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -48,16 +49,15 @@ from .._random.generators import going_on
 from ..kernels import decode
 from ..mappings import Softmax
 
+if TYPE_CHECKING:
+    from typing import Self
+
 _SOFTMAX = Softmax()
-_BROADCAST = (
-    "T", "keep", "log_p", "scale", "p", "n", "beta", "gamma", "delta", "mass", "epsilon", "threshold", "probability", "penalty",
-    "presence", "frequency", "bias",
-)  # the parameters that line up with the scores  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Transform:
-    """A function on rows, `rows(x, xp, **params)` with the classes last, and its parameters.
+class Transform(ABC):
+    """A function on rows of scores, and its parameters. Each transform of this package is a subclass with a function `rows`.
 
     >>> from anymax import topp
     >>> cut = topp(0.9)
@@ -65,15 +65,23 @@ class Transform:
     ('topp', (('p', 0.9),), -1)
     """
 
-    rows: Callable[..., Array]
     params: tuple[tuple[str, Any], ...]
     axis: int = -1
-    whole: bool = False  # True: a part of the rows does not get what it gets among all
-    truncates: bool = False  # True: it masks classes by their scores, and leaves the others as they are
-    random: bool = False  # True: it adds numbers that it draws
-    value: str | Callable[..., Any] = (
-        ""  # what the engine's step of this name takes: a parameter, or a function of what `rows` gets
-    )
+
+    name: ClassVar[str]  # of the function that makes it
+    aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others stay as they are
+    whole: ClassVar[bool] = False  # True: a part of the rows alone gets other numbers than among all rows
+    truncates: ClassVar[bool] = False  # True: it masks classes by their scores, and leaves the others as they are
+    random: ClassVar[bool] = False  # True: it adds random numbers
+    step: ClassVar[str | None] = None  # the engine's step that does the same (kernels/decode.py)
+
+    @abstractmethod
+    def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
+        """The new scores. The classes are the last axis of x, and `params` are the parameters by name, aligned to x."""
+
+    def level(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Any:
+        """The value that the engine's step takes: a number, or one for each row. By default the first parameter."""
+        return params[self.params[0][0]]
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
         scores = asarray(x)
@@ -82,25 +90,28 @@ class Transform:
         scores = floating(scores, xp)
         y = to_last(upcast(scores, xp), axis, xp)
         with quiet(scores):
-            cut = _in_one_pass((self,), y, axis, xp) if _truncates(self) else None
-            y = self.rows(y, xp, **self.aligned(y, axis, xp)) if cut is None else cut
+            cut = _in_one_pass((self,), y, axis, xp) if self.truncates and self.step else None
+            y = self.rows(y, xp, **self.align(y, axis, xp)) if cut is None else cut
         y = y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
         return from_last(y, axis, xp)
 
-    def aligned(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
-        """Its parameters, lined up with rows whose classes were at `axis` and are last."""
-        return {k: _align(k, v, rows, axis, xp) if k in _BROADCAST else v for k, v in self.params}
+    def align(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
+        """Its parameters by name, aligned to rows whose classes were at `axis` and are last."""
+        return {k: _align(v, rows, axis, xp) if k in self.aligned else v for k, v in self.params}
 
     def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
         """True where the engine has a step in its place, for these parameters."""
-        return bool(self.value) and all(
-            _one_a_row(v, rows) and _finite(v) for k, v in params.items() if k in _BROADCAST
+        return self.step is not None and all(
+            _one_a_row(v, rows) and _finite(v) for k, v in params.items() if k in self.aligned
         )
 
-    def step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
-        """What the engine does in its place. It may draw, so ask once, and only where the engine serves."""
-        value = params[self.value] if isinstance(self.value, str) else self.value(rows, namespace(rows), **params)
-        return decode.Step(self.name, value, params.get("min_keep", 1))
+    def as_step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
+        """The engine's step in its place, where `is_step`. It may draw random numbers, so call it once, when the step will be run."""
+        return decode.Step(str(self.step), self.level(rows, namespace(rows), **params), params.get("min_keep", 1))
+
+    def replace(self, **params: Any) -> Self:
+        """The same transform with other values of these parameters."""
+        return dataclasses.replace(self, params=tuple((k, params.get(k, v)) for k, v in self.params))
 
     def __repr__(self) -> str:
         given = [f"{k}={brief(v)}" for k, v in self.params if v is not None]
@@ -108,16 +119,12 @@ class Transform:
         return f"{self.name}({', '.join(given)})"
 
     @property
-    def name(self) -> str:
-        return self.rows.__name__.strip("_")
-
-    @property
     def by_rows(self) -> bool:
-        """True where a part of the rows can be had on its own, from its part of the parameters."""
-        return not self.whole and all(k in _BROADCAST or not is_array(v) for k, v in self.params)
+        """True where a part of the rows needs only its part of the parameters."""
+        return not self.whole and all(k in self.aligned or not is_array(v) for k, v in self.params)
 
     def _key(self) -> tuple:
-        return self.rows, self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
+        return type(self), self.axis, tuple((k, id(v) if is_array(v) else v) for k, v in self.params)
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, Transform) else NotImplemented
@@ -163,7 +170,7 @@ def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Cal
 
 
 def _truncates(t: Any) -> bool:
-    return isinstance(t, Transform) and t.truncates and bool(t.value)
+    return isinstance(t, Transform) and t.truncates and t.step is not None
 
 
 def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
@@ -181,10 +188,10 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
     """Truncations of rows whose classes were at `axis`, by the engine; None where it does not serve them all."""
     if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
         return None
-    params = [t.aligned(rows, axis, xp) for t in parts]
+    params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
         return None
-    steps = tuple(t.step(rows, given) for t, given in zip(parts, params, strict=True))
+    steps = tuple(t.as_step(rows, given) for t, given in zip(parts, params, strict=True))
     if differentiates(rows):  # as an operation that a derivative goes through
         return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return decode.run(_SOFTMAX, rows, steps, left=True).left
@@ -242,11 +249,11 @@ def read_steps(
     xp = namespace(rows)
     one, readable = upcast(rows[..., :1], xp), []
     for t in reversed(parts[-decode.MOST :]):
-        params = t.aligned(one, axis, xp) if isinstance(t, Transform) else {}
+        params = t.align(one, axis, xp) if isinstance(t, Transform) else {}
         if not isinstance(t, Transform) or not t.is_step(one, params):
             break
         readable.insert(0, (t, params))
-    return parts[: len(parts) - len(readable)], tuple((t.step(one, params), t.truncates) for t, params in readable)
+    return parts[: len(parts) - len(readable)], tuple((t.as_step(one, params), t.truncates) for t, params in readable)
 
 
 def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
@@ -271,8 +278,7 @@ def unseeded(transform: Any, like: Array) -> Any:
         return Composed(tuple(unseeded(t, like) for t in transform.transforms))
     if not isinstance(transform, Transform):
         return transform
-    params = ((k, going_on(v, like) if k == "generator" else v) for k, v in transform.params)
-    return dataclasses.replace(transform, params=tuple(params))
+    return transform.replace(**{k: going_on(v, like) for k, v in transform.params if k == "generator"})
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------------
@@ -304,7 +310,7 @@ def native(value: Any, x: Array, xp: Namespace) -> Any:
     return value
 
 
-def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
+def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     """A parameter lined up with scores whose class axis has been moved last."""
     if isinstance(value, (int, float)) and abs(value) > float(xp.finfo(x.dtype).max):
         return math.copysign(math.inf, value)  # as an array is cast
@@ -313,7 +319,8 @@ def _align(name: str, value: Any, x: Array, axis: int, xp: Namespace) -> Any:
     with (
         contextlib.nullcontext() if _compiling() else quiet(value)
     ):  # what is beyond the dtype of the scores becomes infinite
-        value = native(value, x, xp) if name == "keep" else cast(value, x, xp)
+        value = native(value, x, xp)
+        value = value if "bool" in dtype_name(value) else like(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
         return value
     if value.ndim > x.ndim:

@@ -49,20 +49,24 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
     array([-inf,   1.])
     """
     check_range("temperature", "T", T, lambda v: v >= 0, "at least 0")
-    return Transform(_temperature, (("T", T),), pick_axis(axis, dim), value="T")
+    return _Temperature((("T", T),), pick_axis(axis, dim))
 
 
-def _temperature(x: Array, xp: Namespace, T: Any) -> Array:
-    tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
-    if not is_array(T):
-        if tiny > T:
-            return _largest(x, xp)
-        return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
-    cold = tiny > T
-    if known(cold) and not bool(xp.any(cold)):
-        return on_kept(x, lambda y: y / T, xp)
-    warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
-    return xp.where(cold, _largest(x, xp), warm)
+class _Temperature(Transform):
+    name = step = "temperature"
+    aligned = ("T",)
+
+    def rows(self, x: Array, xp: Namespace, T: Any) -> Array:
+        tiny = float(xp.finfo(x.dtype).smallest_normal)  # below it 1 / T is infinite
+        if not is_array(T):
+            if tiny > T:
+                return _largest(x, xp)
+            return on_kept(x, lambda y: 0.0 * y, xp) if math.inf == T else x / T
+        cold = tiny > T
+        if known(cold) and not bool(xp.any(cold)):
+            return on_kept(x, lambda y: y / T, xp)
+        warm = on_kept(x, lambda y: y / safe(T, ~cold, 1.0, xp), xp)
+        return xp.where(cold, _largest(x, xp), warm)
 
 
 def _largest(x: Array, xp: Namespace) -> Array:
@@ -104,14 +108,18 @@ def scalable(
     if n is not None:
         check_range("scalable", "n", n, lambda v: v >= 1, "at least 1")
     params = (("beta", beta), ("gamma", gamma), ("delta", delta), ("n", n))
-    return Transform(_scalable, params, pick_axis(axis, dim))
+    return _Scalable(params, pick_axis(axis, dim))
 
 
-def _scalable(x: Array, xp: Namespace, beta: Any, gamma: Any, delta: Any, n: Any) -> Array:
-    if n is None:
-        n = total(xp.astype(x != -math.inf, x.dtype), xp)
-    grown = power(xp.log(xp.where(n > 1, n, xp.ones_like(n))), gamma, xp) if is_array(n) else _grown(n, gamma)
-    return on_kept(x, lambda y: y * (delta + beta * grown), xp)
+class _Scalable(Transform):
+    name = "scalable"
+    aligned = ("beta", "gamma", "delta", "n")
+
+    def rows(self, x: Array, xp: Namespace, beta: Any, gamma: Any, delta: Any, n: Any) -> Array:
+        if n is None:
+            n = total(xp.astype(x != -math.inf, x.dtype), xp)
+        grown = power(xp.log(xp.where(n > 1, n, xp.ones_like(n))), gamma, xp) if is_array(n) else _grown(n, gamma)
+        return on_kept(x, lambda y: y * (delta + beta * grown), xp)
 
 
 def _grown(n: float, gamma: Any) -> Any:
@@ -134,11 +142,15 @@ def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Trans
     keep = asarray(keep, "keep")
     if "bool" not in dtype_name(keep):
         raise TypeError(f"mask: keep must be boolean (True = keep the entry), got {dtype_name(keep)}; write keep != 0")
-    return Transform(_mask, (("keep", keep),), pick_axis(axis, dim))
+    return _Mask((("keep", keep),), pick_axis(axis, dim))
 
 
-def _mask(x: Array, xp: Namespace, keep: Array) -> Array:
-    return masked(x, keep, xp)
+class _Mask(Transform):
+    name = "mask"
+    aligned = ("keep",)
+
+    def rows(self, x: Array, xp: Namespace, keep: Array) -> Array:
+        return masked(x, keep, xp)
 
 
 def prior(
@@ -167,15 +179,19 @@ def prior(
     for name, value in (("log_p", log_p), ("scale", scale)):
         if value is not None:
             check_range("prior", name, value, lambda v: v == v, "a number, not NaN")
-    return Transform(_prior, (("log_p", log_p), ("scale", scale)), pick_axis(axis, dim))
+    return _Prior((("log_p", log_p), ("scale", scale)), pick_axis(axis, dim))
 
 
-def _prior(x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
-    def move(y: Array) -> Array:
-        y = y if scale is None else y * scale
-        return y if log_p is None else y + log_p
+class _Prior(Transform):
+    name = "prior"
+    aligned = ("log_p", "scale")
 
-    return on_kept(x, move, xp)
+    def rows(self, x: Array, xp: Namespace, log_p: Any, scale: Any) -> Array:
+        def move(y: Array) -> Array:
+            y = y if scale is None else y * scale
+            return y if log_p is None else y + log_p
+
+        return on_kept(x, move, xp)
 
 
 def normalize(
@@ -204,31 +220,34 @@ def normalize(
     """
     if kind not in ("l1", "l2", "max", "standard"):
         raise ValueError(f"normalize: {kind!r} is not known; use 'l1', 'l2', 'max' or 'standard'")
-    return Transform(_normalize, (("kind", kind),), pick_axis(axis, dim))
+    return _Normalize((("kind", kind),), pick_axis(axis, dim))
 
 
-def _normalize(x: Array, xp: Namespace, kind: str) -> Array:
-    y, keep, poisoned = finite_scores(x, xp)
-    if kind == "standard":  # nor do the scores' offset and factor matter to it
-        centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
-        y, zero = _centred(centred[0], keep, xp), centred[2]
-        weight = xp.astype(keep, y.dtype)
-        square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
-        return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
-    z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
-    if kind == "l1":
-        norm = total(xp.abs(z), xp)
-    elif kind == "l2":
-        square = total(z * z, xp)
-        norm = xp.sqrt(safe(square, ~zero, 1.0, xp))
-    else:
-        high = top(xp.where(keep, z, -math.inf * xp.ones_like(z)), xp)
-        norm = xp.where(high > 0, high, -xp.min(z, axis=-1, keepdims=True))
-    out = z / safe(norm, ~zero, 1.0, xp)
-    if kind == "max":  # a tiny maximum beside large negative scores must not overflow to -inf, which means masked
-        lowest = float(xp.finfo(x.dtype).min)
-        out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
-    return finish(out, keep, poisoned, xp, masked=-math.inf)
+class _Normalize(Transform):
+    name = "normalize"
+
+    def rows(self, x: Array, xp: Namespace, kind: str) -> Array:
+        y, keep, poisoned = finite_scores(x, xp)
+        if kind == "standard":  # nor do the scores' offset and factor matter to it
+            centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
+            y, zero = _centred(centred[0], keep, xp), centred[2]
+            weight = xp.astype(keep, y.dtype)
+            square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
+            return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
+        z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
+        if kind == "l1":
+            norm = total(xp.abs(z), xp)
+        elif kind == "l2":
+            square = total(z * z, xp)
+            norm = xp.sqrt(safe(square, ~zero, 1.0, xp))
+        else:
+            high = top(xp.where(keep, z, -math.inf * xp.ones_like(z)), xp)
+            norm = xp.where(high > 0, high, -xp.min(z, axis=-1, keepdims=True))
+        out = z / safe(norm, ~zero, 1.0, xp)
+        if kind == "max":  # a tiny maximum beside large negative scores must not overflow to -inf, which means masked
+            lowest = float(xp.finfo(x.dtype).min)
+            out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
+        return finish(out, keep, poisoned, xp, masked=-math.inf)
 
 
 def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
@@ -263,16 +282,19 @@ def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int 
         raise ValueError(f"cosine: weight must have the shape [classes, features], got {tuple(weight.shape)}")
     floating(weight, namespace(weight), "weight")
     check_range("cosine", "eps", eps, lambda v: v > 0, "above 0")
-    return Transform(_cosine, (("weight", weight), ("eps", eps)), pick_axis(axis, dim))
+    return _Cosine((("weight", weight), ("eps", eps)), pick_axis(axis, dim))
 
 
-def _cosine(x: Array, xp: Namespace, weight: Array, eps: float) -> Array:
-    if x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"cosine: the embeddings have {x.shape[-1]} features and weight has {weight.shape[1]}; "
-            "weight must be [classes, features] and axis the embeddings' axis of features"
-        )
-    return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(cast(weight, x, xp), eps, xp)))
+class _Cosine(Transform):
+    name = "cosine"
+
+    def rows(self, x: Array, xp: Namespace, weight: Array, eps: float) -> Array:
+        if x.shape[-1] != weight.shape[1]:
+            raise ValueError(
+                f"cosine: the embeddings have {x.shape[-1]} features and weight has {weight.shape[1]}; "
+                "weight must be [classes, features] and axis the embeddings' axis of features"
+            )
+        return xp.matmul(_unit(x, eps, xp), xp.matrix_transpose(_unit(cast(weight, x, xp), eps, xp)))
 
 
 def _unit(x: Array, eps: float, xp: Namespace) -> Array:
@@ -308,12 +330,17 @@ def noise(
     check_range("noise", "scale", scale, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
     find(kind)  # an unknown kind is an error here
     params = (("kind", kind), ("scale", scale), ("generator", listed(generator)))
-    # a row's noise depends on its place
-    return Transform(_noise, params, pick_axis(axis, dim), whole=True, random=True)
+    return _Noise(params, pick_axis(axis, dim))
 
 
-def _noise(x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
-    return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
+class _Noise(Transform):
+    name = "noise"
+    aligned = ("scale",)
+    whole = True  # the noise of a row depends on its place
+    random = True
+
+    def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
+        return on_kept(x, lambda y: y + scale * draw(kind, tuple(x.shape), x, generator), xp)
 
 
 def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:

@@ -16,8 +16,10 @@ from .._array import (
     beside,
     counts,
     dtype_name,
+    is_int,
     is_integer,
     is_jax,
+    is_number,
     is_torch,
     known_any,
     number,
@@ -70,25 +72,29 @@ def repetition_penalty(
     for name, value in (("presence", presence), ("frequency", frequency)):
         check_range("repetition_penalty", name, value, lambda v: (v > -math.inf) & (v < math.inf), "finite")
     params = (("tokens", tokens), ("penalty", penalty), ("presence", presence), ("frequency", frequency))
-    return Transform(_repetition_penalty, params, pick_axis(axis, dim))
+    return _RepetitionPenalty(params, pick_axis(axis, dim))
 
 
-def _repetition_penalty(x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
-    n = x.shape[-1]
-    tokens = beside(native(tokens, x, xp), x, "tokens", xp)
-    _fits(tuple(tokens.shape), tuple(x.shape))
-    if known_any((tokens < -1) | (tokens >= n), xp):
-        raise ValueError(
-            f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
-        )
-    count = _sums(counts(tokens, xp), None, n, x, xp)
-    seen = count > 0
+class _RepetitionPenalty(Transform):
+    name = "repetition_penalty"
+    aligned = ("penalty", "presence", "frequency")
 
-    def move(y: Array) -> Array:
-        weighed = xp.where(y > 0, y / penalty, y * penalty)
-        return xp.where(seen, weighed - presence - frequency * count, y)
+    def rows(self, x: Array, xp: Namespace, tokens: Array, penalty: Any, presence: Any, frequency: Any) -> Array:
+        n = x.shape[-1]
+        tokens = beside(native(tokens, x, xp), x, "tokens", xp)
+        _fits(tuple(tokens.shape), tuple(x.shape))
+        if known_any((tokens < -1) | (tokens >= n), xp):
+            raise ValueError(
+                f"repetition_penalty: a token is out of range for {n} classes; tokens are 0 to {n - 1}, and -1 where a row has fewer"
+            )
+        count = _sums(counts(tokens, xp), None, n, x, xp)
+        seen = count > 0
 
-    return on_kept(x, move, xp)
+        def move(y: Array) -> Array:
+            weighed = xp.where(y > 0, y / penalty, y * penalty)
+            return xp.where(seen, weighed - presence - frequency * count, y)
+
+        return on_kept(x, move, xp)
 
 
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -110,30 +116,36 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
         bias = asarray(bias, "bias")
     if not isinstance(bias, tuple):
         check_range("logit_bias", "bias", bias, lambda v: v < math.inf, "numbers below infinity, not NaN")
-    return Transform(_logit_bias, (("bias", bias),), pick_axis(axis, dim))
+    return _LogitBias((("bias", bias),), pick_axis(axis, dim))
 
 
-def _logit_bias(x: Array, xp: Namespace, bias: Any) -> Array:
-    if isinstance(bias, tuple):
-        n = x.shape[-1]
-        out = [c for c, _ in bias if not 0 <= c < n]
-        if out:
-            raise ValueError(f"logit_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}")
-        classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
-        values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
-        bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
-    return on_kept(x, lambda y: y + bias, xp)
+class _LogitBias(Transform):
+    name = "logit_bias"
+    aligned = ("bias",)
+
+    def rows(self, x: Array, xp: Namespace, bias: Any) -> Array:
+        if isinstance(bias, tuple):
+            n = x.shape[-1]
+            out = [c for c, _ in bias if not 0 <= c < n]
+            if out:
+                raise ValueError(
+                    f"logit_bias: class {out[0]} is out of range for {n} classes; classes are 0 to {n - 1}"
+                )
+            classes = adopt(np.asarray([c for c, _ in bias], np.int64), x, xp)
+            values = adopt(np.asarray([v for _, v in bias], np.float64), x, xp)
+            bias = _sums(counts(classes, xp), xp.astype(values, x.dtype), n, x, xp)
+        return on_kept(x, lambda y: y + bias, xp)
 
 
 def _index(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_int(number(value)):
         raise TypeError(f"logit_bias: the keys of bias must be classes, integers from 0 on, got {value!r}")
     return int(value)
 
 
 def _finite(value: Any) -> float:
     value = number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"logit_bias: the values of bias must be numbers, got {value!r}")
     if not value < math.inf:
         raise ValueError(f"logit_bias: the values of bias must be below infinity, got {value}")

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
-import numpy as np
-
-from .._array import Array, Namespace, finite_scores, is_array, pick_axis, stop_gradient, top, total
+from .._array import Array, Namespace, finite_scores, is_array, is_int, number, pick_axis, stop_gradient, top, total
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
 from .base import Transform, check_range, masked
 
 _MASS = "above 0 and at most 1"
-_MOST = 2**31 - 1  # classes: an index has 32 bits in engines and in JAX
 _INSIDE = "above 0 and below 1"
 _MOST = 2**31 - 1  # the classes of the longest row that the engine takes
+
+
+class Truncation(Transform):
+    """A transform that masks classes by their scores: its subclass says which are kept."""
+
+    truncates = True
+
+    @abstractmethod
+    def keep(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
+        """True where a score is kept; the arguments are those of `rows`."""
+
+    def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
+        return masked(x, self.keep(x, xp, *args, **params), xp)
 
 
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -33,16 +44,19 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
     >>> topk(2)([3.0, 1.0, 3.0, 3.0])
     array([  3., -inf,   3., -inf])
     """
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+    if not is_int(number(k)):
         raise TypeError(f"topk: k must be an integer, the number of scores to keep, got {k!r}")
     if k < 1:
         raise ValueError(f"topk: k must be at least 1, got {k}")
-    least = dict(_at_least("topk", min_keep)).get("min_keep", 1)
-    return _truncation(_topk, "k", (("k", max(int(k), least)),), axis, dim)
+    least = dict(_min_keep("topk", min_keep)).get("min_keep", 1)
+    return _TopK((("k", max(int(k), least)),), pick_axis(axis, dim))
 
 
-def _topk(x: Array, xp: Namespace, k: int) -> Array:
-    return masked(x, topk_keep(x, k, xp), xp)
+class _TopK(Truncation):
+    name = step = "topk"
+
+    def keep(self, x: Array, xp: Namespace, k: int) -> Array:
+        return topk_keep(x, k, xp)
 
 
 def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -61,11 +75,15 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("topp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_topp, "p", (("p", p), *_at_least("topp", min_keep)), axis, dim)
+    return _TopP((("p", p), *_min_keep("topp", min_keep)), pick_axis(axis, dim))
 
 
-def _topp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
-    return masked(x, topp_keep(x, p, xp, min_keep), xp)
+class _TopP(Truncation):
+    name = step = "topp"
+    aligned = ("p",)
+
+    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+        return topp_keep(x, p, xp, min_keep)
 
 
 def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -84,14 +102,18 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     array([  2.,   1., -inf])
     """
     check_range("minp", "p", p, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_minp, "p", (("p", p), *_at_least("minp", min_keep)), axis, dim)
+    return _MinP((("p", p), *_min_keep("minp", min_keep)), pick_axis(axis, dim))
 
 
-def _minp(x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
-    y = stop_gradient(x)
-    log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
-    keep = ~(y - top(y, xp) < log_p)
-    return masked(x, keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp), xp)
+class _MinP(Truncation):
+    name = step = "minp"
+    aligned = ("p",)
+
+    def keep(self, x: Array, xp: Namespace, p: Any, min_keep: int = 1) -> Array:
+        y = stop_gradient(x)
+        log_p = stop_gradient(xp.log(p)) if is_array(p) else math.log(p)
+        keep = ~(y - top(y, xp) < log_p)
+        return keep if min_keep == 1 else keep | topk_keep(y, min_keep, xp)
 
 
 def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -109,22 +131,26 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
     array([ 4. ,  3.5, -inf])
     """
     check_range("topnsigma", "n", n, lambda v: v >= 0, "at least 0")
-    return _truncation(_topnsigma, "n", (("n", n),), axis, dim)
+    return _TopNSigma((("n", n),), pick_axis(axis, dim))
 
 
-def _topnsigma(x: Array, xp: Namespace, n: Any) -> Array:
-    y, keep, poisoned = finite_scores(stop_gradient(x), xp)
-    weight = xp.astype(keep, y.dtype)
-    count = total(weight, xp)
-    count = xp.where(count > 0, count, xp.ones_like(count))
-    high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
-    y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
-    size = top(xp.abs(y * weight), xp)
-    unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
-    z = y / unit
-    mean = total(z * weight, xp) / count
-    deviation = xp.sqrt(total(weight * (z - mean) ** 2, xp) / count)
-    return masked(x, ~(z < -(stop_gradient(n) * deviation)) | poisoned, xp)
+class _TopNSigma(Truncation):
+    name = step = "topnsigma"
+    aligned = ("n",)
+
+    def keep(self, x: Array, xp: Namespace, n: Any) -> Array:
+        y, keep, poisoned = finite_scores(stop_gradient(x), xp)
+        weight = xp.astype(keep, y.dtype)
+        count = total(weight, xp)
+        count = xp.where(count > 0, count, xp.ones_like(count))
+        high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
+        y = y - xp.where(high > -math.inf, high, xp.zeros_like(high))
+        size = top(xp.abs(y * weight), xp)
+        unit = xp.where(size > 0, size, xp.ones_like(size))  # squares of large scores must not overflow
+        z = y / unit
+        mean = total(z * weight, xp) / count
+        deviation = xp.sqrt(total(weight * (z - mean) ** 2, xp) / count)
+        return ~(z < -(stop_gradient(n) * deviation)) | poisoned
 
 
 def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -144,11 +170,15 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
     array([0. , 0.2, 0.2, 0.2])
     """
     check_range("typical", "mass", mass, lambda v: (v > 0) & (v <= 1), _MASS)
-    return _truncation(_typical, "mass", (("mass", mass), *_at_least("typical", min_keep)), axis, dim)
+    return _Typical((("mass", mass), *_min_keep("typical", min_keep)), pick_axis(axis, dim))
 
 
-def _typical(x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
-    return masked(x, typical_keep(x, mass, xp, min_keep), xp)
+class _Typical(Truncation):
+    name = step = "typical"
+    aligned = ("mass",)
+
+    def keep(self, x: Array, xp: Namespace, mass: Any, min_keep: int = 1) -> Array:
+        return typical_keep(x, mass, xp, min_keep)
 
 
 def epsilon_cutoff(
@@ -169,13 +199,15 @@ def epsilon_cutoff(
     array([0.87, 0.  , 0.  , 0.  ])
     """
     check_range("epsilon_cutoff", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _truncation(
-        _epsilon_cutoff, "epsilon", (("epsilon", epsilon), *_at_least("epsilon_cutoff", min_keep)), axis, dim
-    )
+    return _EpsilonCutoff((("epsilon", epsilon), *_min_keep("epsilon_cutoff", min_keep)), pick_axis(axis, dim))
 
 
-def _epsilon_cutoff(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
-    return masked(x, cutoff_keep(x, epsilon, xp, min_keep), xp)
+class _EpsilonCutoff(Truncation):
+    name = step = "epsilon_cutoff"
+    aligned = ("epsilon",)
+
+    def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
+        return cutoff_keep(x, epsilon, xp, min_keep)
 
 
 def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
@@ -194,11 +226,15 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
     array([0. , 0. , 0.9, 0. ])
     """
     check_range("eta", "epsilon", epsilon, lambda v: (v > 0) & (v < 1), _INSIDE)
-    return _truncation(_eta, "epsilon", (("epsilon", epsilon), *_at_least("eta", min_keep)), axis, dim)
+    return _Eta((("epsilon", epsilon), *_min_keep("eta", min_keep)), pick_axis(axis, dim))
 
 
-def _eta(x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
-    return masked(x, cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True), xp)
+class _Eta(Truncation):
+    name = step = "eta"
+    aligned = ("epsilon",)
+
+    def keep(self, x: Array, xp: Namespace, epsilon: Any, min_keep: int = 1) -> Array:
+        return cutoff_keep(x, epsilon, xp, min_keep, by_entropy=True)
 
 
 def xtc(
@@ -232,31 +268,29 @@ def xtc(
     check_range("xtc", "threshold", threshold, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     check_range("xtc", "probability", probability, lambda v: (v >= 0) & (v <= 1), "from 0 to 1")
     params = (("threshold", threshold), ("probability", probability), ("generator", listed(generator)))
-    return Transform(_xtc, params, pick_axis(axis, dim), whole=True, truncates=True, value=_cut_from)
+    return _XTC(params, pick_axis(axis, dim))
 
 
-def _xtc(x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-    return masked(x, xtc_keep(x, _cut_from(x, xp, threshold, probability, generator), xp), xp)
+class _XTC(Truncation):
+    name = step = "xtc"
+    aligned = ("threshold", "probability")
+    whole = True  # which rows are cut depends on their places
+
+    def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
+        return xtc_keep(x, self.level(x, xp, threshold, probability, generator), xp)
+
+    def level(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
+        """The probability from which a row is cut, [..., 1]: the threshold, or infinity where it is to stay as it is."""
+        u = uniform((*x.shape[:-1], 1), x, generator)
+        level = threshold + xp.zeros_like(u)
+        least = xp.finfo(u.dtype).smallest_normal  # a threshold of 0: all that have a probability
+        level = xp.where(level > least, level, least * xp.ones_like(u))
+        return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
-def _cut_from(x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-    """The probability from which a row is cut, [..., 1]: the threshold, or infinity where it is to stay as it is."""
-    u = uniform((*x.shape[:-1], 1), x, generator)
-    level = threshold + xp.zeros_like(u)
-    least = xp.finfo(u.dtype).smallest_normal  # a threshold of 0: all that have a probability
-    level = xp.where(level > least, level, least * xp.ones_like(u))
-    return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
-
-
-def _truncation(
-    rows: Any, value: str, params: tuple[tuple[str, Any], ...], axis: int | None, dim: int | None
-) -> Transform:
-    return Transform(rows, params, pick_axis(axis, dim), truncates=True, value=value)
-
-
-def _at_least(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
+def _min_keep(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
     """The parameter `min_keep`, left out where it is 1."""
-    if isinstance(min_keep, bool) or not isinstance(min_keep, (int, np.integer)) or min_keep < 1:
+    if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"
         )

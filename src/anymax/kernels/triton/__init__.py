@@ -16,11 +16,13 @@ from typing import Any
 
 from ..._array import Array, is_jax, is_torch
 from ..._core.mapping import Mapping
+from ..._random.nodes import node_count
+from ..._random.noises import find
 from .. import native
 from .._rows import disjoint
 from ..choice import asked
 from ..engine import BELOW, Engine, IndexLoss
-from ..link import SPARSE, Link
+from ..link import SPARSE, Link, noise_of
 from ..link import link_of as known_link
 
 ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps that the kernels of attention know
@@ -58,7 +60,7 @@ def link_of(mapping: Mapping) -> Link | str:
     if link.kind == "relu":
         return f"it has no kernel for {mapping.name}"
     if link.kind == "perturb_max":
-        noise = str(getattr(mapping, "noise", ""))
+        noise = noise_of(link)
         if noise == "gumbel" and link.param == 1.0:
             return link._replace(kind="softmax", param=0.0)
         if noise not in _NOISES:
@@ -92,25 +94,23 @@ def output_layer(*operands: Array | None) -> Any:
     return importlib.import_module(f"{__name__}.layer")
 
 
-def _prepared(mapping: Mapping) -> tuple[Any, Link]:
+def prepared(mapping: Mapping) -> tuple[Any, Link]:
     launch, link = load(), link_of(mapping)
     assert not isinstance(launch, str), launch
     assert not isinstance(link, str), link
     return launch, link
 
 
-def _quadrature(mapping: Mapping, x: Array) -> tuple[str, tuple[float, ...], int]:
+def _quadrature(link: Link, x: Array) -> tuple[str, tuple[float, ...], int]:
     """(noise, ends, nodes) of perturb max on rows like x."""
-    noise, nodes = str(getattr(mapping, "noise", "")), getattr(mapping, "nodes", None) or 32
-    return noise, _ends(noise, x.shape[-1]), nodes
+    noise = noise_of(link)
+    return noise, _ends(noise, x.shape[-1]), node_count(link.nodes, x)
 
 
 @functools.lru_cache(maxsize=256)
 def _ends(noise: str, n: int) -> tuple[float, ...]:
     """The levels where a class alone, and n equal ones, have G = _TAIL; the same for 1 - _TAIL; each with -log G."""
     import numpy as np
-
-    from ..._random.noises import find
 
     law = find(noise)
     deep, shallow = -math.log(_TAIL), -math.log1p(-_TAIL)
@@ -120,11 +120,11 @@ def _ends(noise: str, n: int) -> tuple[float, ...]:
 
 
 def _backward(mapping: Mapping, logs: bool, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
-    launch, link = _prepared(mapping)
+    launch, link = prepared(mapping)
     out = sys.modules["torch"].empty_like(p)
     if p.numel():
         if link.kind == "perturb_max":
-            launch.perturb(link, *_quadrature(mapping, x), x, g, out, None)
+            launch.perturb(link, *_quadrature(link, x), x, g, out, None)
         else:
             launch.backward(link, logs, x, p, g, out, saved)
     return out
@@ -136,7 +136,7 @@ def _to_last(x: Array, axis: int) -> Array:
 
 def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
     """[2, ...]: the loss of each row, and 1 where it counts; and the numbers of the rows."""
-    launch, link = _prepared(mapping)
+    launch, link = prepared(mapping)
     torch = sys.modules["torch"]
     both = torch.empty((2, *x.shape[:-1]), dtype=torch.float32, device=x.device)
     state = torch.empty((*x.shape[:-1], 4), dtype=torch.float32, device=x.device) if save else None
@@ -196,11 +196,11 @@ class Triton(Engine):
         return launch if isinstance(launch, str) else None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         p = sys.modules["torch"].empty_like(x) if out is None else out
         if x.numel():
             if link.kind == "perturb_max":
-                launch.perturb(link, *_quadrature(mapping, x), x, None, p, mask)
+                launch.perturb(link, *_quadrature(link, x), x, None, p, mask)
             else:
                 launch.run("p", link, x, mask=mask, out=p)
         return p
@@ -209,7 +209,7 @@ class Triton(Engine):
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
     ) -> tuple[Array, Any]:
         """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         if out is not None or not x.numel() or link.kind not in SPARSE:
             return self.forward(mapping, x, mask, out), None
         p = sys.modules["torch"].empty_like(x)
@@ -222,7 +222,7 @@ class Triton(Engine):
         return True
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array:
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         out = sys.modules["torch"].empty_like(x)
         if x.numel():
             launch.run("log", link, x, out=out)
@@ -274,7 +274,7 @@ class Triton(Engine):
         factor: float = 1.0,
     ) -> Array | None:
         """One read, one write, no search."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         torch = sys.modules["torch"]
         rows = _to_last(x, axis)
         out = torch.empty_like(rows)
@@ -288,7 +288,7 @@ class Triton(Engine):
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """NaN for a poisoned row."""
-        launch, link = _prepared(mapping)
+        launch, link = prepared(mapping)
         return _number(launch, "tau", link, x)
 
     def logsumexp(self, x: Array) -> Array:
@@ -304,7 +304,7 @@ def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -
     """Makes each call that this mapping has on contiguous scores of this shape once, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
-    link = _prepared(mapping)[1]
+    link = prepared(mapping)[1]
     with torch.no_grad():
         for mask in (None, torch.ones(shape[-1], dtype=torch.bool, device=device)):
             ENGINE.forward(mapping, x, mask)

@@ -7,7 +7,6 @@ of queries and the offset of each batch; "heads" fp32 [H, 2], slope and sink of 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ..link import Link
 from .attention_backward import attention_bias, attention_keys, attention_queries
 from .attention_forward import attention_centres, attention_forward
 from .attention_split import SOLVED, attention_merge, attention_parts, attention_solve, attention_values
-from .launch import POWERS
+from .launch import POWERS, on_device_of
 from .plans import KEPT, LISTED, SKIPPED, SOLVING, Blocks, Split, blocks, split
 
 Tensor = torch.Tensor
@@ -139,7 +138,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     skip = plain and job.link not in ("softmax", "budget") and k.shape[2] >= SKIPPED
     centres = radii = q
     capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with _device(q):
+    with on_device_of(q):
         if skip:
             programs = k.shape[0] * k.shape[1] * wide
             centres = torch.empty((programs, k.shape[3]), dtype=k.dtype, device=k.device)
@@ -180,7 +179,7 @@ def _forward_split(
     partial = new((queries, parts, e))
     tiles = batch * k.shape[1] * _cdiv(groups * rows, cut.M) * parts
     launch = {"M": cut.M, "N": cut.N, "num_warps": cut.warps, "num_stages": cut.stages}
-    with _device(q):
+    with on_device_of(q):
         if job.link == "softmax":
             scores = tops = state = sums
         else:
@@ -239,7 +238,7 @@ def backward(
     sums = torch.empty((batch, heads, rows, 3) if learn else (0,), dtype=torch.float32, device=q.device)
     launch = {"M": plan.M, "N": plan.N, "num_warps": plan.warps, "num_stages": plan.stages}
     capped = {"maxnreg": plan.registers} if plan.registers else {}
-    with _device(q):
+    with on_device_of(q):
         _launch(
             attention_queries, tall * batch * heads,
             q, k, v, out, saved.state, saved.lists, saved.counts, g, dq, numbers, sums, plane, *common, _most(wide),
@@ -299,10 +298,6 @@ def _processors(device: torch.device) -> int:
 
 def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     kernel[(programs,)](*args, **options)
-
-
-def _device(x: Tensor) -> contextlib.AbstractContextManager:
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 def _in_line(a: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def _wave() -> int:
     return 64 if torch.version.hip else 32
 
 
-def _device(x: Tensor) -> contextlib.AbstractContextManager:
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
@@ -196,11 +196,11 @@ class _Call:
         self, function: Any, pointers: tuple, numbers: tuple, options: dict[str, Any], parts: int = 1, warps: int = 0
     ) -> None:
         grid = (triton.cdiv(self.rows.count, self.plan.R), parts)
-        with _device(self.x):
+        with on_device_of(self.x):
             function[grid](*pointers, *self.shape, *numbers, num_warps=warps or self.plan.warps, **options)
 
 
-def _budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
+def budget_or_alpha(link: Link) -> tuple[str, int, float, bool, float]:
     """(LINK, P, SLOPE, NORM, param) of a threshold map."""
     if link.kind == "sparsemax":
         return "power", 1, 1.0, False, 1.0
@@ -284,7 +284,7 @@ def run(
         kind = {"BY": "count" if link.kind == "topk" else "exp", "LOGS": mode == "log"}
         one_row, shared = False, link.kind == "topk"
     else:
-        name, r, slope, norm, param = _budget_or_alpha(link)
+        name, r, slope, norm, param = budget_or_alpha(link)
         exact = mode not in ("p", "grad") or x.dtype == torch.float32
         family = "logarithmic" if name != "power" else "separable"
         if family == "separable" and r > 1 and mode == "p" and not (exact or keep_lanes):

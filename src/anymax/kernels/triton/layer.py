@@ -8,7 +8,7 @@ import torch
 import triton
 
 from ..link import Link
-from .launch import _budget_or_alpha, _device
+from .launch import budget_or_alpha, on_device_of
 from .layer_scores import layer_candidates, layer_products, layer_slopes, layer_sums
 from .plans import Panel, panel, parts_of
 
@@ -52,7 +52,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _launch(kernel: Any, like: Tensor, grid: tuple[int, int], *args: Any, **options: Any) -> None:
-    with _device(like):
+    with on_device_of(like):
         kernel[grid](*args, **options)
 
 
@@ -60,7 +60,7 @@ def link_of(link: Link) -> tuple[str, int, float, float] | None:
     """(LINK, P, slope, power) of a map whose threshold is searched for by its kernel; None: it has none such."""
     if link.params is not None or link.kind not in ("sparsemax", "entmax"):
         return None
-    name, power, _, _, c = _budget_or_alpha(link)
+    name, power, _, _, c = budget_or_alpha(link)
     if c <= 0.0:
         return None
     return "edge" if name == "any" else name, power, c, 1.0 / c

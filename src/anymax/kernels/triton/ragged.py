@@ -16,7 +16,7 @@ from ..._array import Array
 from ..._core.mapping import Mapping
 from ..choice import asked
 from ..link import NEED_SCORES, Link
-from . import ENGINE, _prepared, link_of
+from . import ENGINE, link_of, prepared
 
 _LENGTHS = (
     16,
@@ -71,11 +71,11 @@ class _Entries:
     """The entries of a call as the kernels take them: [entries, heads], one segment after another."""
 
     def __init__(self, mapping: Mapping, like: Array, layout: Layout) -> None:
-        self.launch, link = _prepared(mapping)
+        self.launch, link = prepared(mapping)
         self.segments, self.axis = layout
         self.lead = tuple(n for i, n in enumerate(like.shape) if i != self.axis)
         self.count, self.heads = like.shape[self.axis], math.prod(self.lead)
-        self.order = self.segments.beside("order", like)
+        self.order = self.segments.placed("order", like)
         if link.params is not None:
             torch = sys.modules["torch"]
             shape = (self.segments.num_segments, *self.lead)
@@ -98,8 +98,8 @@ class _Entries:
 
     def each(self, call: Any, like: Array) -> None:
         """call(cut) for the segments of each length."""
-        made = self.segments.kept("launches", like, lambda: launches(self.segments.ptr))
-        ptr = self.segments.beside("ptr", like)
+        made = self.segments.cached("launches", like, lambda: launches(self.segments.ptr))
+        ptr = self.segments.placed("ptr", like)
         for ids, longest in made:
             call(self.launch.Cut(ptr, ids, longest))
 

@@ -1,7 +1,7 @@
-"""torch's DTensor: each device does its own rows, and classes that lie on several devices go the way of `anymax.distributed`.
+"""torch's DTensor: each device computes its rows; `anymax.distributed` computes classes that are split over devices.
 
-The one place that knows placements. Rows that lie on several devices need no communication; of the dimensions of the mesh along which the
-classes lie, one is kept, and along the others the classes are brought together first. Partial scores are refused.
+Only this file knows placements. Rows on several devices need no communication. If the classes are split along several dimensions of
+the mesh, they stay split along one, and are gathered along the others first. Partial scores are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from ..losses.targets import class_axis, class_weights, result_dtype
-from . import _without_constant, apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold
+from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
-# what has a way of its own for classes on several devices; for all else the classes are brought together
+# the verbs for classes that are split over devices; for all other verbs the classes are gathered
 APART: dict[str, Callable[..., Any]] = {
     "apply": apply,
     "log_apply": log_apply,
@@ -31,21 +31,21 @@ APART: dict[str, Callable[..., Any]] = {
     "logsumexp": lambda mapping, x, **given: logsumexp(x, **given),
     "log_prob_entropy": lambda mapping, x, keepdims, **given: log_prob_entropy(mapping, x, **given),
     "fenchel_young": fenchel_young,
-    "sparse_softmax_loss": _without_constant,
+    "sparse_softmax_loss": without_constant,
     "nll": nll,
 }
 WHOLE = Replicate()
 
 
 class Layout:
-    """Where the rows and the classes of scores lie, and this device's part of them."""
+    """The placements of scores, and this device's part of the scores."""
 
     def __init__(self, who: str, x: DTensor, axes: Any, split: bool) -> None:
         given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
         self.who = who
         self.axes: tuple[int, ...] = tuple(check_axis(a, x.ndim) for a in given)
         self.mesh, self.shape, self.places = x.device_mesh, x.shape, []
-        self.along: int | None = None  # the dimension of the mesh along which the classes stay apart
+        self.along: int | None = None  # the dimension of the mesh along which the classes stay split
         for dim, place in enumerate(x.placements):
             if isinstance(place, Partial) or place.is_partial():
                 raise TypeError(
@@ -64,17 +64,17 @@ class Layout:
 
     @property
     def split(self) -> dict[str, Any]:
-        """What the verbs of `anymax.distributed` are told of the classes."""
+        """The arguments of `anymax.distributed` that say which classes this device has."""
         assert self.along is not None
         axis = self.axes[0]
         _, offset = compute_local_shape_and_global_offset(self.shape, self.mesh, self.places)
         start = min(offset[axis], self.shape[axis])
         return {"group": (self.mesh, self.along), "class_start": start, "class_count": self.shape[axis]}
 
-    def beside(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
-        """This device's part of what broadcasts to the scores (`dropped`: to the rows), a DTensor or the same on every device.
+    def local_part(self, a: Any, name: str, dropped: bool = False, learns: bool = False) -> Any:
+        """This device's part of `a`, a DTensor or the same on every device, which broadcasts to the scores (`dropped`: to the rows).
 
-        `learns`: a parameter, whose gradients along the classes come added up.
+        `learns`: `a` is a parameter, whose gradients arrive already added up along the classes.
         """
         if not is_array(a) or (a.ndim == 0 and not is_torch(a)):
             return a
@@ -90,7 +90,7 @@ class Layout:
             at = None
             if isinstance(place, Shard) and not (dropped and place.dim in self.axes):
                 at = place.dim - (sum(i < place.dim for i in self.axes) if dropped else 0) - lead
-            # of size 1 it broadcasts, but where the scores have that size too it is an entry for each device that has one
+            # an axis of size 1 broadcasts, but is split like that of the scores if that also has size 1
             varies = at is not None and at >= 0 and (a.shape[at] != 1 or self.shape[place.dim] == 1)
             there.append(Shard(at) if varies else WHOLE)
             own = isinstance(place, Shard) and not varies and not (learns and dim == self.along)
@@ -98,18 +98,20 @@ class Layout:
         return a.redistribute(placements=there).to_local(grad_placements=back)
 
     def mask(self, mask: Any) -> Any:
-        return None if mask is None else self.beside(_array.asarray(mask, "mask"), "mask")
+        return None if mask is None else self.local_part(_array.asarray(mask, "mask"), "mask")
 
     def mapping(self, mapping: Mapping) -> Mapping:
         params = mapping.params()
-        return mapping.replace(**{k: self.beside(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()})
+        return mapping.replace(
+            **{k: self.local_part(v, f"{mapping.name}: {k}", learns=True) for k, v in params.items()}
+        )
 
     def like(self, p: Tensor) -> DTensor:
-        """A result of the shape of the scores."""
+        """A result with the shape of the scores."""
         return self._made(p, self.places, tuple(self.shape))
 
     def one(self, value: Tensor, keepdims: bool = False, first: tuple[int, ...] = ()) -> DTensor:
-        """A result of one number a row, or with further axes before the rows."""
+        """A result with one number per row, or with more axes before the rows."""
         if keepdims:
             shape = tuple(1 if i in self.axes else n for i, n in enumerate(self.shape))
         else:
@@ -117,7 +119,7 @@ class Layout:
         return self._made(value, self.of_rows(keepdims, len(first)), (*first, *shape))
 
     def of_rows(self, keepdims: bool = False, first: int = 0) -> list[Any]:
-        """The placements of what has one number a row."""
+        """The placements of a result with one number per row."""
         out = []
         for place in self.places:
             if isinstance(place, Shard) and place.dim not in self.axes:
@@ -137,7 +139,7 @@ class Layout:
 def like_scores(
     who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, axes: Any, *given: Any
 ) -> DTensor:
-    """p or log p: `whole(mapping, rows, mask)` where a device has all classes. given: mask, dtype."""
+    """p or log p, by `whole(mapping, rows, mask)` if each device has all classes. given: mask, dtype."""
     return _in_its_place(_like_scores, x, axes)(who, whole, mapping, x, axes, *given)
 
 
@@ -145,9 +147,9 @@ def of_rows(
     who: str, whole: Callable[..., Any], mapping: Mapping, x: DTensor, axes: Any, mask: Any, keepdims: bool = False, y: Any = None,
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
-    """What is one number a row, or several: `whole(mapping, rows, **given)` where a device has all classes.
+    """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes.
 
-    y: classes of each row, or with axes before the rows; parameters: what has one value a row.
+    y: the classes of each row, with any more axes before the rows; parameters: values with one number per row.
     """
     return _in_its_place(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
 
@@ -155,7 +157,7 @@ def of_rows(
 def loss(
     who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, target: Any, weight: Any, options: dict[str, Any]
 ) -> DTensor:
-    """A loss: one number for each row by the device that has it, then the reduction. A mean of class indices adds up their weights."""
+    """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
     axes, dim = options.get("axis"), options.get("dim")
     axes = axes if isinstance(axes, (tuple, list)) else class_axis(x, axes, dim)
     options = {k: v for k, v in options.items() if k not in ("axis", "dim")}
@@ -163,7 +165,7 @@ def loss(
 
 
 def _in_its_place(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
-    """`f`, outside of what torch.compile traces where the classes lie on several devices."""
+    """`f`, outside of torch.compile's graphs if the classes are split over devices."""
     given = axes if isinstance(axes, (tuple, list)) else (-1 if axes is None else axes,)
     classes = [a % x.ndim for a in given if isinstance(a, int)]
     apart = any(isinstance(p, Shard) and p.dim % x.ndim in classes for p in x.placements)
@@ -186,7 +188,7 @@ def _of_rows(
     **parameters: Any,
 ) -> list[DTensor]:  # fmt: skip
     layout = Layout(who, x, axes, True)
-    given: dict[str, Any] = {k: layout.beside(v, k, learns=True) for k, v in parameters.items()}
+    given: dict[str, Any] = {k: layout.local_part(v, k, learns=True) for k, v in parameters.items()}
     given["mask"] = layout.mask(mask)
     first: tuple[int, ...] = ()
     if y is not None:
@@ -216,7 +218,7 @@ def _loss(
     layout = Layout(who, x, axes, apart is not None)
     target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
     indices = is_integer(target)
-    t = layout.beside(target, "target", dropped=indices)
+    t = layout.local_part(target, "target", dropped=indices)
     given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
     w: Any = None
     if weight is not None:

@@ -24,13 +24,18 @@ from .._array import (
     log,
     total,
 )
-from .._random.noises import Law, Noise, constant
+from .noises import Law, Noise, constant
 
 CHUNK = 2**17  # entries [nodes, ..., n] held at once; what fits a core's cache is twice as fast as 2^20
 _PANEL = 8  # Gauss nodes a panel
 _BUMPS = 8  # scores with panels around them under heavy tails: the next has G <= 2^-8, or lies among them
 _STEEP = 9.0  # logits of F up to which these panels are of equal length; beyond, where less is left to miss, they grow
 _KINKS = 24  # scores whose kinks are edges of panels: for Laplace, the k-th has G <= 2^-k
+
+
+def node_count(asked: int | None, x: Array) -> int:
+    """The nodes of the quadrature of `PerturbMax` for scores like x: the number that was given, or what the digits of x need."""
+    return asked or (64 if is_double(x) else 32)
 
 
 class Rule(NamedTuple):
@@ -95,7 +100,7 @@ class Nodes:
         return constant([low + step * i for i in range(count)], z, xp), step
 
     def count(self, z: Array) -> int:
-        return self.asked or (64 if is_double(z) else 32)
+        return node_count(self.asked, z)
 
     def tail(self, z: Array) -> float:
         """The mass of G left out at either end: below the error of the nodes."""
