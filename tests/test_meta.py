@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import math
 import pathlib
 import re
@@ -472,6 +473,45 @@ def test_frameworks_only_in_leaves():
         if not ours and not may_import(name, package)
     ]
     assert not stray
+
+
+# Who may load a file of ours that is named for a framework, beside files that are: bridges and their parts, engines, and choices that go
+# by more than the framework (a group of processes, an implementation of attention).
+LOADERS = {
+    "autodiff.__init__", "segments.__init__", "likelihood.__init__", "linear.__init__", "distributed._choose_group", "__init__", "_config",
+    "kernels.__init__", "kernels.triton", "segments.layout", "_attention.implementations", "_attention.linear", "numpyro",
+}  # fmt: skip
+NAMED = re.compile(r"(^|[._])(torch|jax|dtensor|triton|xla)($|_)")
+
+
+def test_bridge_alone_chooses_by_the_framework():
+    stray = [
+        f"{name} imports {target}"
+        for name, path in modules().items()
+        for target, ours in imports(name, path)
+        if ours and NAMED.search(target.rsplit(".", 1)[-1]) and not NAMED.search(name.rsplit(".", 1)[-1])
+        if name not in LOADERS and name.rsplit(".", 1)[0] not in LOADERS
+    ]
+    assert not stray
+
+
+def overridden(bridge):
+    """(operation, its signature in the contract, its signature here) of what a bridge, or a part of one, has of its own."""
+    contract = type(bridge).__mro__[1]
+    for name, function in vars(type(bridge)).items():
+        if callable(function):
+            yield name, *(list(inspect.signature(f).parameters) for f in (getattr(contract, name), function))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_a_bridge_and_its_parts_have_one_contract(framework):
+    xp = pytest.importorskip("jax.numpy" if framework == "jax" else framework)
+    bridge = am.functional.bridge(xp.zeros(2))
+    assert bridge.framework == framework
+    for part in (bridge, bridge.segments, bridge.layers):
+        for name, contract, own in overridden(part):
+            assert own == contract, f"{framework}: {name}"
+    assert list(inspect.signature(bridge.terms).parameters)[:5] == ["x", "index", "scale", "entropy", "rest"]
 
 
 def test_kernels_do_not_know_maps():

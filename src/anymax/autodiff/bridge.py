@@ -53,7 +53,7 @@ class Bridge(ABC):
 
     def log(self, mapping: Mapping, x: Array) -> Array | None:
         """log p(x); None where the map has no form of its own for it."""
-        return reference.log_forward(mapping, x)
+        return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
         """tau of each row, [..., 1], single or double, without a derivative."""

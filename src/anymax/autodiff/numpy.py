@@ -10,7 +10,6 @@ from .. import kernels
 from .._array import Array
 from .._core.mapping import Mapping
 from ..kernels import native
-from ..kernels.reference import ENGINE as reference
 from .bridge import Bridge
 
 
@@ -30,9 +29,6 @@ class NumpyBridge(Bridge):
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
         return kernels.choose("forward", mapping, x).write(mapping, x, mask, out)
-
-    def log(self, mapping: Mapping, x: Array) -> Array | None:
-        return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
 
     def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
         p = self.apply(mapping, x)

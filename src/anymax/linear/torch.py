@@ -8,7 +8,7 @@ import array_api_compat.torch as xp
 import torch
 
 from .._array import compiling, exporting
-from . import torch_backward, torch_compiled, torch_groups, torch_kept
+from . import torch_backward, torch_groups, torch_kept
 from .ask import Ask
 from .bridge import LayerBridge
 from .layer import Layer
@@ -30,6 +30,8 @@ class TorchLayers(LayerBridge):
         if not ask.transforms and not compiling():
             found = torch_kept.values(layer, index, out, weight, ask, chunk, xp)
         elif not ask.transforms and not exporting(layer.x) and ask.margin is None:
+            from . import torch_compiled  # late: it registers operations, which takes 10 ms
+
             found = torch_compiled.values(layer, index, weight, ask, chunk)
         return self.by_rows(layer, ask, index, weight, chunk) if found is None else found
 
