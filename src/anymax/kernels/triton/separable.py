@@ -99,8 +99,8 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
                    PARTS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p" writes probabilities and "loss" the losses to VALUE; SAVE stores the row's four numbers too. "grad" writes scale (p - y) from
-    those numbers, "tau" the threshold, and "write" the probabilities of the rows in parts that "p" did not write, from the numbers.
+    """MODE "p" writes probabilities and "loss" the losses to VALUE; with SAVE both store the row's four numbers. "tau" writes the
+    threshold. "grad" writes scale (p - y) from the numbers, and "write" writes, from the numbers, the rows in parts that "p" did not.
 
     EXACT: to fp32's last digits. FEW: a longer row with at most so many live lanes, of DEPTH classes each, is solved from these lanes; 0:
     always in steps. LATE: OUT is X, so zeros are written after the row is read, not meanwhile. KEEP: the list of lanes and their COUNT

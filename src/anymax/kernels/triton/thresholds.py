@@ -110,7 +110,7 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
 @triton.jit
 def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
-    """(near, rest, lost, sum of the rates) for normmax above alpha = 2: tau in two fp32 numbers, since the link is infinitely steep there."""
+    """(near, rest, lost, sum of the rates) for normmax above alpha = 2. tau is in two fp32 numbers, since the link is infinitely steep."""
     z = top.to(tl.float64) * 0.0 + 1.0
     go = live
     turn = 0
