@@ -331,7 +331,7 @@ def parameters(case: _Case) -> None:
 
 
 def _parameter(verbs: Callable[[Any], dict[str, Any]], value: Any, name: str) -> bool:
-    """Checks the derivatives in a parameter at one value, by differences. True if there is a kink: the gradient must be between both sides."""
+    """Checks the derivatives in a parameter at one value, by differences. At a kink the gradient must be between both sides; then True."""
     torch, h, bent = sys.modules["torch"], 1e-6, False
     for verb, out in verbs(value).items():
         got = torch.autograd.grad(out, value, allow_unused=True)[0] if out.requires_grad else None

@@ -327,7 +327,8 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
 
 def _refuse_beams() -> None:
-    """Refuses beam search for such maps. It passes log-probabilities, which earlier processors may change, so a processor can't detect it."""
+    """Makes beam search an error for maps that are not shift-invariant. It passes log-probabilities, but a processor can't detect that,
+    since earlier processors may have changed them."""
     kind: Any = transformers.GenerationMixin
     inner = kind._beam_search
     if getattr(inner, "refuses_offsets", False):

@@ -171,7 +171,7 @@ def logsumexp(
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     high = _array.top(s, xp)
-    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t may overflow, and the result is the limit, the maximum
+    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t overflows: return the limit, the maximum
     if not is_array(t) and t < tiny:
         return high
     cold = t < tiny if is_array(t) else None

@@ -279,7 +279,7 @@ def _compiled(
     each = None
     if lengths is not None:
         lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them after the caller may have changed them
-        counts = np.asarray(lengths)  # one for each batch, none for its heads
+        counts = np.asarray(lengths)  # one for each batch; its heads share it
         each = np.broadcast_to(counts[..., None] if own else counts, own)
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))

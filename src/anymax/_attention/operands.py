@@ -39,7 +39,7 @@ def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
 
 
 def flag(who: str, name: str, value: Any) -> bool:
-    """`value` as a bool; an error for 0, 1, None and all else that is not a boolean."""
+    """`value` as a bool; an error if it is not a boolean, such as 1 or None."""
     if value is True or value is False:
         return value
     if not isinstance(number(value), bool):

@@ -28,7 +28,7 @@ _BLOCK = 1 << 20  # scores in a block: 4 MB
 _ROWS = 32  # the fewest in a block: a matrix product of fewer rows takes as long
 _KEYS = 256  # the fewest in a block
 _FEW = 8  # a block is sparse where each query keeps at most one key in 8
-_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # arrays that are added or that mask, both in place
+_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
         if name in t.arrays:
             x += t.arrays[name]
     arrays = t.arrays.keys() & {"keep", "lengths", "q_lengths", "offset"}
-    if t.left is None and not arrays and t.reach is not None:  # all queries see the keys up to the first one's last: mask the rest
+    if t.left is None and not arrays and t.reach is not None:  # every query sees what the first one sees: mask the rest
         start = max(0, min(t.shape[-1], t.offset + t.reach + 1 - t.first_key))
         t = dataclasses.replace(t, first_key=t.first_key + start, shape=(*t.shape[:-1], t.shape[-1] - start))
         seen = t.kept(x, xp)

@@ -205,7 +205,7 @@ def explain_attention(
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
     given: dict[str, Any] = dict(locals())
-    del given["mix"]  # whoever serves, it is mixed in afterwards
+    del given["mix"]  # it does not depend on the implementation
     asked = implementations.named(given.pop("implementation"))
     call, plain = checked(**given)
     with plain:

@@ -13,7 +13,7 @@ environment: str | None = (
 
 
 def asked() -> str | None:
-    """The name of the engine that the caller names; None if it names none."""
+    """The name of the engine that the caller demands, or None."""
     return forced.get() or environment
 
 

@@ -114,7 +114,7 @@ def pool(tensors: bool = True) -> int:
     NumPy arrays use the engine's own pool even where torch is loaded: idle threads of torch's pool spin for a while, and a matrix product
     (BLAS has a third pool) can take twenty times as long beside them.
     """
-    if _forked:  # torch's pool does not survive a fork, the engine starts a new one; a DataLoader's worker has one thread
+    if _forked:  # torch's pool does not survive a fork, the engine's starts again; a DataLoader's worker has one thread
         torch = torch_loaded()
         if torch is not None:
             set_num_threads(min(torch.get_num_threads(), get_num_threads()))

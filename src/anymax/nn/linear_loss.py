@@ -20,7 +20,8 @@ class LinearLoss(OfMapping):
     """An output layer with the loss of a map, which never holds all scores: `linear_loss` as a module with a weight.
 
     It is for training with many classes. Unlike `Linear` and `Loss`, it spends no memory on the scores and their gradient, and a sparse
-    map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft targets.
+    map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft
+    targets.
 
     in_features: the number of features.
     num_classes: the number of classes; each has a row of `weight`.

@@ -172,9 +172,7 @@ class Attention(OfMapping):
     """
 
     prefix = "map_"
-    _qkv_same_embed_dim = (
-        False  # torch's fused encoder layer, which has only softmax, then calls `forward`
-    )
+    _qkv_same_embed_dim = False  # torch's fused encoder layer, which has only softmax, then calls `forward`
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None

@@ -434,7 +434,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     if LINK == "power" and P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, one << t, 0)
-                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise: a block that is out stays out
+                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise, so blocks stay out
                     live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
                     live += size

@@ -48,7 +48,7 @@ FAMILIES = {
 }
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
 SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
-VERY_LONG, CROWD = 131_072, 128  # rows with more classes than VERY_LONG are cut in parts if there are at most CROWD of them
+VERY_LONG, CROWD = 131_072, 128  # rows longer than VERY_LONG are cut in parts if there are at most CROWD
 PART = (
     16,
     512,
