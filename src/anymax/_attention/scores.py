@@ -117,7 +117,7 @@ class Scores:
         return sides or "lengths" in self.arrays or "q_lengths" in self.arrays
 
     def seen(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of keys with all that the queries start..stop may see by position; every key where batches have own offsets."""
+        """A range that contains all keys that the queries start..stop may see by position; all keys if batches differ in offset."""
         if "offset" in self.arrays:
             return 0, self.shape[-1]
         low = 0 if self.left is None else start + self.offset - self.left

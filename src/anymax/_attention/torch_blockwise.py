@@ -38,7 +38,7 @@ class _Job:
     scores: Scores
     lead: tuple[int, ...]  # batches and heads of keys, whose product is G
     groups: int
-    names: tuple[str, ...]  # of the arrays
+    names: tuple[str, ...]  # the names of the arrays
     dropout_p: float
     seed: int
 

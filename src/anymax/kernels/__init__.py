@@ -72,8 +72,8 @@ class _Use(contextlib.ContextDecorator):
 def use(name: str) -> contextlib.AbstractContextManager[None]:
     """A context in which one engine computes every call; a call that it refuses is an error.
 
-    Use it to compare engines, or to find out whether one of them is at fault. It applies inside of a `with` statement, to the thread that
-    enters it; the environment variable `ANYMAX_ENGINE` applies to the whole process. Without `with` it does nothing but warn.
+    Use it to compare engines, or to find out whether one of them is at fault. It applies inside a `with` statement, to the thread that
+    enters it; the environment variable `ANYMAX_ENGINE` applies to the whole process. Without `with` it only warns.
 
     name: "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
         "reference" (array-API code, which computes every call).

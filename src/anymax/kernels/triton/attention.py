@@ -159,7 +159,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
 
 
 def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
-    """How programs share the keys of a call without gradients; None: they do not."""
+    """How programs share the keys of a call without gradients, or None."""
     return split(
         max(q.shape[3], v.shape[3]), q.element_size(), k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2],
         _processors(q.device), torch.version.hip is not None, job.link == "softmax",

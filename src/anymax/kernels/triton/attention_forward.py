@@ -129,7 +129,7 @@ def either(a, b):
 
 @triton.jit
 def listed(mine, t, size, over, begin):
-    """Entry t of a list of `size` blocks; block begin + t if the list is over its limit, and so stands for all blocks."""
+    """Entry t of a list of `size` blocks; block begin + t if the list exceeded its limit (`over`) and means all blocks."""
     return tl.where(over, begin + t, tl.load(mine + t, mask=t < tl.where(over, 0, size), other=0).to(tl.int32))
 
 
@@ -248,7 +248,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
     """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
     lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
-    `longest` stands for all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
+    `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
     blocks of keys."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)

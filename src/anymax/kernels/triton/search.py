@@ -72,8 +72,8 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.c
 @triton.jit
 def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
            K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(pivot, few, tied): the scores >= the pivot weigh at least `target`, and without the lowest of them less. few: the whole row weighs
-    less, and all of it is kept; tied: the lowest of the scores are equal, and not all of them are needed.
+    """(pivot, few, tied): the scores >= the pivot weigh at least `target`, and less without their lowest value. few: the whole row weighs
+    less, and all of it is kept; tied: several scores have the lowest value, and not all of them are needed.
 
     `bound`: a score such that those >= it surely weigh enough, or LOWEST.
     """
