@@ -35,9 +35,9 @@ class MarginHead(OfMapping):
     scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
     ignore_index: samples with this target are left out.
     reduction: "mean", "sum" or "none".
-    group: the processes that share the classes, as in `anymax.distributed.apply`; each has an equal part of the centres. Each passes its
-        own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the scores. The loss is over the
-        rows of all processes, and is the same on each.
+    group: the processes that share the classes, as in `anymax.distributed.apply`; each has about an equal part of the centres. Each
+        passes its own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the scores.
+        The loss is over the rows of all processes, and is the same on each.
     sample_rate: the share of this process's classes, from 0 to 1, that a training step uses: the classes of the batch, and others drawn
         at random (An et al., Partial FC, 2022). Evaluation uses all classes.
 
