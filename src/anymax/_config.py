@@ -1,4 +1,4 @@
-"""What anymax runs on here: versions, engines, instruction set, threads. For a bug report."""
+"""The configuration for a bug report: versions, engines, instruction set, threads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VARIABLES = (
 
 
 def config() -> dict[str, Any]:
-    """The same as data."""
-    import platform  # late, as the metadata of packages: `import anymax` has no time for them
+    """The configuration as a dictionary."""
+    import platform  # late, like importlib.metadata below, to keep `import anymax` fast
 
     refused = native.ENGINE.refuse("forward", Softmax(), np.zeros((1, 2), np.float32))
     gpu = triton.load()
@@ -53,11 +53,11 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
-    """Prints the versions of anymax and of what it works with, its engines, their instruction set and threads.
+    """Prints the versions of anymax and of the packages it works with, and its engines, their instruction set and threads.
 
-    Use it for a bug report. No framework is imported for it, but Triton where it is installed.
+    Use it for a bug report. It imports no framework except Triton, if that is installed.
 
-    mode: "stdout" prints, "dicts" returns the same as a dictionary, as in `numpy.show_config`.
+    mode: "stdout" prints; "dicts" returns a dictionary, as in `numpy.show_config`.
 
     Returns None, or the dictionary.
 
@@ -74,7 +74,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
 
 
 def text(found: dict[str, Any], indent: str = "") -> str:
-    """Data of `config` as lines to read."""
+    """The result of `config` as lines of text."""
     lines = []
     for key, value in found.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Does a map of one's own keep the contract? `check_mapping` runs its laws by numbers and names each that is broken."""
+"""`check_mapping` tests a map against the laws of the contract numerically, and names each law that it breaks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BrokenLaw(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A map with what the laws ask of it, in fp64 on NumPy."""
+    """A map with test rows and helpers for the laws, in float64 on NumPy."""
 
     mapping: Mapping
     n: int
@@ -56,7 +56,7 @@ class _Case:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers of classes to try: one only where a parameter has one value a class."""
+        """The numbers of classes to try: only `n` if a parameter has one value a class."""
         return (self.n,) if self._by_class else tuple(n for n in (1, 2, self.n, 63) if self._takes(n))
 
     def _takes(self, n: int) -> bool:
@@ -71,7 +71,7 @@ class _Case:
         return any(is_array(v) and v.ndim and v.shape[-1] != 1 for v in self.mapping.params().values())
 
     def smooth(self, count: int = 6, masked: int = 0) -> list[np.ndarray]:
-        """Rows around which the support stays the same, so that differences are derivatives; `masked` classes of each are."""
+        """Rows whose support does not change nearby, so that finite differences are derivatives; each has `masked` masked classes."""
         e = 1e-4 * np.eye(self.n)
         hidden = np.arange(self.n) % 3 < 1 if masked else np.zeros(self.n, bool)
         hidden = hidden & (np.cumsum(hidden) <= masked)
@@ -88,7 +88,7 @@ class _Case:
         return self.mapping.ceiling(x, np) if isinstance(self.mapping, Separable) else None
 
     def slopes(self, function: Callable[[np.ndarray], Any], x: np.ndarray, h: float = 1e-5) -> np.ndarray:
-        """d function / dx_j by central differences, the classes last; the function takes rows."""
+        """d function / dx_j by central differences, with the classes last; `function` takes rows."""
         step = h * np.eye(len(x))
         out = np.asarray(function(np.concatenate([x + step, x - step]))).astype(np.float64)
         return np.moveaxis(out[: len(x)] - out[len(x) :], 0, -1) / (2 * h)
@@ -119,7 +119,7 @@ def data(case: _Case) -> None:
 
 
 def distribution(case: _Case) -> None:
-    """p >= 0, and every row sums to the mass, at any width, spread and offset; a dense map never gives a row of zeros."""
+    """p >= 0, and every row sums to the mass, for any width, spread and offset; a dense map never gives a row of zeros."""
     for dtype, atol in ((np.float64, 1e-9), (np.float32, 1e-4)):
         far = (0.0, -800.0, 800.0, 1e5, -1e5, 3e38 if dtype is np.float32 else 1e300)
         for n in case.widths:
@@ -144,7 +144,7 @@ def distribution(case: _Case) -> None:
 
 
 def masked(case: _Case) -> None:
-    """-inf is a masked class: 0 there, the map of the rest elsewhere; a fully masked row gives zeros."""
+    """A class with score -inf is masked: it has probability 0, and the others get the map of the rest; a fully masked row is zeros."""
     x = case.rows(4)
     x[1, 0] = x[2, -1] = -math.inf
     x[3] = -math.inf
@@ -161,7 +161,7 @@ def masked(case: _Case) -> None:
 
 
 def poisoned(case: _Case) -> None:
-    """NaN and +inf make their row NaN, and no other."""
+    """A row with NaN or +inf becomes NaN, and the other rows do not change."""
     clean = case.p(case.rows(3))
     for bad in (math.nan, math.inf):
         for at in (0, case.n - 1):
@@ -184,7 +184,7 @@ def monotone(case: _Case) -> None:
     if case.facts.monotone:
         for sigma in (0.3, 3.0):
             rising = np.sort(case.rows(6, sigma), -1)
-            for x in (rising, rising[:, ::-1], case.rows(6, sigma)):  # classes may have parameters that rise, or fall
+            for x in (rising, rising[:, ::-1], case.rows(6, sigma)):  # parameters may rise or fall along the classes
                 p = np.take_along_axis(case.p(x), np.argsort(x, -1), -1)
                 _need(np.diff(p) >= -1e-12, "facts.monotone: x_i > x_j implies p_i >= p_j, whichever classes they are")
 
@@ -206,7 +206,7 @@ def sparse(case: _Case) -> None:
 
 
 def formulas(case: _Case) -> None:
-    """Those of a separable map belong together: slope = omega', curvature = slope', link = the inverse of slope; and u' is that of u."""
+    """The formulas agree: slope = omega', curvature = slope', link = the inverse of slope; and for a ratio map du is u'."""
     m = case.mapping
     if isinstance(m, Separable) and not case._by_class and not m.params():
         most = m.ceiling(np.ones((1, 1)), np)
@@ -222,7 +222,7 @@ def formulas(case: _Case) -> None:
             rate = (m.slope(q + h, np) - m.slope(q - h, np)) / (2 * h)
             rounding = 1e-15 * float(np.max(size / (h * bend)))
             _near(rate / bend, np.ones_like(q), 1e-5 + rounding, "curvature is the derivative of slope")
-            if type(m).at is Separable.at:  # else a map with levels of its own
+            if type(m).at is Separable.at:  # a map with its own `at` may have other levels
                 _near(m.link(slope, np), q, 1e-9, "link is the inverse of slope")
     elif isinstance(m, RatioMap):
         for x in case.smooth():
@@ -237,7 +237,7 @@ def formulas(case: _Case) -> None:
 
 
 def derivative(case: _Case) -> None:
-    """vjp and jvp are the derivative of forward; mass is kept; the Jacobian has the symmetries that the facts promise."""
+    """vjp and jvp are the derivative of forward, and the Jacobian has the symmetries that the facts promise."""
     m = case.mapping
     rows = case.smooth()
     for x in rows:
@@ -262,7 +262,7 @@ def derivative(case: _Case) -> None:
 
 
 def loss(case: _Case) -> None:
-    """The Fenchel-Young loss: >= 0, 0 at y = p(x), with gradient p - y; where there is none, an error that says what to use."""
+    """The Fenchel-Young loss is >= 0, is 0 at y = p(x), and has the gradient p - y; a map without one raises an error."""
     m, x = case.mapping, case.rows(1)[0]
     one_hot = np.eye(case.n)[0]
     if not case.facts.has_potential:
@@ -277,14 +277,14 @@ def loss(case: _Case) -> None:
         with quiet(x):
             m.omega(one_hot[None], np)
     except TypeError:
-        soft = False  # a potential without a regulariser in closed form: class indices only
+        soft = False  # the regulariser has no closed form: class indices only
     targets = [t for t in np.eye(case.n) if np.allclose(case.p(1e6 * t), t)]
     if soft:
         targets += [case.p(v) for v in case.rows(2)]
     for x in case.smooth():
         p = case.p(x)
         for y in targets:
-            _need(fenchel_young(m, x, y) >= 0, "the loss is not negative")  # the verb itself refuses what is
+            _need(fenchel_young(m, x, y) >= 0, "the loss is not negative")
             got = case.slopes(lambda v, y=y: fenchel_young(m, v, np.tile(y, (len(v), 1)), reduction="none"), x)
             _near(got, p - y, 1e-5, "the gradient of the loss is p - y")
         if soft:
@@ -296,7 +296,7 @@ def loss(case: _Case) -> None:
 
 
 def parameters(case: _Case) -> None:
-    """Where torch is loaded: the derivatives in each parameter that may be a tensor, of p and of the loss."""
+    """If torch is loaded: the derivatives of p and of the loss in each parameter that may be a tensor."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -313,7 +313,7 @@ def parameters(case: _Case) -> None:
         try:
             m.replace(**others, **{name: value})
         except (TypeError, ValueError):
-            continue  # takes numbers only
+            continue  # the parameter takes numbers only
 
         def verbs(v: Any, others: Any = others, name: str = name) -> dict[str, Any]:
             own = m.replace(**others, **{name: v})
@@ -324,14 +324,14 @@ def parameters(case: _Case) -> None:
             return out
 
         bent = _parameter(verbs, value, name)
-        for step in (1e-3, -1e-3) if bent else ():  # beside a kink, where there is one derivative
+        for step in (1e-3, -1e-3) if bent else ():  # on both sides of a kink, where there is one derivative
             beside = (value.detach() + step * (1.0 + value.detach().abs())).requires_grad_()
-            with contextlib.suppress(TypeError, ValueError):  # out of the parameter's range
+            with contextlib.suppress(TypeError, ValueError):  # the value may be out of range
                 _parameter(verbs, beside, name)
 
 
 def _parameter(verbs: Callable[[Any], dict[str, Any]], value: Any, name: str) -> bool:
-    """The derivatives in a parameter at one value, by differences; True where one of them has a kink there, and is between two."""
+    """Checks the derivatives in a parameter at one value, by differences. At a kink the gradient must be between both sides; then True."""
     torch, h, bent = sys.modules["torch"], 1e-6, False
     for verb, out in verbs(value).items():
         got = torch.autograd.grad(out, value, allow_unused=True)[0] if out.requires_grad else None
@@ -348,7 +348,7 @@ def _parameter(verbs: Callable[[Any], dict[str, Any]], value: Any, name: str) ->
 
 
 def frameworks(case: _Case) -> None:
-    """Where torch or JAX is loaded: the same p, the same gradient, and on torch a second derivative."""
+    """If torch or JAX is loaded: p and its gradient agree with NumPy, and on torch the second derivative is right."""
     m, rows = case.mapping, np.stack(case.smooth()[:4] or [case.rows(1)[0]])
     v, w = case.rows(len(rows), 0.7), case.rows(len(rows), 0.9)
     p = case.p(rows)
@@ -392,8 +392,8 @@ def frameworks(case: _Case) -> None:
 
 
 def traced(case: _Case) -> None:
-    """Where torch or JAX is loaded: the same p and gradient where no value may be asked for, masked classes among them: under vmap, in
-    torch.func and in a program that torch.compile makes."""
+    """If torch or JAX is loaded: p and its gradient are the same under vmap, torch.func and torch.compile, where values can't be read,
+    also with masked classes."""
     rows = np.stack([*case.smooth(3)[:3], *case.smooth(3, masked=2)[:3]] or [case.rows(1)[0]])
     weight, p = case.rows(len(rows), 0.7), case.p(rows)
     back = np.stack([np.asarray(jacobian(case.mapping, x)).T @ g for x, g in zip(rows, weight)])
@@ -436,11 +436,11 @@ def traced(case: _Case) -> None:
 
 
 def _compiled(torch: Any, mapping: Mapping, x: Any, g: Any) -> tuple[Any, Any]:
-    """p and the gradient of <g, p> by a program in one piece."""
-    torch.compiler.reset()  # programs of other maps are kept under the same name
+    """p and the gradient of <g, p> by torch.compile, without graph breaks."""
+    torch.compiler.reset()  # programs of other maps are cached under the same name
     x = x.clone().requires_grad_()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch about itself
+        warnings.simplefilter("ignore")  # torch warns about its own code
         out = torch.compile(lambda v: apply(mapping, v), fullgraph=True, backend="eager")(x)
         got = torch.autograd.grad((out * g).sum(), x)[0] if out.requires_grad else torch.zeros_like(x)
     return out.detach(), got
@@ -453,22 +453,22 @@ LAWS: tuple[Callable[[_Case], None], ...] = (
 
 
 def _on_rows(mapping: Mapping) -> Mapping:
-    """The map with its arrays as one row has them."""
+    """The map with its arrays shaped for one row."""
     return mapping.replace(**{k: v.reshape(1, -1) if v.ndim else v for k, v in mapping.params().items()})
 
 
 def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, ...]:
-    """Tests a map of your own against the laws that every map obeys, by numbers.
+    """Tests your own map numerically against the laws that every map obeys.
 
-    Use it while you write a map, and in its tests. It looks at sums, masks, NaN, the facts, the formulas among themselves, the Jacobian,
-    the loss and its gradient, and parameters; on NumPy, and where torch and JAX are loaded on these too, with vmap, masked gradients and
-    torch.compile: import them before.
+    Use it while you write a map, and in its tests. It checks sums, masks, NaN, the facts, whether the formulas agree, the Jacobian, the
+    loss and its gradient, and parameters. It runs on NumPy, and on torch and JAX if you have imported them, there also with vmap, masked
+    gradients and torch.compile.
 
     mapping: the map, such as `MyMap()`.
-    n: the number of classes of the test rows; that of a parameter with one value a class.
-    seed: of the random scores, an integer from 0.
+    n: the number of classes of the test rows; it must fit a parameter with one value a class.
+    seed: the seed of the random scores, an integer of at least 0.
 
-    Returns the names of the laws. Where some are broken it raises an `AssertionError` that names each and says where.
+    Returns the names of the laws. If the map breaks any, it raises an `AssertionError` that names each and says where.
 
     >>> anymax.check_mapping(anymax.Sparsemax())[:3]
     ('data', 'distribution', 'masked')

@@ -1,13 +1,12 @@
-"""Hugging Face transformers: attention with any map in every model that goes through transformers' attention interface.
+"""Hugging Face transformers: attention with any map, in every model that uses transformers' attention interface.
 
 >>> import anymax.hf  # doctest: +SKIP
 >>> anymax.hf.register()  # doctest: +SKIP
 >>> AutoModel.from_pretrained(name, attn_implementation="anymax_entmax15")  # doctest: +SKIP
 
-The parameters of the map come from the model's config, as `config.anymax`, a dict that is saved with it: `{"alpha": 1.3}` for all heads,
-a list for one number a head; `"temperature": T` and `"scalable": {"beta": ..., "gamma": ..., "delta": ...}` transform the scores.
-A layer whose attention module has an attribute `anymax`, such as `anymax.nn.Activation(Entmax(1.5), learn="alpha")`, uses the map
-of that, learned.
+The parameters of the map are in the model's config, which is saved with it, as the dict `config.anymax`: `{"alpha": 1.3}` for all heads, or
+a list with a number for each head; `"temperature": T` and `"scalable": {"beta": ..., "gamma": ..., "delta": ...}` transform the scores. If
+an attention module has an attribute `anymax`, such as `anymax.nn.Activation(Entmax(1.5), learn="alpha")`, its layer uses that map.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ _PARTLY_OWN = (
     "informer",
     "longt5",
     "pegasus_x",
-)  # models some of whose attention asks nobody
-_ALWAYS_MASKED: set[type] = set()  # configs of models that don't vouch for `is_causal` of their layers
-NAMES: tuple[str, ...] = tuple(_PREFIX + name for name in sorted(_KINDS))  # what `attn_implementation` may be
+)  # models with some attention that bypasses the interface
+_ALWAYS_MASKED: set[type] = set()  # configs of models whose layers may have a wrong `is_causal`
+NAMES: tuple[str, ...] = tuple(_PREFIX + name for name in sorted(_KINDS))  # the names for `attn_implementation`
 
 
 def __dir__() -> list[str]:
@@ -69,13 +68,13 @@ def __dir__() -> list[str]:
 
 
 def register() -> tuple[str, ...]:
-    """Make the maps known to transformers, so that `attn_implementation="anymax_sparsemax"` and its like are names of attention.
+    """Registers the maps with transformers, for names such as `attn_implementation="anymax_sparsemax"`.
 
-    Call it once, before a model is made; a second call does no harm. Every model whose attention goes through transformers' attention
-    interface is served (Llama, BERT, T5, ...). One with attention code of its own (Bloom, DeBERTa) is an error from then on where it
-    is given one of these names, since it would go on with softmax.
+    Call it before you create a model; a second call does no harm. It works for every model that uses transformers' attention interface
+    (Llama, BERT, T5, ...). A model with its own attention code (Bloom, DeBERTa) would silently use softmax, so from then on these names
+    are an error for it.
 
-    Returns `NAMES`, the names that `attn_implementation` may then be.
+    Returns `NAMES`, the registered names.
 
     >>> import torch, transformers
     >>> from anymax import hf
@@ -89,16 +88,16 @@ def register() -> tuple[str, ...]:
     """
     for name in NAMES:
         transformers.AttentionInterface.register(name, functools.partial(attend, name))
-        # without a mask function of the same name, transformers would pass no mask at all
+        # without a mask function of the same name, transformers would pass no mask
         AttentionMaskInterface.register(name, _mask)
     _refuse_own_code()
     return NAMES
 
 
 def _mask(*args: Any, config: Any = None, allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
-    """torch's mask, True = keep, or None where `is_causal` of a layer says as much.
+    """torch's mask, True = keep, or None where a layer's `is_causal` is enough.
 
-    Where layers share keys (Gemma 4), queries are left out later, and only a mask tells which.
+    Where layers share keys (Gemma 4), some queries are dropped later, and only a mask tells which.
     """
     skip = (
         allow_is_causal_skip and type(config) not in _ALWAYS_MASKED and not getattr(config, "num_kv_shared_layers", 0)
@@ -107,7 +106,7 @@ def _mask(*args: Any, config: Any = None, allow_is_causal_skip: bool = True, **o
 
 
 def _refuse_own_code() -> None:
-    """transformers takes any name that is registered: such models would go on with softmax, and add the masks up as numbers."""
+    """Makes the names an error for models with their own attention code, which would use softmax and add boolean masks as numbers."""
     kind = transformers.PreTrainedModel
     inner = kind.get_correct_attn_implementation
     if getattr(inner, "refuses_own_code", False):
@@ -131,7 +130,7 @@ def _refuse_own_code() -> None:
 def _own_code(kind: type) -> bool:
     try:
         inspect.getsource(sys.modules[kind.__module__])
-    except (KeyError, OSError, TypeError):  # of a notebook: nobody can tell, and its author knows
+    except (KeyError, OSError, TypeError):  # no source, as in a notebook: it is up to the author
         return False
     return not kind._can_set_attn_implementation()  # type: ignore[attr-defined]
 
@@ -156,26 +155,26 @@ def attend(
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function that `register` gives to transformers; call it only from attention code of your own.
+    """The attention function that `register` gives to transformers; call it only from your own attention code.
 
-    The signature is that of transformers' attention interface. The map is that of the module's attribute `anymax`, if it has one, else
-    that of `name` with the parameters of `module.config.anymax`.
+    It has the signature of transformers' attention interface. The map is that of the module's attribute `anymax` if it has one, else
+    the map `name` with the parameters of `module.config.anymax`.
 
     name: one of `NAMES`, such as "anymax_sparsemax".
-    module: the attention layer; its `config`, `is_causal` and `anymax` are read.
+    module: the attention layer, with its attributes `config`, `is_causal` and `anymax`.
     query: [B, heads, L, D].
     key, value: [B, heads of keys, S, D].
-    attention_mask: the mask from transformers, which holds a sliding window, if any: boolean, True = keep, or numbers to be added.
+    attention_mask: the mask from transformers, including a sliding window: boolean, True = keep, or numbers to add to the scores.
     scaling: the factor of the scores; 1 / sqrt(D) by default.
     dropout: the share of the weights that is set to 0.
-    is_causal: whether later keys are hidden where there is no mask; by default what the module says.
-    position_bias: numbers that are added to the scores (T5).
+    is_causal: whether to hide later keys if there is no mask; by default the module's `is_causal`.
+    position_bias: numbers to add to the scores (T5).
     softcap: a number c; the scores become c tanh(scores / c) (Gemma 2).
-    s_aux: one more score for each head, of a key without a value (gpt-oss).
-    indices: the keys that a query may see, [B, L, count], where the model has chosen them (DeepSeek-V3.2).
-    sinks, block_indices, cache: not served; an error says so.
+    s_aux: one extra score for each head, of a key without a value (gpt-oss).
+    indices: the keys that a query may see, [B, L, count], if the model selects them (DeepSeek-V3.2).
+    sinks, block_indices, cache: not supported; they are an error.
     output_attentions: return the weights too.
-    others: what other implementations need, positions for one; not used.
+    others: arguments of other implementations, such as positions; ignored.
 
     Returns (output [B, L, heads, D], weights [B, heads, L, S] or None).
 
@@ -213,7 +212,7 @@ def attend(
 
 
 def _masks(mask: Tensor | None, position_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """(True = keep, added): a mask in numbers, of a user's own, has the lowest number of its dtype where it hides."""
+    """(boolean mask with True = keep, numbers to add). A user's mask of numbers hides a key by the lowest number of its dtype."""
     if mask is None or mask.dtype == torch.bool:
         return mask, position_bias
     keep = mask > 0.5 * torch.finfo(mask.dtype).min
@@ -257,7 +256,7 @@ def _of(name: str, module: torch.nn.Module, config: Any, query: Tensor) -> tuple
 
 
 def _number(value: Any, query: Tensor) -> Any:
-    """A number, or one for each head."""
+    """A number as it is, or a list as a tensor with one for each head."""
     if not isinstance(value, (list, tuple)):
         return value
     if len(value) != query.shape[1]:
@@ -269,7 +268,7 @@ def _number(value: Any, query: Tensor) -> Any:
 
 
 def _chosen(who: str, transform: Any, mapping: Mapping | None) -> tuple[Any, Mapping]:
-    """The transform and the map; a map may stand in the place of the transform."""
+    """The transform and the map; a map may be given as the transform."""
     if isinstance(transform, Mapping):
         if mapping is not None:
             raise TypeError(
@@ -293,20 +292,19 @@ def _log_p(who: str, transform: Any, mapping: Mapping, scores: Tensor) -> Tensor
 
 
 class LogitsProcessor(transformers.LogitsProcessor):
-    """For `model.generate(logits_processor=[...])`: the scores become log p of a map after a transform.
+    """For `model.generate(logits_processor=[...])`: turns the scores into log p of a map after a transform.
 
-    So sampling draws with the map's probabilities, greedy search takes the most probable token, and beam search adds up log p over the
-    tokens that are kept. `sample` draws the tokens too, from a seed.
+    Sampling then draws with the map's probabilities, greedy search takes the most probable token, and beam search adds log p of the
+    kept tokens. `anymax.hf.sample` draws the tokens too, from a seed.
 
-    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
-        stand in its place.
-        A seed in it, as in `xtc(generator=1)`, begins the numbers once; they go on from token to token and from call to call.
+    transform: a transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map.
+        A seed in it, as in `xtc(generator=1)`, is used once; the random numbers continue from token to token and from call to call.
     mapping: the map, softmax by default.
-        One whose probabilities change with a common offset of the scores (`Taylor`, `Ratio`) is an error in beam search, which hands on
-        log-probabilities in the place of the scores.
+        A map that changes with a common offset of the scores (`Taylor`, `Ratio`) is an error in beam search, which passes
+        log-probabilities instead of scores.
 
-    `generate` itself goes on after it: with `do_sample=True` say `top_k=0`, since its default is 50. Penalties and bans of its options come
-    before.
+    `generate` continues after it: with `do_sample=True` pass `top_k=0`, since its default is 50. The penalties and bans of its options
+    come first.
 
     >>> import anymax.hf
     >>> cut = anymax.hf.LogitsProcessor(anymax.compose(anymax.temperature(0.7), anymax.topp(0.9)))
@@ -329,7 +327,8 @@ class LogitsProcessor(transformers.LogitsProcessor):
 
 
 def _refuse_beams() -> None:
-    """Beam search hands its processors log-probabilities, which others before ours may have changed: by then nobody can tell."""
+    """Makes beam search an error for maps that are not shift-invariant. It passes log-probabilities, but a processor can't detect that,
+    since earlier processors may have changed them."""
     kind: Any = transformers.GenerationMixin
     inner = kind._beam_search
     if getattr(inner, "refuses_offsets", False):
@@ -352,22 +351,22 @@ def _refuse_beams() -> None:
 def sample(
     transform: Any = None, mapping: Mapping | None = None, *, generator: Any = None, streamer: Any = None
 ) -> Callable[..., Any]:
-    """For `model.generate(custom_generate=...)`: each token is drawn by `anymax.sample`.
+    """For `model.generate(custom_generate=...)`: draws each token by `anymax.sample`.
 
-    Against `LogitsProcessor`, which leaves the draw to torch.multinomial: one uniform number a token, reproducible from a seed alone.
+    Unlike `LogitsProcessor`, which leaves the draw to torch.multinomial, it uses one uniform number a token, and a seed makes it
+    reproducible.
 
-    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own. A map may
-        stand in its place.
-        A seed in it, as in `xtc(generator=1)`, is like one in `generator`: each token has its own numbers.
+    transform: a transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map.
+        A seed in it, as in `xtc(generator=1)`, acts like one in `generator`: each token has its own numbers.
     mapping: the map, softmax by default.
-    generator: a `torch.Generator` on the device of the scores, which moves on from call to call, or an integer seed, which begins anew with
-        each call of `generate`; or a list of these, one a sequence. By default torch's global generator, which `transformers.set_seed`
-        sets.
-    streamer: of transformers, for the tokens as they come; give it here, and not to `generate`.
+    generator: a `torch.Generator` on the device of the scores, which advances from call to call, or an integer seed, which starts again
+        with each call of `generate`; or a list of these, one for each sequence. By default torch's global generator, which
+        `transformers.set_seed` sets.
+    streamer: a streamer of transformers, which gets the tokens as they come; pass it here, not to `generate`.
 
-    Returns a function for `custom_generate`. All of `generate`'s options hold, but for beams and drafts (`assistant_model`,
-    `prompt_lookup_num_tokens`), which are errors. Leave `do_sample` out: with it `generate` would cut by its own `top_k`, 50 by default,
-    first. Several sequences of each prompt need it: `do_sample=True, top_k=0, num_return_sequences=3`. With `output_scores=True,
+    Returns a function for `custom_generate`. It takes all options of `generate` except beams and drafts (`assistant_model`,
+    `prompt_lookup_num_tokens`), which are errors. Leave `do_sample` out, since with it `generate` first applies its own `top_k`, 50 by
+    default. Several sequences for each prompt need it: `do_sample=True, top_k=0, num_return_sequences=3`. With `output_scores=True,
     return_dict_in_generate=True` the scores are log p.
 
     >>> import anymax.hf
@@ -390,7 +389,7 @@ def sample(
                 f"anymax.hf.sample draws one token at a time, not num_beams={generation_config.num_beams}; for beams use "
                 "logits_processor=[anymax.hf.LogitsProcessor(...)]"
             )
-        given = sys._getframe(1).f_locals  # the arguments of `generate`, which drops these two without a word
+        given = sys._getframe(1).f_locals  # the arguments of `generate`, which does not pass these two on
         mode = generation_config.get_generation_mode(given.get("assistant_model"))
         if mode == GenerationMode.ASSISTED_GENERATION:
             raise ValueError(
@@ -402,7 +401,7 @@ def sample(
                 "anymax.hf.sample: generate does not hand its streamer on; say anymax.hf.sample(..., streamer=...)"
             )
         config = copy.copy(generation_config)
-        config.do_sample = False  # of what the draw leaves, the largest is the token that was drawn
+        config.do_sample = False  # `_Draw` leaves one token above -inf, which greedy search takes
         keep = bool(config.return_dict_in_generate and config.output_scores)
         source = global_generator(input_ids.device) if generator is None else going_on(generator, input_ids)
         draw = _Draw(unseeded(transform, input_ids), chosen, source, keep)
@@ -422,7 +421,7 @@ def sample(
 
 
 class _Draw(transformers.LogitsProcessor):
-    """0 for the token that is drawn, -inf for all others."""
+    """A processor that draws a token, and gives it the score 0 and all others -inf."""
 
     def __init__(self, transform: Any, mapping: Mapping, generator: Any, keep: bool) -> None:
         self.transform, self.mapping, self.generator, self.keep = transform, mapping, generator, keep

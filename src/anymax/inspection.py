@@ -1,4 +1,4 @@
-"""Looking at maps: their Jacobian, their entropies and support, and what they promise."""
+"""Inspects maps and distributions: Jacobian, entropy, support, and the facts of a map."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def jacobian(
 ) -> ArrayT:
     """The derivatives dp_i / dx_j of a map, for every row, from the map's own formula.
 
-    Use it to see how each probability answers to each score. To train, let torch or JAX differentiate `apply`, which never forms
-    the matrix.
+    Use it to see how each probability depends on each score. To train, let torch or JAX differentiate `apply`, which never forms the
+    matrix.
 
     axis: the axis of the classes, the last one by default.
     mask: booleans that broadcast to x, True = keep; the rows and columns of masked classes are 0.
 
-    Returns an array of shape [..., n, n], of the kind and dtype of x: i and j are the last two axes.
+    Returns an array of shape [..., n, n], of the kind and dtype of x, with the axes i and j last.
 
     >>> anymax.jacobian(anymax.Sparsemax(), [2.0, 1.5, -1.0])
     array([[ 0.5, -0.5,  0. ],
@@ -60,9 +60,9 @@ def jacobian(
 def jacobian_norm(
     mapping: Mapping | str, x: ArrayT | Numbers, axis: int | None = None, *, dim: int | None = None, mask: Mask = None
 ) -> ArrayT:
-    """Half the sum of |dp_i / dx_j| over i and j: how much of a gradient passes through the map, for every row.
+    """Half the sum of |dp_i / dx_j| over i and j, for every row: how much of a gradient passes through the map.
 
-    Use it to find rows at which training stalls: for softmax it is `1 - sum p_i^2`, which vanishes as one class takes all.
+    Use it to find rows where training stalls: for softmax it is `1 - sum p_i^2`, which goes to 0 as one probability goes to 1.
 
     Returns one number for each row, as an array of the kind and dtype of x.
 
@@ -88,10 +88,10 @@ def entropy(
 
     Use it to see how sure a model is; for scores, apply a map first.
 
-    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers. They are not divided by their sum, as SciPy does: some maps
-        have another one than 1. A number below 0 or above 1 is an error, but on a GPU and in compiled code, where it is not looked at.
-    kind: "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", that of alpha = 2; or "tsallis",
-        `(1 - sum p^alpha) / (alpha (alpha - 1))`, the one behind entmax: Shannon's at alpha = 1, half of Gini's at 2.
+    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers. Unlike in SciPy, they are not divided by their sum, since
+        that of some maps is not 1. A number below 0 or above 1 is an error, except on a GPU and in compiled code, which do not check.
+    kind: "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", Renyi's with alpha = 2; or "tsallis",
+        `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's at 2.
     alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
     axis: the axis of the classes, the last one by default.
     dim: another name of `axis`.
@@ -154,7 +154,7 @@ def support(p: Any) -> Any:
 
     p: probabilities, an array of NumPy, torch or JAX, or lists of numbers.
 
-    Returns an array of booleans of the shape and kind of p.
+    Returns an array of booleans, with the shape and kind of p.
 
     >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
     array([ True,  True, False])
@@ -172,14 +172,14 @@ def _probabilities(who: str, p: Any) -> Array:
 
 
 def facts(mapping: Mapping | str) -> Facts:
-    """What a map promises: whether it is monotone, shift-invariant, sparse, and has a Fenchel-Young loss, with which margin.
+    """The properties of a map: whether it is monotone, shift-invariant and sparse, and whether it has a Fenchel-Young loss, and its margin.
 
-    Use it to choose between maps, and in code that takes any map. Each entry is checked by numbers in the tests, and for a map of your
-    own by `check_mapping`.
+    Use it to choose between maps, and in code that takes any map. The tests check each property numerically; `check_mapping` does so for
+    your own map.
 
     mapping: the map, such as `anymax.Sparsemax()`.
 
-    Returns an `anymax.Facts`, which says what each entry means.
+    Returns an `anymax.Facts`; its docstring explains each entry.
 
     >>> anymax.facts(anymax.Sparsemax()).margin
     1.0
@@ -192,15 +192,15 @@ def logit_gap(loss: float, n: int) -> float: ...
 @overload
 def logit_gap(loss: ArrayT, n: int) -> ArrayT: ...
 def logit_gap(loss: float | AnyArray, n: int) -> Any:
-    """The least `max x - min x` at which the cross-entropy over n classes can be `loss`: `log(n-1) - log(exp(loss) - 1)`.
+    """The smallest `max x - min x` for which the cross-entropy over n classes can be `loss`: `log(n-1) - log(exp(loss) - 1)`.
 
-    Use it to see how far apart softmax must drive its scores. It grows with log n, which invites over-fitting with many classes; sparse
-    maps reach the loss 0 at a fixed gap, their margin (see `facts`).
+    Use it to see how far apart the scores of softmax must be. The gap grows with log n, which invites overfitting with many classes;
+    sparse maps reach the loss 0 at a fixed gap, their margin (see `facts`).
 
     loss: the cross-entropy to reach, a number above 0 or an array.
     n: the number of classes, at least 2.
 
-    Returns the gap, a number for a number and an array of its kind for an array.
+    Returns the gap, a number for a number, and an array of the same kind for an array.
 
     >>> round(anymax.logit_gap(0.01, 50_000), 2)
     15.42

@@ -1,4 +1,4 @@
-"""NumPyro: the distribution over classes that any map makes of scores, for `numpyro.sample`.
+"""NumPyro: the distribution over classes that a map gives for scores, for `numpyro.sample`.
 
 >>> import anymax.numpyro  # doctest: +SKIP
 >>> numpyro.sample("z", anymax.numpyro.Categorical(Sparsemax(), scores))  # doctest: +SKIP
@@ -33,7 +33,7 @@ def __dir__() -> list[str]:
 
 
 class _BelowInfinity(constraints.Constraint):
-    """Rows of numbers below +inf. `constraints.independent` says so too, and fails for a batch without rows."""
+    """Rows of numbers below +inf. (`constraints.independent` would do, but fails for a batch without rows.)"""
 
     event_dim = 1
 
@@ -51,16 +51,16 @@ class _BelowInfinity(constraints.Constraint):
 
 
 class Categorical(Distribution):
-    """The distribution that a map makes of scores, as NumPyro has them: `anymax.nn.Categorical` for JAX.
+    """The distribution over classes that a map gives for scores, as a NumPyro class: `anymax.nn.Categorical` for JAX.
 
-    mapping: the map, such as `Sparsemax()`; parameters of it that are arrays have derivatives too.
-    scores: an array whose last axis is the classes, the others the batch; -inf masks a class.
+    mapping: the map, such as `Sparsemax()`; its parameters that are arrays have derivatives too.
+    scores: an array whose last axis is the classes and whose other axes are the batch; -inf masks a class.
     mask: boolean, broadcastable to the scores, True = keep.
         A row that keeps no class has probabilities of 0, its sample is -1, and log_prob of -1 is 0.
-    transform: what the scores go through after the mask: one of `anymax.transforms`, or several in `compose(...)`.
-    validate_args: look at the scores and at values, as NumPyro does.
+    transform: a transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args: check the scores and the values, as in NumPyro.
 
-    `scores` are those that the map takes, after mask and transform; `probs` and `logits` are p and log p. `mean` and `variance` are NaN.
+    `scores` are the scores after mask and transform; `probs` and `logits` are p and log p. `mean` and `variance` are NaN.
     """
 
     arg_constraints = {"scores": _BelowInfinity()}  # noqa: RUF012 (as NumPyro has it)
@@ -87,7 +87,7 @@ class Categorical(Distribution):
 
     @lazy_property
     def probs(self) -> jax.Array:
-        """p, which sums to 1 for every map."""
+        """p, normalised to sum to 1 for every map."""
         return p_rows(self.mapping, self.scores, jnp)
 
     @lazy_property
@@ -108,15 +108,15 @@ class Categorical(Distribution):
         return self.mean
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Classes, integers of the shape `sample_shape + batch_shape`, from a key of JAX."""
+        """Random classes, integers of shape `sample_shape + batch_shape`, from a JAX key."""
         scores = jax.lax.stop_gradient(self.scores)
         drawn: Any = samplers.sample(self.mapping.frozen(), scores, generator=key, num_samples=math.prod(sample_shape))
         return drawn.reshape(sample_shape + self.batch_shape)
 
     def log_prob(self, value: Any) -> jax.Array:
-        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1.
+        """log p of the classes `value`, whose shape broadcasts with the batch; -inf off the support, 0 for -1.
 
-        Without validation a number that is no class has NaN, as NumPyro's own distributions give.
+        Without validation a number that is no class gives NaN, as in NumPyro's own distributions.
         """
         if self._validate_args:
             dead = jnp.all(self.scores == -jnp.inf, axis=-1)

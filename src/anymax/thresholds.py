@@ -1,4 +1,4 @@
-"""The one number of each row: the threshold tau of a map, and the smooth maximum, which is that of softmax."""
+"""The threshold tau of each row, and `logsumexp`, the smooth maximum, which is the threshold of softmax."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .mappings import Softmax
 
 
 class Threshold(NamedTuple, Generic[ArrayT]):
-    """What `threshold` returns: the pair of tau and the number of classes with a probability above 0, for each row.
+    """The result of `threshold`, for each row: tau, and the number of classes with a probability above 0.
 
-    tau: the threshold, with `p_i = link(x_i - tau)`.
+    tau: the threshold, for which `p_i = link(x_i - tau)`.
     support: how many classes of the row have p_i > 0.
 
     >>> tau, support = anymax.threshold(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [9.0, 0.0, 0.0]])
@@ -47,11 +47,11 @@ def threshold(
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row, and how many classes have a probability above 0.
 
-    tau is all that is needed to compute p, as `p_i = link(x_i - tau)`: the link is exp for softmax (tau is logsumexp), `max(t, 0)` for
-    sparsemax, `max((alpha-1) t, 0)^(1/(alpha-1))` for entmax, `min(max(t, 0), 1)` for budget. For normmax and sparse softmax tau is
-    the potential, whose gradient is p.
+    tau determines p, as `p_i = link(x_i - tau)`: the link is exp for softmax (tau is logsumexp), `max(t, 0)` for sparsemax,
+    `max((alpha-1) t, 0)^(1/(alpha-1))` for entmax, `min(max(t, 0), 1)` for budget. For normmax and sparse softmax tau is the potential,
+    whose gradient is p.
 
-    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+    mapping: a map with a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or your own.
     mask: booleans that broadcast to x, True = keep; tau of a row without classes is -inf.
     keepdims: True to keep the axis of the classes, with size 1.
     keepdim: another name of `keepdims`.
@@ -80,7 +80,7 @@ def threshold(
     return Threshold(tau, size) if keepdims else Threshold(xp.squeeze(tau, axis=axis), xp.squeeze(size, axis=axis))
 
 
-_COUNTED = 1 << 20  # entries at a time: torch and NumPy make integers of eight bytes of all that they are to count
+_COUNTED = 1 << 20  # entries to count at a time, since torch and NumPy convert them to integers of 8 bytes
 
 
 def _support_size(p: Array, xp: Any) -> Array:
@@ -98,7 +98,7 @@ def _support_size(p: Array, xp: Any) -> Array:
 
 
 def tau_and_support(mapping: Mapping, rows: Array, xp: Any) -> tuple[Array, Array]:
-    """tau of rows of scores and how many classes have a probability, [..., 1] each, of a map whose parameters are constants."""
+    """tau of rows of scores, and how many classes have a probability, [..., 1] each. The map's parameters must be constants."""
     leaf = bridge(rows)
     return leaf.threshold(mapping, rows), _support_size(leaf.apply(mapping, rows), xp)
 
@@ -115,12 +115,12 @@ def logsumexp(
     keepdims: bool = False,
     keepdim: bool = False,
 ) -> ArrayT:
-    """The smooth maximum `T log sum_i exp(x_i / T)` of scores, T the temperature.
+    """The smooth maximum `T log sum_i exp(x_i / T)` of scores, with the temperature T.
 
-    Use it to normalise log-probabilities, or as a maximum with a gradient, which is softmax(x / T). It lies above the
-    maximum, by T log n at most.
+    Use it to normalise log-probabilities, or as a maximum with a gradient, which is softmax(x / T). It exceeds the maximum by at most
+    T log n.
 
-    temperature: T, a number from 0 on or an array with one value a row; 0 gives the maximum itself.
+    temperature: T, a number of at least 0, or an array with one value a row; 0 gives the maximum itself.
     mask: booleans that broadcast to x, True = keep; a row without classes gives -inf.
     keepdims: True to keep the axis of the classes, with size 1.
     keepdim: another name of `keepdims`.
@@ -165,7 +165,7 @@ def logsumexp(
 
 def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     high = _array.top(s, xp)
-    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t is infinite: the limit, the maximum
+    tiny = float(xp.finfo(s.dtype).smallest_normal)  # below it 1 / t overflows: return the limit, the maximum
     if not is_array(t) and t < tiny:
         return high
     cold = t < tiny if is_array(t) else None
@@ -177,5 +177,5 @@ def _smooth_max(s: Array, t: Any, xp: Any) -> Array:
     first = xp.argmax(s, axis=-1, keepdims=True)
     alone = _array.positions(s, first.dtype, xp) == first
     rest = _array.total(xp.where(keep, xp.where(alone, xp.expm1(below), xp.exp(below)), xp.zeros_like(s)), xp)
-    smooth = anchor + t * xp.log1p(rest)  # the largest alone would round a small rest away
+    smooth = anchor + t * xp.log1p(rest)  # log(1 + rest) would round a small rest away
     return xp.where(finite if cold is None else finite & ~cold, smooth, high)

@@ -1,8 +1,8 @@
-"""Attention with any map, one idea a file.
+"""Attention with any map.
 
-`verb` is what a caller says, `call` its arguments, checked (`operands`: q, k and v; `scores`: masks, biases and what else stands between
-q k^T and the map); `packed` serves packed sequences. `implementations` is the table of what can compute it: `torch_blockwise` and
-`torch_flash` (Triton) for torch, `linear` for Taylor attention in linear time, whose gradient for torch is in `torch_linear`.
+`verb` has the public functions and `packed` their version for packed sequences. `call` checks the arguments, with `operands` for q, k and v
+and `scores` for everything between q k^T and the map (masks, biases). `implementations` is the table of what can compute a call:
+`torch_blockwise`, `torch_flash` (Triton), and `linear` for Taylor attention in linear time (torch's gradient: `torch_linear`).
 """
 
 from .call import is_causal_bias as is_causal_bias

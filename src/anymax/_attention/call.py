@@ -1,4 +1,4 @@
-"""One call of `attention`: its arguments, checked, and what torch's autocast and causal biases make of them."""
+"""The arguments of one call of `attention`, checked; torch's autocast and causal biases are translated here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .scores import Scores, prepare
 
 
 class AttentionCall(NamedTuple):
-    """One call of `attention`, checked."""
+    """The checked arguments of one call of `attention`."""
 
     q: Array
     k: Array
     v: Array
     scores: Scores
-    groups: int  # queries' heads that share one of the keys
+    groups: int  # heads of q for each head of k
     dropout_p: float
     generator: Any
     need_weights: bool
@@ -30,7 +30,7 @@ def checked(
     q: Array, k: Array, v: Array, mapping: Any, *, enable_gqa: bool, dropout_p: float, generator: Any, need_weights: bool,
     **options: Any,
 ) -> tuple[AttentionCall, Any]:  # fmt: skip
-    """The call, and the context to run it in."""
+    """The checked call, and the context manager to run it in."""
     if is_array(mapping):
         raise TypeError("attention: after q, k and v comes the map; give a mask as mask=")
     mapping = Softmax() if mapping is None else as_mapping(mapping, "attention")
@@ -51,29 +51,29 @@ def checked(
     return AttentionCall(q, k, v, scores, groups, float(dropout_p), generator, need_weights), plain
 
 
-# -- what torch says of a call ----------------------------------------------------------------------------------------------
+# -- torch's causal biases and autocast -------------------------------------------------------------------------------------
 
 
 def is_causal_bias(mask: Any) -> bool:
-    """True for torch's `causal_lower_right` and its like: only their sizes say anything, what they hold is not a mask."""
+    """True for torch's `causal_lower_right` and `causal_upper_left`: only their sizes count, their elements are not a mask."""
     bias = sys.modules.get("torch.nn.attention.bias")
     return bias is not None and isinstance(mask, bias.CausalBias)
 
 
 def offset_of(mask: Any) -> int:
-    """Where the first query of a causal bias stands among its keys."""
+    """The position of a causal bias's first query among its keys."""
     return mask.seq_len_kv - mask.seq_len_q if mask.variant.name == "LOWER_RIGHT" else 0
 
 
 def kept_by(mask: Any, device: Any) -> Array:
-    """A causal bias as a mask, True = keep."""
+    """The causal bias as a boolean mask, True = keep."""
     torch = sys.modules["torch"]
     seen = torch.ones(mask.seq_len_q, mask.seq_len_kv, dtype=torch.bool, device=device)
     return seen.tril(offset_of(mask))
 
 
 def _of_causal_bias(options: dict[str, Any], q: Array, shape: tuple[int, ...]) -> dict[str, Any]:
-    """A causal bias as options."""
+    """The options of `attention` that do what the causal bias does."""
     mask = options["mask"]
     rows, keys = mask.seq_len_q, mask.seq_len_kv
     if (rows, keys) != shape[-2:]:
@@ -82,11 +82,11 @@ def _of_causal_bias(options: dict[str, Any], q: Array, shape: tuple[int, ...]) -
         )
     if not options["is_causal"] and options["window"] is None and options["alibi"] in (None, False):
         return {"mask": None, "is_causal": True, "offset": offset_of(mask)}
-    return {"mask": kept_by(mask, q.device)}  # positions are counted from another offset: that of the caller
+    return {"mask": kept_by(mask, q.device)}  # the caller's window or ALiBi counts positions from the caller's offset
 
 
 def _lower(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array, Any]:
-    """torch's autocast as its own attention has it: q, k and v in the lower dtype, and none of it inside. For JAX see `quiet`."""
+    """q, k, v in autocast's dtype, as in torch's own attention, and a context that turns autocast off. For JAX see `quiet`."""
     torch = torch_loaded()
     if torch is None or not all(is_torch(a) for a in (q, k, v)):
         return q, k, v, quiet(q) if is_jax(q) else contextlib.nullcontext()

@@ -1,7 +1,7 @@
-"""Who serves a call of `attention`.
+"""The implementations of `attention`, and the choice among them.
 
-`IMPLEMENTATIONS` is walked from the left: the first that does not refuse and that pays serves the call. The reference keeps the
-whole matrix and never refuses. Each refusal is a sentence, and asking for an implementation that refuses is an error with it.
+The first of `IMPLEMENTATIONS` that does not refuse a call and that pays computes it. The reference keeps the whole matrix and never
+refuses. A refusal is a sentence; it is the error message where the caller named that implementation.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .linear import linear_attention
 from .linear import refuse as refuse_linear
 from .scores import MASKED, Scores, refuse_tiles
 
-_MATRIX = 1 << 24  # scores, 64 MB: more go in blocks in any case
-_FEW = 1 << 19  # scores; fewer never do
+_MATRIX = 1 << 24  # scores, 64 MB in float32: above it always in blocks
+_FEW = 1 << 19  # scores: up to here never in blocks
 _KEYS, _TRACKED_KEYS = (
     512,
     1024,
-)  # keys from which blocks are faster than the matrix, without and with a gradient: as measured
+)  # measured: from so many keys on, blocks are faster than the matrix, without and with a gradient
 
 
 class Implementation(NamedTuple):
-    """`run(call)` gives the output and, where the call needs it, the matrix; `slow` says why it may not pay."""
+    """`run(call)` returns the output and, where the call needs it, the matrix; `slow` is the sentence where `pays` is False."""
 
     name: str
     refuse: Callable[[AttentionCall], str | None]
@@ -42,7 +42,7 @@ class Implementation(NamedTuple):
 
 def _reference(call: AttentionCall) -> tuple[Array, Any]:
     xp = namespace(call.q)
-    q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow, and round
+    q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))  # scores in half precision overflow and lose digits
     p = _products(q, k, call.groups)
     if call.scores.shape[-1]:
         p = apply(call.scores.mapping, call.scores.of(p, xp))
@@ -51,7 +51,7 @@ def _reference(call: AttentionCall) -> tuple[Array, Any]:
 
 
 def _products(q: Array, k: Array, groups: int) -> Array:
-    """q k^T; the heads that share keys lie one below the other, so that the keys need not be repeated."""
+    """q k^T; the queries of heads that share keys are stacked as rows, so the keys need not be repeated."""
     xp = namespace(q)
     if groups == 1:
         return q @ xp.matrix_transpose(k)
@@ -80,7 +80,7 @@ def _dropped(p: Array, call: AttentionCall, xp: Namespace) -> Array:
 
 
 def _source(call: AttentionCall) -> Any:
-    """The generator; torch's global one where a torch caller gave none, as its own functions have it."""
+    """The caller's generator; for torch without one, torch's global generator, as in its own functions."""
     if call.generator is not None or not is_torch(call.q):
         return call.generator
     torch = sys.modules["torch"]
@@ -114,7 +114,7 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
 
 
 def _window_of(s: Scores) -> bool:
-    """True where positions mask more than torch's own causal mask does, which multiplies its -inf by the scale and needs one above 0."""
+    """True where positions mask keys that `is_causal` of torch can't: it multiplies its -inf by the scale, which must be above 0."""
     further = s.causal and (s.offset != 0 or len(s.arrays) > 0 or not s.scale > 0)
     return s.left is not None or s.right is not None or further
 
@@ -224,7 +224,7 @@ def _linear(call: AttentionCall) -> tuple[Array, Any]:
 
 
 def _empty(call: AttentionCall) -> bool:
-    """True where there is no query or no key: the output has no numbers, or zeros."""
+    """True where there are no scores: the output is empty or 0."""
     return any(n == 0 for n in call.scores.shape)
 
 
@@ -241,7 +241,7 @@ def _tracked(call: AttentionCall) -> bool:
 
 
 def _fills_gpu(call: AttentionCall) -> bool:
-    """A few queries against a long cache, as in decoding, keep few of its processors busy with gradients, where keys are not cut in parts:
+    """False for few queries against a long cache with gradients: those kernels do not split the keys, so few processors would work,
     their matrix is small, and read by all."""
     *batch, rows, keys = call.scores.shape
     few = rows <= 16 and math.prod(batch) < 128 and keys > 1024
@@ -280,9 +280,9 @@ def named(name: str | None) -> Implementation | None:
 
 
 def choose(call: AttentionCall, asked: Implementation | None) -> Implementation:
-    """The one asked for; else the first that pays and does not refuse; the reference alone where `anymax.use` asks for it.
+    """The implementation that the caller named, or the first that pays and does not refuse.
 
-    Where there are no scores it is the reference too, so that nobody else need think of it.
+    It is the reference where there are no scores, so no other handles that case, and within `anymax.use("reference")`.
     """
     if asked is not None:
         reason = asked.refuse(call)
@@ -296,7 +296,7 @@ def choose(call: AttentionCall, asked: Implementation | None) -> Implementation:
 
 
 def explained(call: AttentionCall, asked: Implementation | None) -> tuple[Implementation, tuple[tuple[str, str], ...]]:
-    """The one that `choose` takes, and what each before it says against itself."""
+    """The choice of `choose`, and a pair (name, reason) for each implementation before it."""
     chosen = choose(call, asked)
     refusals = []
     for other in IMPLEMENTATIONS[: IMPLEMENTATIONS.index(chosen)]:

@@ -1,7 +1,7 @@
-"""Attention with Taylor softmax of order 2 in linear time: `1 + s + s^2/2` of a product s = <q, k> is itself a product of features.
+"""Attention with Taylor softmax of order 2, in linear time.
 
-`1 + <q,k> + <q,k>^2/2 = <phi(q), phi(k)>`, so that the sum over keys can be taken first: a matrix of 1 + d + d(d+1)/2 rows (each pair of
-features once) and one column a value, whatever the length (Katharopoulos et al. 2020; order 2: Arora et al. 2024, "Based").
+`1 + <q,k> + <q,k>^2/2 = <phi(q), phi(k)>`, so the sum over the keys can be taken first. It is a matrix of 1 + d + d(d+1)/2 rows (each pair
+of features once) and a column for each feature of v, whatever the length (Katharopoulos et al. 2020; order 2: Arora et al. 2024, "Based").
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ..mappings import Taylor
 from .operands import check, flag
 from .scores import by_batch
 
-_CHUNK, _LEAST = 256, 32  # queries or keys at a time
-_FEATURES = 1 << 20  # numbers in the features of a chunk, all heads together: they stay in a cache
+_CHUNK, _LEAST = 256, 32  # the most and fewest queries or keys of a chunk
+_FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so that they fit in the cache
 
 
 def taylor_features(x: Array) -> Array:
@@ -59,17 +59,17 @@ def taylor_features(x: Array) -> Array:
 
 
 def _features(x: Array, xp: Namespace, scratch: list[Array] | None = None) -> Array:
-    """phi of the columns of x, [..., d, n] -> [..., F, n]: 1, x, the halved squares, and each pair of rows once.
+    """phi of the columns of x, [..., d, n] -> [..., F, n]: 1, x, the squares over sqrt(2), and each pair of rows once.
 
-    Pairs go by their distance around the circle of rows: those of all distances are one product of two views, and nothing is
-    gathered. scratch: memory of the chunk before, to be written over, torch only; newly allocated memory costs more than the arithmetic.
+    Pairs are ordered by their distance around the circle of rows, so one product of two views gives them all, without a gather.
+    scratch: the previous chunk's memory, which is overwritten (torch only); allocating it would cost more than the arithmetic.
     """
     lead, (d, n) = tuple(x.shape[:-2]), x.shape[-2:]
     x = x.contiguous() if is_torch(x) else x
     pairs = [(x * math.sqrt(0.5), x)]
     if d > 2:
         pairs.append((_rotated(x, (d - 1) // 2, xp), x[..., None, :, :]))
-    if d % 2 == 0:  # the pairs half the circle apart, once
+    if d % 2 == 0:  # each pair half the circle apart, once
         pairs.append((x[..., : d // 2, :], x[..., d // 2 :, :]))
     if scratch is None:
         products = [xp.reshape(a * b, (*lead, math.prod(a.shape[len(lead) : -1]), n)) for a, b in pairs]
@@ -91,7 +91,7 @@ def _features(x: Array, xp: Namespace, scratch: list[Array] | None = None) -> Ar
 
 
 def _rotated(x: Array, most: int, xp: Namespace) -> Array:
-    """[..., most, d, n]: the d rows of x rotated by one, by two ... by `most`; as views, where the kind of array allows it."""
+    """[..., most, d, n]: the d rows of x rotated by 1, 2, ..., `most`; views, except in JAX."""
     d, n = x.shape[-2:]
     if not is_torch(x) and not isinstance(x, np.ndarray):
         index = (np.arange(1, most + 1)[:, None] + np.arange(d)) % d
@@ -102,20 +102,20 @@ def _rotated(x: Array, most: int, xp: Namespace) -> Array:
 
 
 def _unobserved(x: Array) -> bool:
-    """True where no mode, no tracer and no forward derivative of torch is active."""
+    """True where none of torch's modes, tracers and forward derivatives is active."""
     return not is_torch(x) or (eager(x) and not modes() and not transformed())
 
 
 def _scratch(*arrays: Array) -> list[Array] | None:
-    """A holder of scratch memory; None where a mode, a tracer or a derivative must see plain operations."""
+    """An empty list for scratch memory; None where a mode, a tracer or a derivative must see plain operations, or x is not torch's."""
     return [] if is_torch(arrays[0]) and _unobserved(arrays[0]) and not recorded(*arrays) else None
 
 
 class LinearState(NamedTuple):
-    """All that Taylor attention of order 2 remembers of its keys and values, in constant memory: for decoding token by token.
+    """The keys and values of Taylor attention of order 2, summed in constant memory: for decoding token by token.
 
-    Use it where a cache of keys would grow without end. A state is a tuple of arrays (for JAX a pytree) and is never changed: each
-    method gives a new one. Begin with `LinearState.of`, then `out, state = state.step(q, k, v)` for each new token.
+    Use it where a cache of keys would grow without end. A state is a tuple of arrays (for JAX a pytree), and no method changes it:
+    each returns a new one. Begin with `LinearState.of`, then `out, state = state.step(q, k, v)` for each new token.
 
     memory: [..., H, Dv + 1, 1 + D + D (D + 1) / 2], the sum over the keys of (v, 1) times the features of k.
     scale: the factor of the scores.
@@ -138,7 +138,7 @@ class LinearState(NamedTuple):
     ) -> LinearState:
         """The state after these keys and values.
 
-        k: the keys, [..., H, S, D]; S may be 0, for a state that has seen nothing.
+        k: the keys, [..., H, S, D]; S may be 0, for an empty state.
         v: the values, [..., H, S, Dv], of the same kind and dtype.
         scale: the factor of the scores, a number or an array; 1 / sqrt(D) by default.
         lengths: how many keys of each batch are real, as integers; the others are padding.
@@ -150,7 +150,7 @@ class LinearState(NamedTuple):
         return cls(_remember(memory, k, values, xp), scale)
 
     def extend(self, k: AnyArray, v: AnyArray) -> LinearState:
-        """The state after the keys k [..., H, S, D] and the values v [..., H, S, Dv] too; no query is answered."""
+        """The state with the keys k [..., H, S, D] and the values v [..., H, S, Dv] added."""
         xp = namespace(k)
         k, values = _keys(k, v, None, xp)
         return LinearState(_remember(self.memory, k, values, xp), self.scale)
@@ -158,7 +158,7 @@ class LinearState(NamedTuple):
     def attend(self, q: ArrayT) -> ArrayT:
         """The output [..., H, L, Dv] for queries q [..., H, L, D], each of which sees every key of the state.
 
-        The queries may have several times as many heads as the keys had; they share them in groups.
+        q may have several times as many heads as the keys; groups of heads then share the keys.
         """
         xp = namespace(q)
         rows, shape = _grouped(upcast(q, xp) * self.scale, self.memory, xp)
@@ -168,10 +168,10 @@ class LinearState(NamedTuple):
         return _finished(out, q, shape, xp)
 
     def step(self, q: ArrayT, k: ArrayT, v: ArrayT) -> tuple[ArrayT, LinearState]:
-        """The output for new tokens, and the state after them: a pair.
+        """A pair: the output for new tokens, and the state after them.
 
         q, k, v: the queries, keys and values of the new tokens, [..., H, L, D] (and Dv); usually L = 1. Each query sees the keys of the
-            state and, of the new ones, those up to its own.
+            state and the new keys up to its own.
         """
         xp = namespace(q)
         _agree(q, k)
@@ -192,22 +192,22 @@ def linear_attention(
     enable_gqa: bool = False,
     lengths: AnyArray | None = None,
 ) -> ArrayT:
-    """`attention(q, k, v, Taylor(2))` at a cost that grows with the length, and not with its square.
+    """`attention(q, k, v, Taylor(2))` at a cost that is linear in the length, not quadratic.
 
-    For long sequences: a key costs about 2 Dv D^2 operations, which pays from some 2,000 keys on at D = 64 and from some 200 at D =
-    16. The result is that of `attention` but for rounding: scores s far below |q| |k| are differences of large features, and their
-    relative error is about |q|^2 |k|^2 scale^2 / s^2 times that of the dtype. `LinearState` is the same for decoding.
+    It is for long sequences: a key costs about 2 Dv D^2 operations, which pays from about 2,000 keys on at D = 64 and from about 200 at
+    D = 16. The result differs from that of `attention` by rounding: a score s far below |q| |k| is a difference of large features, and
+    its relative error is about |q|^2 |k|^2 scale^2 / s^2 times that of the dtype. For decoding use `LinearState`.
 
     q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
     k: the keys, [..., H, S, D], of the same kind and dtype.
     v: the values, [..., H, S, Dv].
-    mapping: `Taylor(2)`, the one map that has features of finite size; also the default.
+    mapping: `Taylor(2)`, the only map with finitely many features, and the default.
     is_causal: query i attends to the keys up to i only.
     scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
-    lengths: how many keys of each batch are real, as integers; the others are padding, and masked.
+    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    lengths: how many keys of each batch are real, as integers; the others are padding and are masked.
 
-    Returns the output, [..., H, L, Dv], of the kind and dtype of q; zeros for a query without a key.
+    Returns the output, [..., H, L, Dv], of the kind and dtype of q; it is 0 for a query without a key.
 
     >>> from anymax import attention
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 100, 4))
@@ -239,7 +239,7 @@ def linear_attention(
 
 
 def _plain(q: Array, k: Array, v: Array, scale: Any, causal: bool, lengths: Array | None, xp: Namespace) -> Array:
-    """The output in plain operations."""
+    """The output by plain operations."""
     if not causal:
         return LinearState.of(k, v, scale, lengths).attend(q)
     keys, values = _keys(k, v, lengths, xp)
@@ -262,8 +262,8 @@ def _compiled(
     lengths: Array | None,
     xp: Namespace,
 ) -> Array | None:
-    """The output by the compiled engine; None where it doesn't serve: for tracers and higher derivatives, other devices, JAX."""
-    # in this order: a compiler can't trace the second question
+    """The output by the compiled engine; None where it can't compute it: tracers, forward derivatives, GPUs, JAX."""
+    # `_unobserved` comes first: a compiler can't trace `kernels.asked`
     if not _unobserved(q) or kernels.asked() not in (None, native.ENGINE.name):
         return None
     if any(native.refuse_array(a) is not None for a in (q, k, v)):
@@ -278,8 +278,8 @@ def _compiled(
     own = heads if groups == 1 else (*heads[:-1], heads[-1] // groups)
     each = None
     if lengths is not None:
-        lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them, and the caller may change them
-        counts = np.asarray(lengths)  # of each batch, its heads left out
+        lengths = xp.asarray(lengths, copy=True)  # the backward pass reads them after the caller may have changed them
+        counts = np.asarray(lengths)  # one for each batch; its heads share it
         each = np.broadcast_to(counts[..., None] if own else counts, own)
     how = linear.How(groups, float(scale), causal, each)
     q, k, v = (xp.broadcast_to(a, (*lead, *a.shape[-2:])) for a, lead in ((q, heads), (k, own), (v, own)))
@@ -294,7 +294,7 @@ def _compiled(
 
 
 def refuse(mapping: Mapping) -> str | None:
-    """Why a map has no linear attention; None where it has."""
+    """Why a map has no linear attention; None if it has."""
     if not isinstance(mapping, Taylor) or mapping.kernel is None:
         return f"only Taylor softmax of order 2 has features of finite size, not {mapping.name}"
     return None if mapping.order == 2 else f"Taylor softmax of order 2 alone is served, not of order {mapping.order}"
@@ -309,7 +309,7 @@ def _agree(q: Array, k: Array) -> None:
 
 
 def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array]:
-    """Keys and (v, 1), whose last column sums to the denominator; both 0 for keys that are not there."""
+    """The keys, and (v, 1), whose last column sums to the denominator; both are 0 at padding."""
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"linear_attention: k has length {k.shape[-2]} and v has {v.shape[-2]}; they must agree")
     k, v = upcast(k, xp), upcast(v, xp)
@@ -325,7 +325,7 @@ def _keys(k: Array, v: Array, lengths: Any, xp: Namespace) -> tuple[Array, Array
 
 
 def _nothing(k: Array, values: Array, xp: Namespace) -> Array:
-    """The memory before the first key."""
+    """An empty memory."""
     d = k.shape[-1]
     place = {"device": k.device} if is_torch(k) else {}
     return xp.zeros((*k.shape[:-2], values.shape[-1], 1 + d + d * (d + 1) // 2), dtype=k.dtype, **place)
@@ -337,7 +337,7 @@ def _chunk(memory: Array) -> int:
 
 
 def _grouped(q: Array, memory: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
-    """Queries whose heads share a memory, one below the other: [..., heads of the memory, groups * L, D]; and their own shape."""
+    """The queries of the heads that share a memory, stacked: [..., heads of the memory, groups * L, D]; and the shape of q."""
     shape = tuple(q.shape)
     if q.ndim < 3 or memory.ndim < 3 or q.shape[-3] == memory.shape[-3] or memory.shape[-3] == 1:
         return q, shape
@@ -355,7 +355,7 @@ def _finished(out: Array, q: Array, shape: tuple[int, ...], xp: Namespace) -> Ar
 
 
 def _divided(sums: Array, xp: Namespace) -> Array:
-    """Numerator over denominator, zeros where there was no key."""
+    """Numerator over denominator, 0 where there was no key."""
     below = sums[..., -1:]
     return sums[..., :-1] / xp.where(below > 0, below, xp.ones_like(below))
 
@@ -367,7 +367,7 @@ def _remember(memory: Array, k: Array, values: Array, xp: Namespace) -> Array:
 
 
 def _added(memory: Array, k: Array, values: Array, xp: Namespace, scratch: list[Array] | None) -> Array:
-    """The memory with these keys."""
+    """The memory with these keys added."""
     features = _features(xp.matrix_transpose(k), xp, scratch)
     return memory + xp.matrix_transpose(values) @ xp.matrix_transpose(features)
 
@@ -377,7 +377,7 @@ def _recall(memory: Array, q: Array, xp: Namespace, scratch: list[Array] | None 
 
 
 def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> tuple[Array, Array]:
-    """(output, memory): within a chunk the matrix, before it the memory."""
+    """(output, memory): keys of a query's own chunk by the matrix of scores, earlier keys by the memory."""
     scratch = _scratch(memory, q, k, values)
     rows, count = q.shape[-2], k.shape[-2]
     both = min(rows, count)
@@ -420,9 +420,9 @@ def _causal(memory: Array, q: Array, k: Array, values: Array, xp: Namespace) -> 
 def _fold(
     body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
 ) -> tuple[Array, Any]:
-    """`memory, out = body(memory, *chunks)` along the second last axis; the outs one after another, None where there are none.
+    """`memory, out = body(memory, *chunks)` along the second-to-last axis; the outs are concatenated, or None if `body` returns None.
 
-    A chunk's features are computed again for the gradient: kept, they would be of F numbers a position.
+    The gradient recomputes a chunk's features, since saving them would take F numbers a position.
     """
     n = arrays[0].shape[-2]
     if is_jax(arrays[0]):
@@ -437,7 +437,7 @@ def _fold(
 
 
 def _again(body: Callable[..., Any], *arrays: Array) -> Any:
-    """body(...), which autograd runs again instead of keeping what is inside."""
+    """body(...), which autograd recomputes instead of saving its intermediates."""
     if is_torch(arrays[0]):
         torch = sys.modules["torch"]
         if recorded(*arrays) and eager(arrays[0]) and not transformed():
@@ -448,7 +448,7 @@ def _again(body: Callable[..., Any], *arrays: Array) -> Any:
 def _scan(
     body: Callable[..., tuple[Array, Any]], memory: Array, arrays: tuple[Array, ...], chunk: int, xp: Namespace
 ) -> tuple[Array, Any]:
-    """The same in JAX: one traced chunk; zeros fill the last one, and add nothing to a memory since their (v, 1) is 0."""
+    """`_fold` in JAX, which traces one chunk. The last one is padded with zeros, which add nothing, since their (v, 1) is 0."""
     jax = sys.modules["jax"]
     n = arrays[0].shape[-2]
     if n <= chunk:

@@ -1,4 +1,4 @@
-"""What q, k and v must be to fit together, for every kind of attention; a sentence where they do not."""
+"""Checks that q, k and v fit together, for every kind of attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .._array import Array, dense, fit_axes, is_array, is_floating, is_jax, is_n
 
 
 def check(who: str, q: Array, k: Array, v: Array, enable_gqa: bool) -> tuple[int, tuple[int, ...]]:
-    """How many heads of q share one of k and v, and the shape of the scores."""
+    """The number of heads of q that share one head of k and v, and the shape of the scores."""
     for name, a in (("q", q), ("k", k), ("v", v)):
         _alone(who, name, a)
     one_framework(who, q, k, v)
@@ -39,7 +39,7 @@ def one_framework(who: str, q: Array, k: Array, v: Array) -> None:
 
 
 def flag(who: str, name: str, value: Any) -> bool:
-    """True or False, and nothing that only counts as one of them."""
+    """`value` as a bool; an error if it is not a boolean, such as 1 or None."""
     if value is True or value is False:
         return value
     if not isinstance(number(value), bool):

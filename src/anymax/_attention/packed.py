@@ -1,8 +1,8 @@
-"""`attention_varlen`: packed sequences, one after another without padding, as FlashAttention's `varlen` calls have them.
+"""`attention_varlen`: attention in packed sequences, which lie one after another without padding, as in FlashAttention's `varlen` calls.
 
-Where the bounds are known, sequences of similar lengths are padded to one batch, and `attention` serves each batch; on a CPU a long
-sequence is a batch of its own. Under a compiler the bounds are not known: then all sequences are one batch, padded to `max_seqlen_q` and
-`max_seqlen_k`.
+Where the bounds are known, sequences of similar lengths are padded to one batch and passed to `attention`; on a CPU, long sequences share
+a batch only with those of the same lengths. A compiler does not know the bounds: all sequences are then one batch, padded to
+`max_seqlen_q` and `max_seqlen_k`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..segments.layout import Segments, along, bounds
 from . import operands
 from .verb import ImplementationName, attention
 
-_ALONE = 1 << 14  # scores of a head from which padding costs a CPU more than another call, as measured
+_ALONE = 1 << 14  # measured: from so many scores a head on, padding costs a CPU more than another call
 _NO_MATRIX = (
     "their scores are no rectangle for it to lie on; say is_causal= or window=, or call attention for each sequence"
 )
@@ -85,36 +85,36 @@ def attention_varlen(
     transform: Callable[[Any], Any] | None = None,
     implementation: ImplementationName | None = None,
 ) -> ArrayT:
-    """Attention with any map in packed sequences: each attends to itself, and none is padded by the caller.
+    """Attention with any map in packed sequences: each sequence attends to itself, and the caller pads nothing.
 
-    The arguments are those of `flash_attn_varlen_func` of FlashAttention and `varlen_attn` of torch, whose `causal`, `softmax_scale`
-    and kin are taken too, on NumPy, torch and JAX; `attention` is for sequences of one length.
+    It takes the arguments of FlashAttention's `flash_attn_varlen_func` and torch's `varlen_attn`, with their names (`causal`,
+    `softmax_scale`) too, on NumPy, torch and JAX. `attention` is for sequences of one length.
 
     q: the queries of all sequences, one after another, [queries, heads, D].
     k: the keys, [keys, heads, D], of the same kind and dtype.
     v: the values, [keys, heads, Dv].
     cu_seqlens_q: the bounds of the sequences in q, integers [sequences + 1] that ascend from 0 to the number of queries.
     cu_seqlens_k: the bounds in k and v; by default those in q.
-    max_seqlen_q: the length of the longest sequence in q, or more. It is checked and not needed, but under `jax.jit` and
-        `torch.compile` with traced bounds, where it is the length that all are padded to.
-    max_seqlen_k: likewise of k; by default max_seqlen_q, where the bounds in k are those in q.
+    max_seqlen_q: the length of the longest sequence in q, or more. It is optional, except under `jax.jit` and `torch.compile` with
+        traced bounds, where all sequences are padded to it.
+    max_seqlen_k: the same for k; by default max_seqlen_q where cu_seqlens_k is not given.
     mapping: the map from the scores of a query to its weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
-        each head has the shape [heads, 1, 1], and for each sequence [sequences, 1 or heads, 1, 1].
+        each head has the shape [heads, 1, 1], one for each sequence [sequences, 1 or heads, 1, 1].
     is_causal: query i attends to the keys up to offset + i only.
-    scale: the factor of q k^T, a number or an array like an alpha; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
+    scale: the factor of q k^T, a number or an array of the shapes that alpha may have; 1 / sqrt(D) by default.
+    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
     dropout_p: the share of the weights that is set to 0, from 0 to below 1; for training.
-    generator: where dropout draws from, as in `attention`.
-    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
-    alibi: True, or a slope for each head, [heads]: the slope times the distance of query and key is taken from the score.
+    generator: the source of dropout's random numbers, as in `attention`.
+    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
+    alibi: True, or a slope for each head, [heads]: the slope times the distance between query and key is subtracted from the score.
     softcap: a number c above 0; the scores become c tanh(scores / c).
-    offset: where the first query of a sequence stands among its keys, a number or one for each sequence. By default the last query
-        stands at the last key, as in FlashAttention; 0 is what `attention` has.
-    sink: one more score for each head, [heads], of a key without a value.
+    offset: the position of a sequence's first query among its keys, a number or one for each sequence. By default the last query
+        is at the last key, as in FlashAttention; the default of `attention` is 0.
+    sink: one extra score for each head, [heads], of a key without a value.
     transform: a function of the masked scores, [sequences, heads, queries, keys] padded with -inf, such as `temperature(2.0)`.
-    implementation: as in `attention`, for each batch of sequences; by default the first that serves it.
+    implementation: as in `attention`, for each batch of sequences.
 
-    Returns the output, [queries, heads, Dv], of the kind and dtype of q. A query of a sequence without keys gets zeros.
+    Returns the output, [queries, heads, Dv], of the kind and dtype of q; it is 0 for the queries of a sequence without keys.
 
     >>> import numpy as np
     >>> from anymax import attention_varlen
@@ -158,20 +158,20 @@ def attention_varlen(
 
 @dataclasses.dataclass(frozen=True)
 class _Batch:
-    """What `attention` is given for some of the sequences."""
+    """The arguments of `attention` for one batch of sequences."""
 
     q: Array  # [sequences, heads, L, D]
     k: Array
     v: Array
     mapping: Mapping
     scale: Any
-    lengths: Any  # of the keys; None where no query sees a key that is padding
+    lengths: Any  # how many keys are real; None where no query sees padding
     offset: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """Checked operands, and what differs from sequence to sequence."""
+    """The checked operands, and the arguments that may differ from sequence to sequence."""
 
     q: Array
     k: Array
@@ -181,7 +181,7 @@ class _Job:
     mapping: Mapping
     causal: bool
     scale: Any
-    offset: Any  # None: the last query stands at the last key
+    offset: Any  # None: the last query is at the last key
 
     # -- known bounds -------------------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class _Job:
         batches, row, rows = [], np.zeros(self.at_q.num_entries, np.int64), 0
         many = is_jax(self.q) or (
             is_torch(self.q) and self.q.device.type != "cpu"
-        )  # where calls, and shapes, are expensive
+        )  # here each call, and for JAX each new shape, is expensive
         alone = (q_lengths * k_lengths >= _ALONE) & (not many)
         for ids in _alike(alone, q_lengths, k_lengths):
             width = int(q_lengths[ids].max())
@@ -203,7 +203,7 @@ class _Job:
             at, valid = _places(self.at_q.ptr[ids], q_lengths[ids], width)
             row[at[valid]] = rows + np.arange(at.size).reshape(at.shape)[valid]
             rows += at.size
-        if not batches:  # no query: the shapes and options are to be looked at all the same
+        if not batches:  # no query: `attention` still checks the shapes and options
             none = np.zeros(0, np.int64)
             batches = [self._batch(none, 0, none, none, none)]
         xp, n = namespace(self.q), self.at_q.num_entries
@@ -214,7 +214,7 @@ class _Job:
 
     def _batch(self, ids: np.ndarray, width: int, k_lengths: Any, offsets: Any, q_lengths: Any) -> _Batch:
         keys = int(k_lengths.max(initial=0))
-        seen = self.causal and bool((q_lengths + offsets <= k_lengths).all())  # no query sees beyond its own last key
+        seen = self.causal and bool((q_lengths + offsets <= k_lengths).all())  # the causal mask hides all padding
         even = bool((k_lengths == keys).all())
         least = self.mapping.least_classes
         if 0 < keys < least:
@@ -230,7 +230,7 @@ class _Job:
 
     @staticmethod
     def _rows(a: Array, starts: np.ndarray, lengths: np.ndarray, width: int, xp: Namespace) -> Array:
-        """[entries, heads, D] as [sequences, heads, width, D], zeros where a sequence has ended."""
+        """[entries, heads, D] as [sequences, heads, width, D], padded with zeros."""
         n, rest = len(starts), tuple(a.shape[1:])
         if bool((lengths == width).all()) and bool((starts[1:] == starts[:-1] + width).all()):
             start = int(starts[0]) if n else 0
@@ -275,7 +275,7 @@ class _Job:
 
         return [batch], place
 
-    # -- what may differ from sequence to sequence ------------------------------------------------------------------------------------
+    # -- parameters that may differ from sequence to sequence -------------------------------------------------------------------------
 
     def _mapping_of(self, ids: Array, xp: Namespace) -> Mapping:
         name = self.mapping.name
@@ -298,7 +298,7 @@ class _Job:
         return xp.take(beside(value, self.q, name, xp), ids, axis=0)
 
 
-# -- what the caller gives ------------------------------------------------------------------------------------------------------------
+# -- checks of the arguments ----------------------------------------------------------------------------------------------------------
 
 
 def _operand(a: Any, name: str) -> Array:
@@ -355,7 +355,7 @@ def _offset(offset: Any, sequences: int) -> Any:
 
 
 def _alike(alone: np.ndarray, q_lengths: np.ndarray, k_lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of the sequences of each batch: of exactly the same lengths, or where not `alone` below twice another's."""
+    """The indices of the sequences of each batch: `alone` ones have equal lengths, the others lengths with the same power of two above."""
     lengths = (np.where(alone, n, np.frexp(np.maximum(n, 1) - 0.5)[1]) for n in (q_lengths, k_lengths))
     keys = np.stack([alone, *lengths], axis=1)
     ids = np.nonzero(q_lengths > 0)[0]
@@ -365,13 +365,13 @@ def _alike(alone: np.ndarray, q_lengths: np.ndarray, k_lengths: np.ndarray) -> I
 
 
 def _places(starts: np.ndarray, lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which entry stands at each place of rows [sequences, width], and whether one does."""
+    """The index of the entry at each place of rows [sequences, width], and False where the place is padding."""
     at = np.arange(width)
     return starts[:, None] + at, at < lengths[:, None]
 
 
 def _gathered(a: Array, starts: Array, lengths: Array, width: int, xp: Namespace) -> Array:
-    """[entries, heads, D] as [sequences, heads, width, D] where the bounds are traced."""
+    """`_Job._rows` for traced bounds."""
     own = {"device": a.device} if is_torch(a) else {}
     at = xp.arange(width, dtype=starts.dtype, **own)
     valid = at[None, :] < lengths[:, None]

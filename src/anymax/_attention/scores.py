@@ -1,7 +1,7 @@
 """From the products q k^T to the scores that a map sees: scale, cap, biases, masks, transforms, sink; whole or tile by tile.
 
-Every array lies on the axes of the scores, [..., heads, queries, keys], with size 1 where it does not vary, so that a tile of the
-scores needs a tile of each and nothing more.
+Every array has the axes of the scores, [..., heads, queries, keys], with size 1 where it does not vary, so a tile of the scores needs
+only the same tile of each array.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ MASKED = -math.inf
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What stands between q k^T and the map, without the numbers of q and k."""
+    """Everything between q k^T and the map."""
 
-    shape: tuple[int, ...]  # of the scores, without the sink: [..., heads, queries, keys]
+    shape: tuple[int, ...]  # [..., heads, queries, keys], without the sink
     mapping: Mapping
     transform: Callable[[Array], Array] | None
     scale: float
     softcap: float | None
     causal: bool
-    left: int | None  # how far a query sees to either side; None: without end
+    left: int | None  # how many keys before itself a query sees; None: no limit
     right: int | None
-    offset: int  # where the first query stands among the keys (an array of offsets is in `arrays`)
+    offset: int  # the position of the first query among the keys (an array of offsets is in `arrays`)
     arrays: dict[str, Array]  # scale, bias, additive, keep, slopes, sink, offset, lengths, q_lengths; see `prepare`
-    first_key: int = 0  # of a tile; its offset counts from its own first query
+    first_key: int = 0  # of a tile, whose `offset` is the position of the tile's first query
 
     def of(self, products: Array, xp: Namespace) -> Array:
-        """The scores, with -inf where a key is masked, and with the sink as a last key."""
+        """The scores, with -inf at masked keys and the sink as the last key."""
         s = products * self.scale
         if "scale" in self.arrays:
             s = s * self.arrays["scale"]
@@ -75,14 +75,14 @@ class Scores:
         return s
 
     def positions(self, near: Array, xp: Namespace) -> tuple[Array, Array]:
-        """Where queries [.., L, 1] and keys [S] stand, counted in keys."""
+        """The positions of queries, [..., L, 1], and keys, [S], counted in keys."""
         place = {"device": near.device} if is_torch(near) else {}
         rows, columns = self.shape[-2:]
         offset = self.arrays.get("offset", self.offset)
         return xp.arange(rows, **place)[:, None] + offset, xp.arange(columns, **place) + self.first_key
 
     def visible(self, near: Array, xp: Namespace) -> Array | None:
-        """True where a query may attend, broadcastable to the scores; None: everywhere."""
+        """True where a query may attend, broadcastable to the scores; None if it may everywhere."""
         conditions: list[Array] = []
         if self.structured:
             i, j = self.positions(near, xp)
@@ -104,7 +104,7 @@ class Scores:
         return out
 
     def attended(self, near: Array, xp: Namespace) -> Array | None:
-        """`kept`, less the keys that a bias or a mask of numbers hides with -inf."""
+        """`kept`, without the keys that a bias or a mask of numbers sets to -inf."""
         out = self.visible(near, xp)
         for name in ("bias", "additive"):
             if name in self.arrays:
@@ -114,12 +114,12 @@ class Scores:
 
     @property
     def structured(self) -> bool:
-        """True where positions alone mask some keys."""
+        """True where some keys are masked by their positions."""
         sides = self.causal or self.left is not None or self.right is not None
         return sides or "lengths" in self.arrays or "q_lengths" in self.arrays
 
     def seen(self, start: int, stop: int) -> tuple[int, int]:
-        """The keys that some query of start..stop may see, as far as that is the same for every batch."""
+        """A range that contains all keys that the queries start..stop may see by position; all keys if batches differ in offset."""
         if "offset" in self.arrays:
             return 0, self.shape[-1]
         low = 0 if self.left is None else start + self.offset - self.left
@@ -129,13 +129,13 @@ class Scores:
 
     @property
     def reach(self) -> int | None:
-        """How far a query sees to the right; None: to the end."""
+        """How many keys after itself a query sees; None: no limit."""
         if not self.causal:
             return self.right
         return 0 if self.right is None else min(0, self.right)
 
 
-# -- what the user says ------------------------------------------------------------------------------------------------------
+# -- the options of a call ---------------------------------------------------------------------------------------------------
 
 
 def prepare(
@@ -157,7 +157,7 @@ def prepare(
     transform: Any,
     xp: Namespace,
 ) -> Scores:
-    """The options of `attention`, checked, with their arrays on the axes of the scores."""
+    """The options of `attention`, checked, their arrays with the axes of the scores."""
     arrays: dict[str, Array] = {}
     factor = 1.0
     scale = number(scale)
@@ -209,7 +209,7 @@ def prepare(
         )
     for name, value in mapping.params().items():
         value = beside(value, q, name, xp)
-        if value.ndim:  # torch takes a single number from any device
+        if value.ndim:  # torch accepts a single number from any device
             same_device(value, q, name)
         mapping.check_width(name, fit_axes(value, shape, f"attention: {mapping.name}: {name}"))
     return Scores(shape, mapping, transform, factor, softcap, bool(is_causal), left, right, int(number(offset)), arrays)
@@ -287,7 +287,7 @@ def _heads(shape: tuple[int, ...]) -> int:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slopes of Press, Smith and Lewis 2022: 2^(-8 h / heads), with every second of the next power of two in between."""
+    """The slopes of Press, Smith and Lewis 2022: 2^(-8 h / n) for the power of two n <= heads; the rest are every second of 2n's."""
 
     def powers(n: int) -> list[float]:
         return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
@@ -300,14 +300,14 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def transforms_of(transform: Any) -> tuple[Transform, ...] | None:
-    """The transforms of `anymax.transforms` that are applied one after the other; None for another function."""
+    """The transforms of `anymax.transforms` that `transform` applies one after another; None for any other function."""
     parts: tuple[Any, ...] = () if transform is None else (transform,)
     parts = transform.transforms if isinstance(transform, Composed) else parts
     return parts if all(isinstance(t, Transform) for t in parts) else None
 
 
 def refuse_tiles(scores: Scores) -> str | None:
-    """Why the scores can't be had tile by tile; None where they can."""
+    """Why the scores can't be computed tile by tile; None if they can."""
     parts = transforms_of(scores.transform)
     if parts is None:
         return "a transform that is not of anymax.transforms may need the whole matrix"
@@ -320,7 +320,7 @@ def refuse_tiles(scores: Scores) -> str | None:
 
 
 def outer(scores: Scores, q: Array, xp: Namespace) -> dict[str, Array]:
-    """All arrays that vary over the scores, those of the mapping and of the transforms included, on the axes of the scores."""
+    """All arrays of the scores, with those of the mapping and the transforms, on the axes of the scores."""
     out = dict(scores.arrays)
     for name, value in scores.mapping.params().items():
         out[f"mapping.{name}"] = fit_axes(beside(value, q, name, xp), scores.shape, f"attention: {name}")
@@ -334,7 +334,7 @@ def outer(scores: Scores, q: Array, xp: Namespace) -> dict[str, Array]:
 
 
 def tile(scores: Scores, arrays: dict[str, Array], shape: tuple[int, ...], row: int, key: int) -> Scores:
-    """The scores of a tile of this shape whose first query and key are `row` and `key`; `arrays` are the tile's of `outer`."""
+    """The scores of a tile of this shape from query `row` and key `key` on; `arrays` are the tile's part of `outer`."""
     parts = []
     for n, t in enumerate(transforms_of(scores.transform) or ()):
         parts.append(t.replace(**{k: arrays.get(f"transform.{n}.{k}", v) for k, v in t.params}))

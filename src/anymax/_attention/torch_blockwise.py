@@ -1,8 +1,8 @@
-"""Attention of torch tensors in blocks of queries: the matrix of scores is never whole, neither forward nor backward.
+"""Attention of torch tensors in blocks of queries: neither pass holds the whole matrix of scores.
 
-A block of scores is made by one matrix product, becomes probabilities in place, and is forgotten. Where the map left few keys, the
-output and all gradients are sums over those alone. The backward of any other block makes it again, with autograd on. Queries of
-several heads that share keys lie in one block, [g, R, rows, S'], and keys that no query of the block may see are left out.
+One matrix product gives a block of scores, which becomes probabilities in place and is then overwritten. Where few keys have weight, the
+output and the gradients are sums over those keys. The backward pass recomputes all other blocks with autograd. Heads that share keys are
+in one block, [g, R, rows, S'], without the keys that no query of the block may see.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .scores import Scores, outer, tile
 Tensor = torch.Tensor
 
 _BLOCK = 1 << 20  # scores in a block: 4 MB
-_ROWS = 32  # of a block, at least: a matrix product of fewer costs as much
-_KEYS = 256  # of a block, at least
-_FEW = 8  # a block is sparse where no query keeps more than one key in so many
-_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # arrays that are added or mask, in place
+_ROWS = 32  # the fewest in a block: a matrix product of fewer rows takes as long
+_KEYS = 256  # the fewest in a block
+_FEW = 8  # a block is sparse where each query keeps at most one key in 8
+_PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """One call, its heads in one axis: q [G, R, L, D], k and v [G, S, D]."""
+    """One call, with batches and heads of keys in one axis: q [G, R, L, D], k and v [G, S, D]."""
 
     scores: Scores
     lead: tuple[int, ...]  # batches and heads of keys, whose product is G
     groups: int
-    names: tuple[str, ...]  # of the arrays
+    names: tuple[str, ...]  # the names of the arrays
     dropout_p: float
     seed: int
 
@@ -71,7 +71,7 @@ class _Block:
 
 
 def attend(call: Any, source: Any) -> Tensor:
-    """The output of a call of `attention` that `_refuse_blocks` let through."""
+    """The output of a call of `attention` that `_refuse_blocks` accepts."""
     scores: Scores = call.scores
     q, k, v = (upcast(a, xp) for a in (call.q, call.k, call.v))
     shape = scores.shape if len(scores.shape) > 2 else (1, *scores.shape)
@@ -104,7 +104,7 @@ def _split_heads(a: Tensor, rank: int, groups: int) -> Tensor:
 
 
 def _places(a: Tensor, lead: tuple[int, ...], heads: slice) -> tuple[Any, ...]:
-    """Where the heads of a block lie in the leading axes of an array."""
+    """The indices of a block's heads in the leading axes of an array."""
     if heads.stop - heads.start == 1:
         at, rest = [], heads.start
         for n in reversed(lead):
@@ -126,13 +126,13 @@ def _inner(a: Tensor, block: _Block) -> Tensor:
 
 
 def _pick(a: Tensor, job: _Job, block: _Block) -> Tensor:
-    """[g, R or 1, rows or 1, S' or 1]: a view where the block is of one head."""
+    """A block's part of an array, [g, R or 1, rows or 1, S' or 1]; a view if the block has one head."""
     part = _inner(a, block)[_places(a, job.lead, block.heads)]
     return part.reshape(-1, *part.shape[-3:]) if part.ndim > 4 else part
 
 
 def _put(gradient: Tensor, part: Tensor, job: _Job, block: _Block) -> None:
-    """Add a block's part of a gradient where `_pick` took it from."""
+    """Adds a block's part of a gradient at the place that `_pick` reads."""
     at = _places(gradient, job.lead, block.heads)
     view = _inner(gradient, block)
     if block.heads.stop - block.heads.start == 1:
@@ -154,7 +154,7 @@ def _tile(job: _Job, block: _Block, parts: dict[str, Tensor], like: Tensor) -> S
 def _forward(
     job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: tuple[Tensor, ...], keep: bool
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
-    """The output, and where `keep` is asked for the non-zeros of each sparse block."""
+    """The output, and with `keep` the non-zeros of each sparse block."""
     s = job.scores
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     plain = set(job.names) <= _PLAIN | {n for n in job.names if n.startswith("mapping.")}
@@ -187,12 +187,12 @@ def _forward(
 
 
 def _plainly(x: Tensor, t: Scores) -> Tensor:
-    """`Scores.of` in place, for scores that are scaled already and have nothing but biases and masks."""
+    """`Scores.of` in place, for scaled scores with only biases and masks."""
     for name in ("bias", "additive"):
         if name in t.arrays:
             x += t.arrays[name]
     arrays = t.arrays.keys() & {"keep", "lengths", "q_lengths", "offset"}
-    if t.left is None and not arrays and t.reach is not None:  # the first query sees all before: only the end is masked
+    if t.left is None and not arrays and t.reach is not None:  # every query sees what the first one sees: mask the rest
         start = max(0, min(t.shape[-1], t.offset + t.reach + 1 - t.first_key))
         t = dataclasses.replace(t, first_key=t.first_key + start, shape=(*t.shape[:-1], t.shape[-1] - start))
         seen = t.visible(x, xp)
@@ -204,7 +204,7 @@ def _plainly(x: Tensor, t: Scores) -> Tensor:
 
 
 def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | None]:
-    """p(x), in the place of x where an engine can; and the non-zeros where the engine has them."""
+    """p(x), in place where an engine can, and the non-zeros where the engine returns them."""
     if modes():
         return bridge.apply(mapping, x), None
     engine = kernels.choose("forward", mapping, x)
@@ -212,7 +212,7 @@ def _probabilities(mapping: Mapping, x: Tensor) -> tuple[Tensor, native.Saved | 
 
 
 def _non_zeros(support: native.Saved, keys: int) -> tuple[Tensor, Tensor] | None:
-    """(index, probability) of the non-zeros, [rows, most], filled up with zeros; None where they are not few."""
+    """(index, probability) of the non-zeros, [rows, most], padded with zeros; None where they are not few."""
     most, least = int(support.count.max()), int(support.count.min())
     if least < 0 or most * _FEW > keys:
         return None
@@ -230,14 +230,14 @@ def _weighted(pair: tuple[Tensor, Tensor], v: Tensor, block: _Block) -> Tensor:
 
 
 def _rows_of(a: Tensor, block: _Block) -> Tensor:
-    """The keys or values of the block's heads, one head below the other."""
+    """The keys or values of the block's heads, stacked as rows."""
     if block.heads.stop - block.heads.start == 1:
         return a[block.heads.start, block.keys]
     return a[block.heads].reshape(-1, a.shape[-1])
 
 
 def _flat(index: Tensor, a: Tensor, block: _Block) -> Tensor:
-    """Indices in the keys of the block as indices in `_rows_of`."""
+    """Indices of the block's keys as indices of `_rows_of`."""
     heads = block.heads.stop - block.heads.start
     if heads == 1:
         return index
@@ -246,7 +246,7 @@ def _flat(index: Tensor, a: Tensor, block: _Block) -> Tensor:
 
 
 def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
-    """The same entries dropped whenever the block is made: its random numbers come from its place."""
+    """p with dropout; the block's number seeds it, so a recomputed block drops the same entries."""
     if not job.dropout_p:
         return p
     source = torch.Generator(p.device).manual_seed((job.seed + block.number) % 2**63)
@@ -260,7 +260,7 @@ def _dropped(p: Tensor, job: _Job, block: _Block) -> Tensor:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> Tensor:
-        # the sparse backward is for q, k and v alone, and for maps whose derivative needs p alone
+        # the sparse backward has gradients of q, k and v only, for maps whose derivative needs only p
         alone = not any(ctx.needs_input_grad[4:]) and not job.scores.mapping.needs_scores
         alone = alone and job.scores.softcap is None and job.scores.transform is None and "scale" not in job.names
         alone = alone and not hooked()
@@ -292,7 +292,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _dense_backward(job: _Job, block: _Block, tensors: tuple[Tensor, ...], g: Tensor, out: list[Tensor | None]) -> None:
-    """The block once more, with autograd."""
+    """Recomputes the block with autograd and adds its gradients to `out`."""
     q, k, v, *arrays = tensors
     places = (
         (lambda a: a[block.heads, :, block.rows]), (lambda a: a[block.heads, block.keys]), (lambda a: a[block.heads, block.keys]),
@@ -318,7 +318,7 @@ def _dense_backward(job: _Job, block: _Block, tensors: tuple[Tensor, ...], g: Te
 
 
 def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, parts: dict[str, Tensor]) -> Tensor:
-    """[g, R, rows, Dv] in operations that autograd knows."""
+    """The block's output, [g, R, rows, Dv], by operations that autograd can differentiate."""
     t = _tile(job, block, parts, q)
     x = (q.reshape(t.shape[0], -1, q.shape[-1]) @ k.mT).view(t.shape)
     p = bridge.apply(t.mapping, t.of(x, xp))
@@ -329,7 +329,7 @@ def _block_output(job: _Job, block: _Block, q: Tensor, k: Tensor, v: Tensor, par
 def _again(
     job: _Job, q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], g: Tensor, wants: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
+    """Gradients by plain operations, which autograd and vmap can pass through."""
     inputs = [t for t, w in zip((q, k, v, *arrays), wants) if w]
     create_graph = torch.is_grad_enabled()
     total: list[Tensor | None] = [None] * len(inputs)
@@ -341,7 +341,7 @@ def _again(
             )
         own = g.narrow(0, block.heads.start, o.shape[0]).narrow(
             2, block.rows.start, o.shape[2]
-        )  # a batch has no g[...]
+        )  # a batch of gradients can't be indexed as g[...]
         found = torch.autograd.grad(o, inputs, own, create_graph=create_graph, allow_unused=True)
         total = [b if a is None else a if b is None else a + b for a, b in zip(total, found)]
     gradients = iter(total)
@@ -356,7 +356,7 @@ def _sparse_backward(
     g: Tensor,
     out: list[Tensor | None],
 ) -> None:
-    """All gradients from the non-zeros: ds = J dp with dp_ij = <g_i, v_j>, and no product of matrices."""
+    """The gradients by sums over the non-zeros: ds = J dp with dp_ij = <g_i, v_j>."""
     q, k, v, *arrays = tensors
     index, p = pair
     p = p.to(q.dtype)

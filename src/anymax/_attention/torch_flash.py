@@ -1,7 +1,7 @@
-"""Attention of torch tensors by the Triton kernels: eager with an autograd function, under torch.compile with opaque operations.
+"""Attention of torch tensors by the Triton kernels: an autograd function for eager calls, opaque operations under torch.compile.
 
-What varies is packed into few arrays by plain operations, so that their own derivatives are autograd's: slope and sink of each head in
-one, lengths and offset of each batch in another. A backward that is itself differentiated goes by blocks, in plain operations.
+Plain operations pack the arguments that vary into a few arrays, and autograd differentiates the packing: slope and sink of each head in one
+array, lengths and offset of each batch in another. Second derivatives go through `torch_blockwise`, in plain operations.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, arrays: list[Tensor], names: str,
 
 
 def _held(job: kernels.Job, q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> kernels.Saved:
-    """What the forward pass has saved, fit to be read by address: whether numbers of blocks lie within their row is the kernels' to see."""
+    """The tensors that the forward pass saved, checked, since kernels read them by address; the kernels check the block numbers."""
     _, sizes = kernels.sizes(job, q, k, v, True)
     return kernels.Saved(*(restored(a, As(dtype, shape, q.device)) for a, (shape, dtype) in zip(parts, sizes.values())))
 
@@ -108,7 +108,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _Compiled(torch.autograd.Function):
-    """The same as opaque operations, for torch.compile."""
+    """`_Flash` by opaque operations, for torch.compile."""
 
     @staticmethod
     def forward(job: Any, names: str, q: Tensor, k: Tensor, v: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ class _Compiled(torch.autograd.Function):
 
 
 def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: list[str]) -> dict[str, Tensor]:
-    """Gradients in plain operations: they can be differentiated, and g may be a batch."""
+    """Gradients by plain operations, which autograd and vmap can pass through."""
     if job.dropout_p:
         raise RuntimeError(
             "attention: there is no second derivative through the dropout of implementation 'triton', and no batch of gradients; "
@@ -166,7 +166,7 @@ def _again(job: Any, mapping: Any, inputs: dict[str, Tensor], g: Tensor, wants: 
 
 
 def _four(a: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """[..., heads, queries, keys] with its batches in one axis, which has size 1 where no batch varies."""
+    """[..., heads, queries, keys] with one batch axis, of size 1 where all batches are the same."""
     a = a.reshape((1,) * (len(batch) + 3 - a.ndim) + tuple(a.shape))
     if any(n != 1 for n in a.shape[: len(batch)]):
         a = a.expand(*batch, *a.shape[-3:])
@@ -196,12 +196,12 @@ def _packed(s: Scores, q: Tensor, batch: tuple[int, ...], heads: int, count: int
 
 
 def _even(a: Tensor) -> Tensor:
-    """Half precision moves in vectors of 16 bytes: zeros after the features where they are no whole number of 16."""
+    """Half precision padded to a multiple of 16 features, since kernels move vectors of 16 bytes."""
     return a if a.element_size() > 2 or a.shape[-1] % 16 == 0 else torch.nn.functional.pad(a, (0, -a.shape[-1] % 16))
 
 
 def attend(call: Any, seed: Tensor | None) -> Tensor:
-    """The output of a call of `attention` that `_refuse_triton` let through."""
+    """The output of a call of `attention` that `_refuse_triton` accepts."""
     s: Scores = call.scores
     shape = s.shape if len(s.shape) > 2 else (1, *s.shape)
     batch, heads = shape[:-3], shape[-3]

@@ -1,4 +1,4 @@
-"""PyTorch: linear attention by the compiled engine, with its gradient."""
+"""Linear attention of torch tensors by the compiled engine, with its gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class _Linear(torch.autograd.Function):
-    """A backward that is itself differentiated is in plain operations."""
+    """The backward pass uses plain operations where autograd must differentiate it again."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
@@ -39,5 +39,5 @@ class _Linear(torch.autograd.Function):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, how: linear.How, plain: Callable[..., Tensor]) -> Tensor:
-    """`linear.attend` with a gradient; `plain(q, k, v)` is the same in plain operations."""
+    """`linear.attend` with a gradient; `plain(q, k, v)` computes the same with plain operations."""
     return _Linear.apply(q, k, v, how, plain)

@@ -1,4 +1,4 @@
-"""`attention`, `explain_attention`: what a caller says, and the order in which it is done."""
+"""`attention` and `explain_attention`, the public functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ImplementationName = Literal["sdpa", "triton", "blockwise", "linear", "reference
 
 
 class AttentionOptions(TypedDict, total=False):
-    """Options of `attention` that are given by their names alone."""
+    """The keyword-only options of `attention`."""
 
     window: int | tuple[int | None, int | None] | None
     alibi: bool | AnyArray | None
@@ -92,9 +92,9 @@ def attention(
 ) -> ArrayT | tuple[ArrayT, ArrayT]:
     """Attention `p(scale q k^T + bias) v`, where p is any map and not softmax alone.
 
-    Like `torch.nn.functional.scaled_dot_product_attention`, in its shapes, on NumPy, torch and JAX. With a sparse map each query attends
-    to a few keys exactly and to the others not at all. `anymax.nn.Attention` is the torch module, `anymax.hf` is for models of
-    transformers, and `explain_attention` says which implementation a call gets.
+    It takes the shapes of `torch.nn.functional.scaled_dot_product_attention`, on NumPy, torch and JAX. With a sparse map each query
+    attends to a few keys, and the others get a weight of exactly 0. `anymax.nn.Attention` is the torch module, `anymax.hf` is for
+    models of transformers, and `explain_attention` says which implementation a call gets.
 
     q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
     k: the keys, [..., H, S, D], of the same kind and dtype.
@@ -104,30 +104,31 @@ def attention(
     mask: boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
     is_causal: query i attends to the keys up to offset + i only.
     scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v, whose number divides that of q.
+    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
     bias: numbers that are added to the scores, such as the logarithm of a prior.
     dropout_p: the share of the weights that is set to 0, from 0 to below 1; for training.
-    generator: where dropout draws from: an integer seed, or the framework's own generator or key. NumPy and torch use
-        their global ones by default.
-    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
-    alibi: True, or a slope for each head, [H]: the slope times the distance of query and key is taken from the score.
+    generator: the source of dropout's random numbers: an integer seed, or the framework's own generator or key. NumPy and torch
+        use their global generator by default.
+    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
+    alibi: True, or a slope for each head, [H]: the slope times the distance between query and key is subtracted from the score.
     softcap: a number c above 0; the scores become c tanh(scores / c), before bias and mask.
-    lengths: how many keys of each batch are real, as integers; the others are padding, and masked.
-    q_lengths: how many queries of each batch are real; the others give zeros.
-    offset: where the first query stands among the keys: S - L for new queries at the end of a cache. A number, or one for each batch.
-    sink: one more score for each head, [H], of a key without a value: a place for weight that no key should get.
+    lengths: how many keys of each batch are real, as integers; the others are padding and are masked.
+    q_lengths: how many queries of each batch are real; the output of the others is 0.
+    offset: the position of the first query among the keys: S - L for new queries at the end of a cache. A number, or one for each
+        batch.
+    sink: one extra score for each head, [H], of a key without a value: it takes the weight that no key should get.
     transform: a function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
     mix: (prior, weight), mixed into the weights where a query may attend: `(1 - weight) p + weight prior`.
     need_weights: return the weights too.
-    implementation: "sdpa" (torch's own), "triton" (a GPU's kernels for softmax, sparsemax, entmax and budget), "blockwise" (never the
-        whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first that
-        serves the call.
+    implementation: "sdpa" (torch's own), "triton" (GPU kernels for softmax, sparsemax, entmax and budget), "blockwise" (never holds
+        the whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first that
+        can compute the call and is expected to be fast.
 
-    The order is: scale, softcap, bias, alibi, mask, transform, sink, map, mix, dropout. A query with nothing to attend to gives zeros.
-    Second derivatives of a softmax that torch's own attention served do not exist; ask for "blockwise" or "reference".
+    The order is: scale, softcap, bias, alibi, mask, transform, sink, map, mix, dropout. The output of a query without a key is 0.
+    torch's own attention ("sdpa") has no second derivatives; choose "blockwise" or "reference" for them.
 
-    Returns the output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair of it and of the weights, [..., H, L, S],
-    as map and mix gave them: before dropout, without the sink.
+    Returns the output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair (output, weights), where the weights,
+    [..., H, L, S], are those after map and mix, before dropout and without the sink.
 
     >>> import numpy as np
     >>> from anymax import Sparsemax, attention
@@ -179,18 +180,18 @@ def explain_attention(
     need_weights: bool = False,
     implementation: ImplementationName | None = None,
 ) -> kernels.Explanation:
-    """Which implementation serves a call of `attention`, and why not those before it. Print it to read it.
+    """Which implementation computes a call of `attention`, and why those before it do not.
 
-    Use it when attention is slower, or takes more memory, than you expect. Nothing is computed: each implementation only says whether
-    it would serve the call. `anymax.explain` does the same for the other functions.
+    Use it when attention is slower, or takes more memory, than you expect. It computes no attention. `anymax.explain` does the same for
+    the other functions.
 
-    q: the queries, [..., H, L, D]; their numbers don't matter, so that zeros of the right shape, dtype and device will do.
+    q: the queries, [..., H, L, D]; their values don't matter, so zeros of the right shape, dtype and device will do.
     k: the keys, [..., H, S, D].
     v: the values, [..., H, S, Dv].
     mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator: as in `attention`.
     window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation: as in `attention`.
 
-    Returns an `Explanation`: the chosen implementation, and a sentence from each one that refused.
+    Returns an `Explanation`: the chosen implementation, and why each one before it was passed over; print it to read it.
 
     >>> import numpy as np
     >>> from anymax import Sparsemax, explain_attention
@@ -204,7 +205,7 @@ def explain_attention(
                   (linear refuses: only Taylor softmax of order 2 has features of finite size, not sparsemax)
     """
     given: dict[str, Any] = dict(locals())
-    del given["mix"]  # whoever serves, it is mixed in afterwards
+    del given["mix"]  # it does not depend on the implementation
     asked = implementations.named(given.pop("implementation"))
     call, plain = checked(**given)
     with plain:
@@ -213,7 +214,7 @@ def explain_attention(
 
 
 def _mixed(call: AttentionCall, out: Array, p: Any, mix: Any, xp: Namespace) -> tuple[Array, Any]:
-    """The prior after the map: p enters the output linearly, so that no implementation need know of it."""
+    """Mixes the prior in after the map: the output is linear in p, so no implementation needs to know the prior."""
     if not isinstance(mix, (tuple, list)) or len(mix) != 2:
         raise TypeError(f"attention: mix must be a pair (prior, weight), got {type(mix).__name__}")
     prior = beside(mix[0], call.q, "mix", xp)

@@ -1,8 +1,8 @@
 """The processes that share the classes, as two operations with correct derivatives.
 
-A value that is the same on every process is *common*: thresholds, sums, losses. A value that each process has for itself is *own*:
-scores, probabilities. `stack` turns own values into a common one, and is the only operation that communicates in a forward pass.
-`own` turns a common value into an own one; its backward pass adds up the gradients of all processes.
+A value that is the same on every process is *common*: thresholds, sums, losses. A value that differs between processes is *own*: scores,
+probabilities. `stack` collects own values into a common one, and is the only operation that communicates in a forward pass. `own` lets
+each process use a common value by itself; its backward pass adds up the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Group(ABC):
 
     @abstractmethod
     def own(self, a: Array) -> Array:
-        """A common value as an own one; the gradients of all processes are added up."""
+        """A common value, which each process uses by itself; the gradients of all processes are added up."""
 
     def owned(self, value: Any) -> Any:
         """`own` for a parameter; one without a gradient is returned unchanged."""

@@ -113,7 +113,7 @@ class ShardedCall:
         for name, value in common.params().items():
             common.check_width(name, value)
         temperature = one_a_row(aligned(self.temperature, rows, axis, "temperature"), "temperature")
-        # parameters become own here, and nowhere else; from here on only what is named common is common
+        # `own` is applied to parameters here, and nowhere else; from here on only what is named common is common
         mapping = common.replace(**{k: self.group.owned(v) for k, v in params.items()})
         if is_array(temperature) or temperature != 1.0:
             rows = divided(rows, self.group.owned(temperature), xp)

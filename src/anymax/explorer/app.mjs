@@ -1,4 +1,4 @@
-// The page at work: one state, one redraw a frame, the address, steps back, themes and paper.
+// Runs the page: one state, one redraw per frame, the address, undo, themes and printing.
 import { buildBoard, showScores } from "./board.mjs";
 import { buildChoice, showCards } from "./choice.mjs";
 import { buildClose, showClose, showPairs } from "./closeup.mjs";
@@ -42,7 +42,7 @@ export async function start() {
 
 // -- state in, picture out ------------------------------------------------------------------------------------------------------------
 
-// Takes the state that the address holds.
+// Reads the state from the address.
 function adopt() {
   leave();
   const { state, story, complaints } = fromHash(location.hash);
@@ -75,13 +75,13 @@ function refresh() {
   speaking = setTimeout(speak, 700);
 }
 
-// A long vector is not shown whole; the copy has it.
+// A long vector is shown in part, and copied whole.
 function shortened(program) {
   const lines = program.split("\n"), end = lines.indexOf("])");
   return [...lines.slice(0, 8), "    ...  # and so on: Copy as Python has them all", ...lines.slice(end)].join("\n");
 }
 
-// The probability at the top of all cards: the least of 1, 1/2, 1/4, 1/5, 1/10 ... that holds them.
+// The probability at the top of all cards: the smallest of 1, 1/2, 1/4, 1/5, 1/10 ... that is large enough.
 function topOf(results) {
   let most = 0;
   for (const { p } of results.values()) for (const v of p) if (v > most) most = v;
@@ -91,7 +91,7 @@ function topOf(results) {
   return [1, 2, 2.5, 5, 10].map((step) => step * power).find((top) => top >= most * 0.999);
 }
 
-// One's own state, and the step of the story above it.
+// The reader's state, and the step of the story if it is open.
 const address = () => toHash(tour.own?.state ?? desk.state, tour.step);
 
 function save() {
@@ -104,7 +104,7 @@ function speak() {
   $("live").textContent = state.maps.slice(0, 4).map((key) => `${label(key, state, n)}: ${seen.results.get(key).support} of ${n} above 0${n <= 6 ? `, ${spoken(seen.results.get(key).p, state)}` : ""}.`).join(" ");
 }
 
-// -- steps back ---------------------------------------------------------------------------------------------------------------------------
+// -- undo and redo ------------------------------------------------------------------------------------------------------------------------
 
 function stepTo(state) {
   if (!state) return;
@@ -114,7 +114,7 @@ function stepTo(state) {
 const undo = () => stepTo(back(desk.history));
 const redo = () => stepTo(forth(desk.history));
 
-// Fields with text in them have steps back of their own.
+// Text fields have their own undo.
 const typing = (element) => element.matches?.('textarea, input[type="text"], input[type="number"]');
 
 function onKey(event) {
@@ -140,7 +140,7 @@ function prefer(darkness) {
 async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // an old way, where the browser does not lend its clipboard
+  } catch { // an old way, if the browser does not give access to its clipboard
     const area = document.createElement("textarea");
     area.value = text;
     document.body.append(area);
@@ -158,7 +158,7 @@ async function copy(text, what) {
   setTimeout(() => (button.textContent = before), 1400);
 }
 
-// Paper is white, and shows more than a screen: the pictures are drawn again for it.
+// Paper is white and finer than a screen: the pictures are drawn again for printing.
 function printing() {
   const before = { theme: document.documentElement.dataset.theme, ratio: sharp.ratio };
   const paint = (theme, ratio) => {

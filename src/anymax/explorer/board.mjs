@@ -1,11 +1,11 @@
-// The board of scores: a bar for each of a few classes, one surface to draw on for many; mouse, finger and keyboard.
+// The board of scores: a bar for each class if there are few, one drawing surface if there are many; mouse, finger and keyboard.
 import { $, change, complain, desk, letGo, put } from "./desk.mjs";
 import { brief, brush, columns, ink } from "./draw.mjs";
 import { nameOf, tagOf, upper } from "./names.mjs";
 import { MOST } from "./scores.mjs";
 
-const FINGERS = 32; // classes that have a bar of their own to drag
-const NAMED = 12; // classes whose names and scores stand at their bars
+const FINGERS = 32; // at most this many classes have a bar each to drag
+const NAMED = 12; // at most this many classes show names and scores at their bars
 export const few = () => desk.state.x.length <= FINGERS;
 
 const rounded = (v) => Number(v.toFixed(desk.range <= 20 ? 2 : 0));
@@ -58,10 +58,10 @@ function makeColumns(board, n) {
 function moveColumns(board) {
   const { seen } = desk, before = board.contains(document.activeElement) ? document.activeElement.dataset.at : undefined;
   [...board.children].forEach((column, place) => moveColumn(column, seen.order ? seen.order[place] : place));
-  if (before !== undefined && document.activeElement.dataset.at !== before) board.querySelector(`[data-at="${before}"]`).focus(); // sorted elsewhere
+  if (before !== undefined && document.activeElement.dataset.at !== before) board.querySelector(`[data-at="${before}"]`).focus(); // sorting moved it
 }
 
-// The class below its bar: its name, its number where there are many, every fourth number where there are very many.
+// The label below a bar: its name, its number if there are many classes, every fourth number if there are very many.
 function below(state, i) {
   const n = state.x.length;
   if (n <= NAMED) return tagOf(state, i);
@@ -199,7 +199,7 @@ function nudgeScore(event, stick) {
     desk.one = i;
     const score = to === -Infinity ? to : Number(to.toFixed(2));
     if (Math.abs(score) > range && score !== -Infinity) desk.range = Math.ceil(Math.abs(score));
-    if (!event.repeat) letGo(); // a key held down is one step
+    if (!event.repeat) letGo(); // holding a key down is one undo step
     setScores([[i, score]], `key ${event.key} ${i}`);
   } else if (turn && surface) {
     event.preventDefault();

@@ -1,4 +1,4 @@
-// Which maps are on the screen, and a card for each of them.
+// The choice of maps on the screen, and a card for each of them.
 import { $, change, complain, desk, put } from "./desk.mjs";
 import { few } from "./board.mjs";
 import { DRAWS } from "./draws.mjs";

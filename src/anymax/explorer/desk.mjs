@@ -1,4 +1,4 @@
-// What all parts of the page share: the state, what the kernels made of it, and the one way to change it.
+// What all parts of the page share: the state, the results of the kernels, and the functions that change the state.
 import { close, newHistory, record } from "./history.mjs";
 import { fresh, tidy } from "./state.mjs";
 
@@ -8,24 +8,24 @@ export const desk = {
   K: null, // the kernels
   state: fresh(),
   history: newHistory(fresh()),
-  seen: null, // all that was computed from the state
-  range: 4, // of the board, up and down
-  one: 0, // the class that the hand is at
-  drawn: {}, // what the slower pictures were drawn from
+  seen: null, // everything computed from the state
+  range: 4, // the largest score that the board shows, up and down
+  one: 0, // the class that is being moved
+  drawn: {}, // the inputs of the slower pictures as drawn last
   waiting: 0,
   paint: () => {}, // draws the page
   save: () => {}, // writes the address
-  touched: () => {}, // told before a hand changes something
+  touched: () => {}, // called before the reader changes something
 };
 
-// What a hand changes goes through here; changes of one `kind` are one step back until `letGo`.
+// Every change by the reader; changes of one `kind` are one undo step until `letGo`.
 export function change(next, kind) {
   desk.touched();
   show(next);
   record(desk.history, desk.state, kind);
 }
 
-// Without a step back.
+// A change without an undo step.
 export function show(next) {
   tidy(Object.assign(desk.state, next));
   soon();
@@ -33,7 +33,7 @@ export function show(next) {
 
 export const letGo = () => close(desk.history);
 
-// Another state altogether, such as the one before.
+// Replaces the whole state, as undo does.
 export function turnTo(state) {
   desk.state = tidy(state);
   fit();
@@ -60,13 +60,13 @@ export function complain(text) {
   $("notice").querySelector("p").textContent = text;
 }
 
-// Marks a field as wrong and says why; no words: it is right.
+// Marks a field as wrong and says why; without words, as right.
 export function valid(input, words) {
   words ? input.setAttribute("aria-invalid", "true") : input.removeAttribute("aria-invalid");
   complain(words);
 }
 
-// A value into a field, unless somebody is mending what they typed there.
+// Writes a value into a field, unless the reader is correcting it.
 export function put(input, value, most) {
   if (most !== undefined) input.max = most;
   if (document.activeElement === input && input.getAttribute("aria-invalid") === "true") return;

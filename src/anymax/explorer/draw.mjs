@@ -1,14 +1,14 @@
 // Drawing on canvases: sizes, bars, lines and heat maps. No mathematics of maps in here.
 import { colour, dark } from "./looks.mjs";
 
-const inks = new Map(); // as the style sheet has them, asked for once
+const inks = new Map(); // colours of the style sheet, read once
 export function ink(name) {
   const key = `${dark()} ${name}`;
   if (!inks.has(key)) inks.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
   return inks.get(key);
 }
 
-// Sizes are observed, not asked for: asking in the middle of a change would lay the page out again for every picture.
+// Sizes are observed, not read: reading them during a change would lay out the page again for every picture.
 const sizes = new WeakMap();
 let resized = () => {}, observer;
 export const whenResized = (f) => (resized = f);
@@ -16,7 +16,7 @@ function sizeOf(canvas) {
   if (!sizes.has(canvas)) {
     observer ??= new ResizeObserver((entries) => {
       const changed = entries.filter(({ target, contentRect: { width, height } }) => {
-        if (!target.isConnected) return observer.unobserve(target); // a canvas that a redraw has replaced has size 0, which is no news
+        if (!target.isConnected) return observer.unobserve(target); // a canvas that a redraw has replaced has size 0: ignore it
         const old = sizes.get(target);
         sizes.set(target, { width, height });
         return old.width !== width || old.height !== height;
@@ -30,7 +30,7 @@ function sizeOf(canvas) {
   return sizes.get(canvas);
 }
 
-export const sharp = { ratio: 1 }; // points of a canvas in one of the page, at least: paper shows more than a screen
+export const sharp = { ratio: 1 }; // the least number of canvas pixels per page pixel: more for printing
 
 export function brush(canvas) {
   const box = sizeOf(canvas), ratio = Math.max(sharp.ratio, window.devicePixelRatio || 1);
@@ -44,7 +44,7 @@ export function brush(canvas) {
   return { pen, width: box.width, height: box.height };
 }
 
-// 0.734 as it stands in a bar's head; never "0" for what is not 0.
+// A number for the head of a bar, such as 0.734; "0" only for exactly 0.
 export function brief(v) {
   if (v === 0) return "0";
   if (!Number.isFinite(v)) return v > 0 ? "∞" : v < 0 ? "−∞" : "–";
@@ -55,7 +55,7 @@ export function brief(v) {
 
 const tick = (v) => String(Number(v.toFixed(2))).replace("-", "\u2212");
 
-// Columns of a row of numbers, in `order` if there is one: for each of `count` columns the greatest and the least of those that fall into it.
+// A row of numbers, in `order` if given, as `count` columns: the largest and the smallest number in each column.
 export function columns(values, order, count) {
   const high = new Float64Array(count).fill(-Infinity), low = new Float64Array(count).fill(Infinity), n = order ? order.length : values.length;
   for (let i = 0; i < n; i++) {
@@ -68,7 +68,7 @@ export function columns(values, order, count) {
 
 const FEW = 32;
 
-// As much of a text as there is room for.
+// As much of a text as fits.
 export function clipped(pen, text, room) {
   if (pen.measureText(text).width <= room) return text;
   const letters = Array.from(text);
@@ -76,7 +76,7 @@ export function clipped(pen, text, room) {
   return `${letters.join("").trim()}…`;
 }
 
-// The class below a bar: all of them where there is room, then every fourth.
+// The label below a bar: for all classes if there is room, else for every fourth.
 function foot(pen, i, place, n, { step, target, tag, named }) {
   if (i === target && step <= 26) return "◎";
   if (named && step > 20) return clipped(pen, i === target ? `◎ ${tag(i)}` : tag(i), step - 4);
@@ -157,7 +157,7 @@ export function probabilities(canvas, p, { key, order, target, top, tag, named, 
   pen.stroke();
 }
 
-// A diamond with an edge, so that it reads on a bar and beside one.
+// A diamond with an edge, so that it is visible on a bar and beside one.
 function diamond(pen, x, y, size) {
   pen.beginPath();
   pen.moveTo(x, y - size);
@@ -266,7 +266,7 @@ export function curves(canvas, lines, { from, to, low, high, xs, ys, xName }) {
   pen.restore();
 }
 
-const MARKS = 6; // of a line, at other places than those of the lines beside it
+const MARKS = 6; // signs on a line, at other places than on the other lines
 
 function marks(pen, { tint, sign }, spot, shift) {
   for (let k = 0; k < MARKS; k++) {
@@ -308,7 +308,7 @@ const RAMP = Array.from({ length: 256 }, (_, i) => {
   return STOPS[k].map((v, channel) => Math.round(v + (STOPS[k + 1][channel] - v) * (at - k)));
 });
 
-// A picture of size x size values between low and high, as something that can be drawn scaled.
+// An image of size x size values between low and high, which can be drawn at any scale.
 export function picture(values, size, low, high) {
   const image = new ImageData(size, size);
   for (let i = 0; i < size * size; i++) {
@@ -322,7 +322,7 @@ export function picture(values, size, low, high) {
   return canvas;
 }
 
-// The place of each value of `regions` that lies deepest within it: [value, column, row].
+// The place deepest inside the region of each value of `regions`: [value, column, row].
 export function depths(regions, size) {
   const far = new Float32Array(size * size), at = (r, c) => (r < 0 || c < 0 || r >= size || c >= size ? -1 : r * size + c);
   const visit = (r, c, dr, dc) => {

@@ -1,10 +1,10 @@
-// Classes drawn from the probabilities on the screen, by the same uniform numbers for every map, so that the maps compare.
+// Classes drawn from the probabilities on the screen, with the same uniform numbers for every map, so that maps can be compared.
 
 export const DRAWS = [0, 1, 10, 100, 1000, 10000];
 
 let kept = { words: "", values: null };
 
-// `count` uniform numbers in [0, 1) for a seed, in ascending order: the same for the same two, whatever else is on the screen.
+// `count` uniform numbers in [0, 1), ascending; they depend on the count and the seed alone.
 export function uniforms(count, seed) {
   const words = `${count} ${seed}`;
   if (kept.words !== words) {
@@ -20,7 +20,7 @@ export function uniforms(count, seed) {
   return kept.values;
 }
 
-// How often each class is drawn: the first whose cumulative sum is above the number. A class of probability 0 never is.
+// How often each class is drawn: a number draws the first class whose cumulative sum exceeds it, never one of probability 0.
 export function drawn(p, { draws, seed }) {
   const counts = new Float64Array(p.length), at = uniforms(draws, seed), total = p.reduce((sum, v) => sum + v, 0);
   let sum = 0, j = 0, last = 0;
@@ -33,6 +33,6 @@ export function drawn(p, { draws, seed }) {
       j++;
     }
   }
-  counts[last] += at.length - j; // what rounding leaves over
+  counts[last] += at.length - j; // the draws that rounding has left over
   return counts;
 }

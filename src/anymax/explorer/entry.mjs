@@ -1,10 +1,10 @@
-// Scores and names put in by other ways than dragging: examples, exact values, more or fewer classes, a pasted row.
+// Input of scores and names without dragging: examples, exact values, more or fewer classes, a pasted row.
 import { $, change, complain, desk, fit, valid } from "./desk.mjs";
 import { setScores } from "./board.mjs";
 import { parseNames } from "./names.mjs";
 import { TwoReadings, parseRow, parseScores, shortly } from "./scores.mjs";
 
-// Ready vectors; the long one is the same everywhere.
+// Example vectors; the long one is the same on every machine.
 const EXAMPLES = {
   "Five classes": () => ({ x: [2, 1.2, 0.4, -0.3, -1.5] }),
   "Four animals": () => ({ x: [2, 1.4, 0.6, -0.9], names: ["cat", "dog", "fox", "owl"] }),
@@ -24,7 +24,7 @@ function bells(n) {
   return Array.from({ length: n }, () => Number((Math.sqrt(-2 * Math.log(draw())) * Math.cos(2 * Math.PI * draw())).toFixed(2)));
 }
 
-// A new row; names stay where as many classes come as there were.
+// A new row; names stay if the number of classes stays.
 function take({ scores, names }) {
   change({ x: scores, names: names ?? (scores.length === desk.state.x.length ? desk.state.names : []) });
   desk.one = 0;
@@ -114,7 +114,7 @@ function use(text) {
 
 const WAYS = { decimal: "It marks decimals", separator: "It stands between numbers" };
 
-// Asks what the comma means: both readings, to choose from.
+// Asks what the comma means, with both readings to choose from.
 function ask(readings) {
   $("comma").hidden = !readings.length;
   $("comma-ways").replaceChildren(...readings.map(({ way, scores }) => {
@@ -147,7 +147,7 @@ function buildPaste() {
       $("paste-text").focus();
     }
   });
-  document.addEventListener("paste", (event) => { // anywhere but in a field
+  document.addEventListener("paste", (event) => { // anywhere except in a field
     if (event.target.closest?.("input, textarea")) return;
     try {
       use(event.clipboardData.getData("text"));

@@ -1,4 +1,4 @@
-// The pictures of the page: each takes what the kernels computed and draws it, with words for those who can't see it.
+// The pictures of the page: each draws results of the kernels, with a text for readers who can't see it.
 import { FAINT, brief, brush, curves, depths, heat, ink, picture, poles, probabilities, signed } from "./draw.mjs";
 import { drawn } from "./draws.mjs";
 import { typeset } from "./formula.mjs";
@@ -8,7 +8,7 @@ import { escaped, nameOf, tagOf } from "./names.mjs";
 import { CLOSE } from "./python.mjs";
 import { EXTENT, HEATS } from "./state.mjs";
 
-// -- all that is on the screen, from the kernels -------------------------------------------------------------------------------
+// -- everything on the screen, from the kernels --------------------------------------------------------------------------------
 
 export function compute(K, state) {
   const s = K.scores(state.x, state), moved = K.scores(state.x, state, state.target), n = s.length;
@@ -20,7 +20,7 @@ export function compute(K, state) {
 
 function look(K, key, state, s, moved) {
   const p = K.apply(key, state, s), found = { p, support: p.reduce((count, v) => count + (v > 0), 0), sum: p.reduce((sum, v) => sum + v, 0) };
-  if (Math.abs(found.sum - 1) < 1e-9) { // entropies and draws are of probabilities
+  if (Math.abs(found.sum - 1) < 1e-9) { // entropies and draws need probabilities
     Object.assign(found, K.entropies(p, state.alpha));
     if (state.draws) found.drawn = drawn(p, state);
   }
@@ -34,9 +34,9 @@ function look(K, key, state, s, moved) {
   return found;
 }
 
-export const SHOWN = 120; // of the sorted classes, on a card
+export const SHOWN = 120; // sorted classes shown on a card
 
-// -- one map a card ----------------------------------------------------------------------------------------------------------------
+// -- one card per map -------------------------------------------------------------------------------------------------------------
 
 export function card(key) {
   const element = document.createElement("article");
@@ -73,7 +73,7 @@ export function drawCard(element, key, found, state, seen) {
   if (list.dataset.html !== html) list.innerHTML = list.dataset.html = html;
 }
 
-// Probabilities in words: all of a few, the largest of many.
+// Probabilities in words: all if there are few, else the largest.
 export function spoken(p, state) {
   const say = (i) => `${nameOf(state, i)}: ${p[i] === 0 ? "exactly 0" : brief(p[i])}`;
   if (p.length <= 12) return Array.from(p, (_, i) => say(i)).join(", ");
@@ -149,16 +149,16 @@ export function drawGradient(canvas, words, note, seen, state) {
 
 // -- the plane of three classes ------------------------------------------------------------------------------------------------------
 
-const COARSE = 49, FINE = 221; // points along a side: at once, and when the hand rests
+const COARSE = 49, FINE = 221; // points along a side: during a change, and after it
 export const toScores = ([u, v]) => [u / Math.sqrt(2) - v / Math.sqrt(6), -u / Math.sqrt(2) - v / Math.sqrt(6), (2 * v) / Math.sqrt(6)];
 export const toPlane = ([a, b, c]) => [(a - b) / Math.sqrt(2), (2 * c - a - b) / Math.sqrt(6)];
 const CORNERS = [[1 / Math.sqrt(2), -1 / Math.sqrt(6)], [-1 / Math.sqrt(2), -1 / Math.sqrt(6)], [0, 2 / Math.sqrt(6)]]; // of the simplex itself
 
-// The colour of the plane that a map can have: no entropy where the numbers don't sum to 1.
+// What the plane can show for a map: no entropy if the numbers don't sum to 1.
 export const heatOf = (state, wanted = state.heat) => (wanted === "entropy" && !sharesOne(state.focus, state, 3) ? "top" : wanted);
 const heatCode = (state) => Object.keys(HEATS).indexOf(heatOf(state));
 
-// The names of the page are those of the plane where it shows the same three classes.
+// The plane uses the names of the page if the page has three classes.
 export const planeNames = (state) => ({ names: state.x.length === 3 ? state.names : [] });
 export const heatWords = (heat, state) => (heat === "first" ? `probability of ${nameOf(planeNames(state), 0)}` : HEATS[heat]);
 
@@ -166,7 +166,7 @@ export function planeOf(K, state) {
   return planeFrom(K.simplex(state.focus, state, EXTENT, COARSE, heatCode(state)), COARSE, heatOf(state));
 }
 
-// The same in more points, a few rows at a time so that the page stays quick; null where `stale()` says that it isn't wanted any more.
+// `planeOf` with more points, a few rows at a time so that the page stays responsive; null once `stale()` is true.
 export async function finePlane(K, state, stale) {
   const values = new Float32Array(FINE * FINE), support = new Uint8Array(FINE * FINE), settings = { ...state };
   for (let row = 0; row < FINE; row++) {
@@ -185,7 +185,7 @@ export async function finePlane(K, state, stale) {
 
 function planeFrom({ values, support }, points, kind) {
   let [low, high] = [Infinity, -Infinity];
-  if (kind === "entropy") values = values.map((v, i) => (support[i] ? v : NaN)); // a row of zeros has none
+  if (kind === "entropy") values = values.map((v, i) => (support[i] ? v : NaN)); // a row of zeros has no entropy
   for (const v of values) if (!Number.isNaN(v)) [low, high] = [Math.min(low, v), Math.max(high, v)];
   const sizes = [...new Set(support)];
   return { points, image: picture(values, points, low, high > low ? high : low + 1), support, low, high, sizes, labels: sizes.length > 1 ? depths(support, points) : [] };
@@ -269,7 +269,7 @@ export function pairsOf(K, state) {
   return { p, losses };
 }
 
-// Divided by the value at 0, so that all meet there, where that is possible.
+// Divides by the value at 0, if possible, so that all curves meet there.
 function scaled(values) {
   const middle = values[HALF];
   return middle > 0 && Number.isFinite(middle) ? values.map((v) => v / middle) : values;

@@ -1,5 +1,5 @@
-// Typesets the formulas of maps.mjs: plain text in, MathML out. The text keeps to a few signs: brackets, raised and lowered letters, `^` and `_`
-// before a letter or a bracket, and `/` between two runs without a space, which makes a fraction, or stays as it is where it is raised:
+// Typesets the formulas of maps.mjs: plain text in, MathML out. The text uses only brackets, raised and lowered letters, `^` and `_`
+// before a letter or a bracket, and `/` between two runs without a space: a fraction, or a plain `/` in a superscript, as in
 // p = [(α − 1)(s − τ)]₊^(1/(α−1)).
 
 const RAISED = { "²": "2", "³": "3", "ᵐ": "m", "ʷ": "w" };
@@ -16,7 +16,7 @@ export function typeset(text) {
 // A sentence with formulas between dollar signs.
 export const mixed = (text) => text.split("$").map((part, i) => (i % 2 ? typeset(part) : escaped(part))).join("");
 
-// Words with a letter among them that is a variable: softmax over the k largest.
+// Words that contain a variable, such as: softmax over the k largest.
 function phrase(text) {
   return text.split(/\b(\p{L})\b/u).map((part, i) => (i % 2 ? leaf(part) : part && `<mtext>${escaped(part).replace(/^ | $/g, "\u00a0")}</mtext>`)).join("");
 }
@@ -39,7 +39,7 @@ function formula(text) {
     return out;
   }
 
-  // Operators bring their own space; other things that the text sets apart are set apart by a little.
+  // Operators have their own space; other spaces in the text become small ones.
   function space() {
     const wide = words[at].length > 1, beside = [words[at - 1], words[at + 1]].some((word) => !word || OPERATOR.test(word));
     at++;
@@ -54,7 +54,7 @@ function formula(text) {
     return `<mfrac>${bare(above)}${bare(run(end))}</mfrac>`;
   }
 
-  // What stands together without a space or an operator.
+  // A run of parts without a space or an operator between them.
   function run(end) {
     const parts = [scripted()];
     if (OPERATOR.test(words[at - 1])) return parts;
@@ -99,5 +99,5 @@ function formula(text) {
 
 const mrow = (markup) => `<mrow>${markup}</mrow>`;
 const whole = (part) => part.markup;
-// Without the round brackets, where the place in a fraction or above the line says as much.
+// Drops round brackets that a fraction or a superscript makes unnecessary.
 const bare = (parts) => mrow(parts.length === 1 && parts[0].round ? parts[0].inside : parts.map(whole).join(""));

@@ -1,10 +1,10 @@
-// Steps back and forth: the state as it was. Changes of one kind in a row are one step until it is closed, as those of a drag are.
+// Undo and redo: earlier states. Consecutive changes of one kind, such as those of a drag, are one step until it is closed.
 
 const MOST = 200; // steps that are kept
 
 export const newHistory = (state) => ({ past: [], now: { ...state }, future: [], kind: null });
 
-// The state after a change; `kind` names a change that goes on, such as a drag.
+// Records the state after a change; `kind` names a change that continues, such as a drag.
 export function record(history, state, kind = null) {
   if (same(history.now, state)) return;
   if (kind === null || kind !== history.kind) {

@@ -1,9 +1,9 @@
-// The library's own kernels: every number on the page comes from here.
+// The kernels of the library, which compute every number on the page.
 import { MAPS, NOISES } from "./maps.mjs";
 
 export async function kernels(bytes) {
   let memory;
-  const system = { // what of WASI the C library may ask for: no environment, no files, an end
+  const system = { // the parts of WASI that the C library may call: no environment, no files, an exit
     environ_sizes_get: (count, size) => (new DataView(memory.buffer).setUint32(count, 0, true), new DataView(memory.buffer).setUint32(size, 0, true), 0),
     environ_get: () => 0,
     proc_exit: (code) => { throw new Error(`the kernels left with ${code}`); },
@@ -38,7 +38,7 @@ export async function kernels(bytes) {
   const map = (key, settings, n) => [MAPS[key].kind, NOISES.indexOf(settings.noise), MAPS[key].number?.(settings, n) ?? 0];
 
   return {
-    // What the maps see; with a target, less the margin there.
+    // The scores that the maps get; with a target, its score minus the margin.
     scores(x, settings, target = -1) {
       return held([x, x.length], (from, to) => {
         library.explorer_scores(from, x.length, settings.T, settings.tilt, target, target < 0 ? 0 : settings.margin, to);
@@ -117,7 +117,7 @@ export async function kernels(bytes) {
   };
 }
 
-// The kernels that the page carries, packed.
+// The compressed kernels inside the page.
 export async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

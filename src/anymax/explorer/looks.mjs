@@ -1,4 +1,4 @@
-// What tells the maps apart: of each a colour on light and on dark paper, and a sign, so that nobody has to rely on colours.
+// How maps differ: each has a colour for light and for dark pages, and a sign, so that nobody has to rely on colours.
 
 const polygon = (...points) => `M${points.map(([x, y]) => `${x.toFixed(2)} ${y.toFixed(2)}`).join("L")}Z`;
 const round = (count, inner) => polygon(...Array.from({ length: 2 * count }, (_, i) => {
@@ -6,7 +6,7 @@ const round = (count, inner) => polygon(...Array.from({ length: 2 * count }, (_,
   return [size * Math.sin(turn), -size * Math.cos(turn)];
 }));
 
-// Outlines within about 1 of the middle.
+// Outlines within a distance of about 1 from the middle.
 const SIGNS = {
   circle: "M1 0A1 1 0 1 1-1 0A1 1 0 1 1 1 0Z",
   square: "M-.9-.9H.9V.9H-.9Z",
@@ -42,5 +42,5 @@ export const dark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (key) => LOOKS[key].inks[dark() ? 1 : 0];
 export const signOf = (key) => SIGNS[LOOKS[key].sign];
 
-// The sign as a picture, in the colour that `--map` is.
+// The sign as a picture, in the colour `--map`.
 export const badge = (key) => `<svg class="sign" viewBox="-1.4 -1.4 2.8 2.8" aria-hidden="true"><path d="${signOf(key)}"/></svg>`;

@@ -1,4 +1,4 @@
-// The maps that the page can show: for each its code in the kernels, its number, its words on the screen and in Python.
+// The maps that the page can show, each with its code in the kernels, its number, its words on the screen and its Python.
 
 // number(settings, n): the parameter that the kernel takes for n classes, which python() writes out again
 const chosen = (s, n) => Math.min(s.k, n);
@@ -84,10 +84,10 @@ export const SLIDERS = {
   tilt: { label: "Prior", symbol: "w", low: 0, high: 3, step: 0.05, start: 0, words: "class i is seen $(i + 1)^(−w)$ times as often" },
 };
 
-// Whether what a map gives for n classes are probabilities of one class, which sum to 1.
+// Whether the probabilities of a map for n classes sum to 1.
 export const sharesOne = (key, settings, n) => key !== "budget" || chosen(settings, n) === 1;
 
-export const EVERYWHERE = ["T", "tilt", "margin"]; // sliders that concern every map
+export const EVERYWHERE = ["T", "tilt", "margin"]; // sliders that affect every map
 
 export function detail(key, settings, n) {
   return MAPS[key].detail?.(settings, n) ?? "";

@@ -1,8 +1,8 @@
-// What is on the screen, as a Python program that gives the same numbers.
+// A Python program that computes the numbers on the screen.
 import { MAPS, float, label } from "./maps.mjs";
 import { nameOf } from "./names.mjs";
 
-export const CLOSE = 24; // classes of the Jacobian that are shown
+export const CLOSE = 24; // classes whose Jacobian is shown
 
 export function toPython(state) {
   const n = state.x.length;

@@ -1,4 +1,4 @@
-// Scores read from what people paste: numbers between spaces, commas or line ends, or as NumPy, torch, JAX and JSON print them; names with them.
+// Reads pasted scores, with or without names: numbers between spaces, commas or line ends, or as NumPy, torch, JAX and JSON print them.
 import { clean } from "./names.mjs";
 
 export const MOST = 20000; // classes
@@ -15,7 +15,7 @@ export class TwoReadings extends Error {
   }
 }
 
-// One row of scores, and the names that stand before them ("cat: 2.0, dog: 1.2"), if there are any.
+// One row of scores, and the names before them ("cat: 2.0, dog: 1.2"), if there are any.
 export function parseRow(text, comma) {
   const body = text.trim().replace(/^\{|\}$/g, ""), parts = body.split(/[;\n]/.test(body.trim()) ? /,?\s*[;\n]+/ : ",").filter((part) => part.trim());
   const pairs = parts.map((part) => part.match(/^\s*(?:"([^"]+)"|'([^']+)'|(\p{L}[^:=[(]*?))\s*[:=]\s*([^\s[(]+)\s*$/u));
@@ -27,7 +27,7 @@ export function parseRow(text, comma) {
 // One row of scores. `comma` says what a comma is, "decimal" or "separator"; without it a text that allows for both is a `TwoReadings`.
 export function parseScores(text, comma) {
   const body = rowOf(text.replaceAll("\u2212", "-").trim());
-  if (comma === undefined && decimals(body) && !(text.includes("[") && /^\S+(,\s+\S+)*$/.test(body))) { // [1,2, 3,4] is how programs write
+  if (comma === undefined && decimals(body) && !(text.includes("[") && /^\S+(,\s+\S+)*$/.test(body))) { // programs write [1,2, 3,4]
     throw new TwoReadings(text.trim(), ["decimal", "separator"].map((way) => ({ way, scores: parseScores(text, way) })));
   }
   const words = (comma === "decimal" ? withPoints(body) : body.split(/[\s,;|]+/)).map((word) => word.replace(/^["']|["']$/g, "")).filter(Boolean);
@@ -49,7 +49,7 @@ function rowOf(body) {
 
 const withPoints = (body) => body.split(/,\s+|[\s;|]+/).map((word) => word.replace(",", "."));
 
-// Whether commas can be decimal commas: every word is a number with one comma at most, one of them has one, and something else parts them.
+// Whether commas can be decimal commas: words are separated by something else, each has at most one comma, and one word has one.
 function decimals(body) {
   const words = body.split(/,\s+|[\s;|]+/).filter(Boolean);
   return words.length > 1 && words.some((word) => /\d,\d/.test(word))

@@ -4,8 +4,8 @@ import { mixed } from "./formula.mjs";
 import { EVERYWHERE, MAPS, NOISES, SLIDERS } from "./maps.mjs";
 import { fresh, setting } from "./state.mjs";
 
-const FINE = 1000; // places of a slider that moves by factors
-const ROOMY = 5; // sliders with their words below them
+const FINE = 1000; // positions of a slider that moves by factors
+const ROOMY = 5; // at most this many sliders show their words below them
 
 function toTravel(key, value) {
   const { low, high, log } = SLIDERS[key];

@@ -1,4 +1,4 @@
-// The whole state of the page, as plain data, and its way into the address and back.
+// The whole state of the page, as plain data, and its conversion to an address and back.
 import { MAPS, NOISES, SLIDERS } from "./maps.mjs";
 import { DRAWS } from "./draws.mjs";
 import { clean, fitted } from "./names.mjs";
@@ -19,7 +19,7 @@ export function fresh() {
     heat: "top",
     probe: [0.6, 0.3],
     sorted: false,
-    draws: 0, // of each map; 0: none are on the screen
+    draws: 0, // for each map; 0 shows none
     seed: 1,
   };
 }
@@ -36,14 +36,14 @@ const WRITTEN = {
   names: (value) => value.map(encodeURIComponent).join(","),
 };
 
-// The address that says a state, and the step of the story that is open above it.
+// The address of a state, and of the step of the story that is open.
 export function toHash(state, story = 0) {
   const unsaid = state.draws ? [] : ["draws", "seed"];
   const words = Object.entries(SHORT).filter(([key]) => !unsaid.includes(key)).map(([key, short]) => `${short}=${WRITTEN[key]?.(state[key]) ?? state[key]}`);
   return "#" + [...words.filter((word) => word !== "names="), ...(story ? [`story=${story}`] : [])].join("&");
 }
 
-// The state that an address says, and a sentence for each part of it that can't be used; such a part is as in `base`.
+// The state of an address, and a complaint for each part that can't be used; such a part is taken from `base`.
 export function fromHash(hash, base = fresh()) {
   const state = { ...base }, complaints = [];
   const given = new Map(hash.replace(/^#/, "").split("&").filter(Boolean).map((word) => {
@@ -92,16 +92,16 @@ export function fromHash(hash, base = fresh()) {
   return { state: tidy(state), story, complaints };
 }
 
-// Each name is packed for itself, so that a comma in one of them is not the next one's beginning.
+// Each name is encoded separately, so that a comma in a name does not separate names.
 function namesOf(text, count) {
   const names = text.split(",").map((word) => clean(decoded(word)));
   if (names.length > count) throw new Error(`these are ${names.length} names for ${count} classes.`);
   return names;
 }
 
-export const EXTENT = 3; // of the plane of three classes, from its middle
+export const EXTENT = 3; // the distance from the middle of the plane of three classes to its edge
 
-// A slider's number, or an error that says what it may be.
+// The number of a slider; throws an error with the allowed range.
 export function setting(key, value) {
   const { low, high, step, label } = SLIDERS[key];
   if (!(value >= low && value <= high)) throw new Error(`${label} goes from ${low} to ${high}.`);
@@ -109,7 +109,7 @@ export function setting(key, value) {
   return value;
 }
 
-// Parts that depend on others, made to agree.
+// Makes parts agree that depend on others.
 export function tidy(state) {
   if (!state.maps.length) state.maps = ["softmax"];
   if (!state.maps.includes(state.focus)) state.focus = state.maps[0];

@@ -1,4 +1,4 @@
-// The guided story: five steps, each a state of the page, a few sentences, and something that moves. $...$ in the words is typeset.
+// The guided story: five steps, each with a state of the page, a few sentences and a motion. $...$ in the sentences is typeset.
 
 const ANIMALS = { x: [2, 1.4, 0.6, -0.9], names: ["cat", "dog", "fox", "owl"], target: 0 };
 
@@ -56,5 +56,5 @@ export const STEPS = [
   },
 ];
 
-// Slow at both ends.
+// Eases a motion: slow at both ends.
 export const eased = (t) => t * t * (3 - 2 * t);

@@ -1,16 +1,16 @@
-// The story at work: its steps above one's own state, which comes back at the end.
+// Plays the story; the reader's state comes back at the end.
 import { $, complain, desk, fit, show, turnTo } from "./desk.mjs";
 import { mixed } from "./formula.mjs";
 import { newHistory } from "./history.mjs";
 import { fresh } from "./state.mjs";
 import { STEPS, eased } from "./story.mjs";
 
-const STILLS = 4; // pictures of a motion after the first, for those who asked their system for less motion
+const STILLS = 4; // pictures of a motion after the first, for readers whose system is set to reduced motion
 const PAUSE = 1.4; // seconds between them
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-// step: 0 where the story is closed; along: from 0 to 1, where the motion is; own: what comes back
+// step: 0 if the story is closed; along: the progress of the motion, from 0 to 1; own: the reader's state, which comes back
 export const tour = { step: 0, along: 0, playing: 0, own: null };
 
 const current = () => STEPS[tour.step - 1];
@@ -53,13 +53,13 @@ export function leave() {
   turnTo(state);
 }
 
-// On a phone the cards lie side by side, more than it is wide.
+// On a phone the cards lie side by side and do not all fit.
 function showChosen() {
   const cards = $("cards"), chosen = cards.querySelector(".chosen");
   if (chosen) cards.scrollLeft = chosen.offsetLeft - cards.offsetLeft - (cards.clientWidth - chosen.offsetWidth) / 2;
 }
 
-// The play button and the sentence about what is seen now.
+// The play button, and the sentence about what the page shows now.
 export function showStory() {
   if (!tour.step) return;
   $("story-play").textContent = tour.playing ? "Pause" : "Play";
@@ -67,7 +67,7 @@ export function showStory() {
   $("story-now").textContent = nowOf();
 }
 
-// Maps may have been put away by hand, and the words would speak of them.
+// No sentence if the reader has removed maps that it speaks of.
 function nowOf() {
   const { now, state } = current();
   return state.maps.every((key) => desk.seen.results.has(key)) && desk.state.x.length === state.x.length ? now(desk.state, desk.seen) : "";
@@ -103,7 +103,7 @@ export function pause() {
   showStory();
 }
 
-// What closes the story gives the focus back to what opened it.
+// Closes the story and returns the focus to the button that opened it.
 function close() {
   leave();
   $("story-open").focus();

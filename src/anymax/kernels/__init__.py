@@ -1,6 +1,6 @@
-"""Engines: `choose` walks a visible tuple, the first that does not refuse serves; the reference never refuses.
+"""The engines. `choose` returns the first of `ENGINES` that does not refuse an operation; the reference never refuses.
 
-`engine.py` is the contract that each of them keeps.
+`engine.py` is their contract.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _by_name(name: str, source: str) -> Engine:
 
 
 def forced() -> Engine | None:
-    """The one engine that `use` or the environment variable ANYMAX_ENGINE asks for, if any."""
+    """The engine that `use` or the environment variable ANYMAX_ENGINE names, if any."""
     name = asked()
     return _by_name(name, "anymax.use" if choice.forced.get() else "ANYMAX_ENGINE") if name else None
 
 
 class _Use(contextlib.ContextDecorator):
-    """What `use` returns. One that is dropped and was never entered has done nothing, and says so."""
+    """The context manager of `use`. It warns if it is discarded without having been entered."""
 
     def __init__(self, name: str) -> None:
         self.name, self.tokens = name, []
@@ -54,7 +54,7 @@ class _Use(contextlib.ContextDecorator):
     def __exit__(self, *raised: object) -> None:
         choice.forced.reset(self.tokens.pop())
 
-    def _recreate_cm(self) -> _Use:  # a decorated function runs in threads too, whose tokens are their own
+    def _recreate_cm(self) -> _Use:  # a decorated function may run in several threads, each with its own tokens
         self.idle = False
         return _Use(self.name)
 
@@ -70,13 +70,13 @@ class _Use(contextlib.ContextDecorator):
 
 
 def use(name: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which one engine serves every call; a call that it refuses is an error.
+    """A context in which one engine computes every call; a call that it refuses is an error.
 
-    Use it to compare engines, or to find out whether one of them is at fault. It holds inside of a `with` statement, for the thread that
-    enters it; the environment variable `ANYMAX_ENGINE` holds for the whole process. A call without `with` warns that it does nothing.
+    Use it to compare engines, or to find out whether one of them is at fault. It applies inside a `with` statement, to the thread that
+    enters it; the environment variable `ANYMAX_ENGINE` applies to the whole process. Without `with` it only warns.
 
-    name: "native" (the compiled CPU engine), "triton" (the GPU's kernels), "framework" (torch's own softmax), "xla" (JAX) or
-        "reference" (array-API code, which serves every call).
+    name: "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
+        "reference" (array-API code, which computes every call).
 
     Returns a context manager.
 
@@ -89,7 +89,7 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
-    """The compiled engine that serves an operation that is composed of others elsewhere ("log_forward", "index_loss"), if any."""
+    """The compiled engine that has an operation in one pass; None where the caller must compose it ("log_forward", "index_loss")."""
     name = asked()
     for engine in ENGINES:
         if engine.compiled and name in (None, engine.name) and engine.refuse(op, mapping, x) is None:
@@ -98,16 +98,16 @@ def compiled(op: str, mapping: Mapping, x: Array) -> Engine | None:
 
 
 def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
-    """The engine that serves an operation of a map on scores like x.
+    """The engine that computes an operation of a map on scores like x.
 
-    For programs; `explain` says the same of all operations, to be read.
+    It is for programs; `explain` prints the engines of all operations.
 
     op: "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices, with its
         gradient) or "threshold".
     mapping: the map, such as `anymax.Sparsemax()`.
-    x: scores of the kind, dtype and number of classes in question, an array with the classes last; their values do not matter.
+    x: an array of scores with the classes last; only its kind, dtype and number of classes matter, not its values.
 
-    Returns the engine, whose `name` is one of those that `use` takes.
+    Returns the engine; its `name` is a name that `use` takes.
 
     >>> import numpy as np
     >>> with anymax.use("reference"):
@@ -129,11 +129,11 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: which engine serves each operation, and why each engine before it refused. Print it to read it.
+    """The result of `explain`: the engine of each operation, and why each engine before it refused. Print it to read it.
 
     mapping: the map.
-    rows: for each operation its name, the name of its engine, and a pair (engine, sentence) for each that refused.
-    plans: for each operation how the engine goes about it, or None where it does not say.
+    rows: for each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
+    plans: for each operation how the engine computes it, or None.
 
     >>> with anymax.use("reference"):
     ...     anymax.explain(anymax.Sparsemax(), [2.0, 1.0]).rows[0][:2]
@@ -142,10 +142,10 @@ class Explanation:
 
     mapping: Mapping
     rows: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]  # (op, engine, refusals)
-    plans: tuple[str | None, ...] = ()  # of each row: how the engine goes about it, where it says so
+    plans: tuple[str | None, ...] = ()
 
     def __str__(self) -> str:
-        refused: dict[tuple[str, str], list[str]] = {}  # a refusal is said once, where it comes first
+        refused: dict[tuple[str, str], list[str]] = {}  # a refusal is printed once, at its first operation
         for op, _, refusals in self.rows:
             for refusal in refusals:
                 refused.setdefault(refusal, []).append(op)
@@ -162,12 +162,12 @@ class Explanation:
 
 
 def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
-    """Which engine serves each operation of a map on scores like x, and why not the others.
+    """Which engine computes each operation of a map on scores like x, and why the engines before it do not.
 
-    Use it where a call is slower than you expect: the answer names what stands in the way, a dtype or a parameter for example.
+    Use it where a call is slower than you expect: it names the reason, such as a dtype or a parameter.
 
     mapping: the map, such as `anymax.Sparsemax()`.
-    x: scores of the kind, dtype and number of classes in question, with the classes last; their values do not matter.
+    x: scores with the classes last; only their kind, dtype and number of classes matter, not their values.
 
     Returns an `Explanation`; print it to read it.
 
@@ -199,13 +199,13 @@ def warm_up(
 ) -> None:
     """Compiles the GPU kernels that calls of a map will need, for torch.
 
-    Use it before a CUDA graph is captured or latency is measured: otherwise a kernel is compiled at its first call, which takes
-    seconds. Those are compiled that serve p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
+    Use it before you capture a CUDA graph or measure latency: otherwise a kernel is compiled at its first call, which takes seconds.
+    It compiles p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
 
     mapping: the map, such as `anymax.Entmax(1.5)`.
     shapes: the shape of the scores, with the classes last, or several shapes.
-    dtypes: their dtype, by name or as torch has it, or several of them.
-    device: the GPU, as torch names it.
+    dtypes: the dtype of the scores, as a name or a `torch.dtype`, or several.
+    device: the GPU, as a torch device.
 
     Returns None.
 

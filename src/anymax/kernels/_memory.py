@@ -1,8 +1,8 @@
-"""Memory of results, kept for the next ones.
+"""Recycles the memory of results.
 
-What an allocator takes from the system afresh comes page by page, and each is cleared at its first touch: for a result of a megabyte that
-is more work than its softmax. So pieces that have gone out of use serve again, the latest first; they are known by their reference counts,
-since every view of a piece, of NumPy or of torch, holds it.
+The system clears each page of newly allocated memory at its first touch. For a result of a megabyte that is more work than its softmax, so
+pieces that are out of use are recycled, the latest first. A piece is out of use when its reference count says so, since every view of it,
+in NumPy or torch, holds a reference.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-SMALLEST = 1 << 19  # bytes: the allocator keeps smaller ones itself
-MANY = SMALLEST // 8  # numbers that may take as much
-LARGE = 32 << 20  # bytes of a result that comes from the system afresh each time: its pages are cleared as huge ones
+SMALLEST = 1 << 19  # bytes; the allocator recycles smaller pieces itself
+MANY = SMALLEST // 8  # so many numbers of 8 bytes take SMALLEST bytes
+LARGE = 32 << 20  # bytes; larger results are newly allocated each time, in huge pages
 LINE = 64
-HUGE = 2 << 20  # a huge page, which NumPy asks for in arrays of twice as much
+HUGE = 2 << 20  # bytes of a huge page; NumPy requests huge pages for arrays of twice that size or more
 
 
 def _limit() -> int:
-    """The bytes that are kept: ANYMAX_KEPT_MB, or what a result of LARGE bytes, its gradient and what is saved between them take."""
+    """The most bytes to keep: ANYMAX_KEPT_MB, by default enough for a result of LARGE bytes, its gradient and the saved memory."""
     text = os.environ.get("ANYMAX_KEPT_MB") or "96"
     try:
         limit = int(float(text) * 2**20)
@@ -34,23 +34,23 @@ def _limit() -> int:
 
 
 class Recycler:
-    """Pieces of memory, the latest last."""
+    """Pieces of memory, the most recently used last."""
 
     def __init__(self, limit: int) -> None:
         counts = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
         self.limit = limit if counts else 0
         self.lock = threading.Lock()
         self.memory = [np.empty(0, np.uint8)]
-        self.sizes: dict[int, tuple[int, int]] = {}  # by the id of each: its bytes, where its first line begins
-        (self.idle,) = map(sys.getrefcount, self.memory)  # counted as `take` does, of one that nobody else holds
+        self.sizes: dict[int, tuple[int, int]] = {}  # id of a piece -> its bytes, and the offset at which it is aligned
+        (self.idle,) = map(sys.getrefcount, self.memory)  # the count, as in `take`, of a piece that nobody else holds
         self.memory.clear()
 
     def take(self, shape: tuple[int, ...], dtype: Any, size: int) -> np.ndarray:
-        """An array of `size` bytes; what it holds is anything."""
+        """An uninitialized array of `size` bytes."""
         if not SMALLEST <= size <= LARGE or not self.limit or not self.lock.acquire(False):
             return np.empty(shape, dtype)
-        try:  # an interrupt may come between any two steps: what it leaves out of `memory` is free, or its user's
-            # a row more or less takes the same piece
+        try:  # an interrupt may come between any two steps: a piece that is then missing from `memory` is not recycled
+            # sizes are rounded up, so that results with a row more or less can use the same piece
             step = HUGE if size >= HUGE // 2 else 1 << (size.bit_length() - 4)
             room = -(-size // step) * step
             memory, sizes = self.memory, self.sizes
@@ -71,7 +71,7 @@ class Recycler:
         memory = np.empty(room + unit, np.uint8)
         self.sizes[id(memory)] = room, -memory.ctypes.data % unit
         self.memory.append(memory)
-        while self.total() > self.limit and len(self.memory) > 1:  # one that is in use stays with its user
+        while self.total() > self.limit and len(self.memory) > 1:  # a piece in use lives on with its user
             del self.sizes[id(self.memory.pop(0))]
         return len(self.memory) - 1
 

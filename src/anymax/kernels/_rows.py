@@ -1,4 +1,4 @@
-"""Strides of rows, and the memory that they take."""
+"""Strides of rows, and the memory that tensors span."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Axes of the rows as few as possible: (size, stride of each operand)."""
+    """The rows by as few axes as possible: (size, stride in each operand) for each."""
     out: list[tuple[int, tuple[int, ...]]] = []
     for i, size in enumerate(shape):
         if size == 1:
@@ -20,14 +20,14 @@ def merged(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple
 
 
 def span(a: Any) -> tuple[int, int]:
-    """The address of the lowest entry of a tensor, and the end of the highest. Two storages may be one piece of memory."""
+    """The addresses of a tensor's lowest entry and of the end of its highest. (Two storages may share memory.)"""
     size = a.element_size()
     reach = [(n - 1) * s * size for n, s in zip(a.shape, a.stride())]
     return a.data_ptr() + sum(r for r in reach if r < 0), a.data_ptr() + sum(r for r in reach if r > 0) + size
 
 
 def disjoint(a: Any, b: Any) -> bool:
-    """True where two tensors share no memory, for sure; a tensor of the meta device has none."""
+    """True if two tensors surely share no memory; a meta tensor has none."""
     if a.is_meta or b.is_meta:
         return True
     (low, high), (other_low, other_high) = span(a), span(b)

@@ -1,4 +1,4 @@
-"""Which one engine the caller asks for: by `anymax.use`, or by the environment variable ANYMAX_ENGINE."""
+"""The engine that the caller names, by `anymax.use` or by the environment variable ANYMAX_ENGINE."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("anymax_engine", default=None)
 environment: str | None = (
     os.environ.get("ANYMAX_ENGINE") or None
-)  # read once: a call of a microsecond has no time to look again
+)  # read once, since a look-up is slow beside a call of a microsecond
 
 
 def asked() -> str | None:
-    """The name of the one engine that is asked for, None where all may serve."""
+    """The name of the engine that the caller demands, or None."""
     return forced.get() or environment
 
 
 def quickest() -> Callable[[], str | None]:
-    """What answers as `asked` does in the least time: the context variable itself, where the environment says nothing."""
+    """`asked`, or a faster function with the same result: the context variable's `get` where the environment names no engine."""
     return asked if environment else forced.get

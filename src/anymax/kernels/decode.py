@@ -1,4 +1,4 @@
-"""Truncations, draws and log-probabilities by the C++ engine, in one pass over the rows (csrc/decode/)."""
+"""Truncations, draws and log-probabilities by the C++ engine in one pass over the rows (csrc/decode/)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .link import NEED_SCORES, link_of
 
 STEPS = {
     "temperature": 0, "topk": 1, "topp": 2, "minp": 3, "topnsigma": 4, "epsilon_cutoff": 5, "eta": 6, "typical": 7, "xtc": 8,
-}  # as csrc/anymax.h has them, which is tested  # fmt: skip
-MOST = 64  # steps
+}  # the codes of csrc/anymax.h, which a test compares  # fmt: skip
+MOST = 64  # the most steps of a pass
 
 
 class Step(NamedTuple):
-    """One truncation, or a temperature: what it is called, its value (a number, or one a row, [..., 1]), how many classes stay at least."""
+    """One truncation, or a temperature: its name, its value (a number, or one a row, [..., 1]), and how many classes it keeps at least."""
 
     name: str
     value: Any
@@ -28,18 +28,18 @@ class Step(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What was asked for, as arrays of the scores' kind; None else."""
+    """The requested results, as arrays of the scores' kind; the others are None."""
 
     keep: Any  # bool, like the scores
     left: Any  # like the scores, -inf where a class is left out
     index: Any  # int64 [..., draws]
     log_p: Any  # float64 [..., draws]
     entropy: Any  # float64 [...]
-    tau: Any  # float64 [...]: the threshold of what is left, logsumexp for softmax
+    tau: Any  # float64 [...]: the threshold of the classes that are left, logsumexp for softmax
 
 
 def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | None:
-    """Why the engine doesn't serve a pass; None where it does."""
+    """Why the engine can't run a pass; None if it can."""
     if asked() not in (None, native.ENGINE.name):
         return f"the engine {asked()} is asked for"
     if (reason := native.refuse_array(x)) is not None:
@@ -69,9 +69,9 @@ def run(
     entropy: bool = False,
     tau: bool = False,
 ) -> Decoded:
-    """A pass over rows whose classes are last, of what `refuse` does not refuse.
+    """One pass over rows whose classes are last; `refuse` must not refuse it.
 
-    u: float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes in their place.
+    u: float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes to use instead of draws.
     """
     world = native.world_of(x)
     x = world.contiguous(x.detach() if is_torch(x) else x)

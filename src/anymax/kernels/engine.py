@@ -1,4 +1,4 @@
-"""The contract of an engine: every operation that a caller may ask for, inherited or refused by one sentence."""
+"""The contract of an engine: every operation that a caller may use."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 from .._array import Array
 from .._core.mapping import Mapping
 
-# what `choose` takes and `explain` goes over
+# the operations of `choose` and `explain`
 OPS = ("forward", "log_forward", "vjp", "log_vjp", "loss", "index_loss", "threshold")
-BELOW = -(2**63)  # as `ignored` of an index loss: rows of any index below 0 are left out
+BELOW = -(2**63)  # `ignored` of an index loss: leave out rows with any index below 0
 
 
 class IndexLoss(NamedTuple):
-    """The loss of class indices, single or double, reduced as was asked for; and what its gradient takes from the forward pass."""
+    """The loss of class indices, float32 or float64, reduced or not, and what its gradient needs from the forward pass."""
 
     value: Array
     saved: Any  # for `index_loss_grad` of the same engine
-    count: Any = None  # of the rows that a mean is taken over: an int, or a tensor on a GPU; None where nobody asks
+    count: Any = None  # the number of rows in a mean: an int, a tensor on a GPU, or None
 
 
 class Engine(ABC):
     """Computes the operations of maps on rows, whose classes are the last axis, in the caller's dtype.
 
-    A caller asks `refuse` first, or `kernels.choose`, which does; the operations trust the answer. Where no compiled engine has
-    "log_vjp" or "index_loss", callers compose them of the others.
+    A caller first calls `refuse`, or `kernels.choose`, which does; the operations do not check again. Where no compiled engine has
+    "log_vjp" or "index_loss", callers compose it from other operations.
     """
 
     name: ClassVar[str]  # as `anymax.use` takes it
-    ops: ClassVar[tuple[str, ...]] = OPS  # those that it has
-    compiled: ClassVar[bool] = False  # True for kernels of our own, which have in one pass what others compose
-    takes_mask: ClassVar[bool] = False  # True where a mask and `out` go with the scores
-    takes_strides: ClassVar[bool] = False  # True where the compiled library takes arrays as they come, along any axis
+    ops: ClassVar[tuple[str, ...]] = OPS  # the operations that it has
+    compiled: ClassVar[bool] = False  # True for our own kernels, which do in one pass what callers compose elsewhere
+    takes_mask: ClassVar[bool] = False  # True where `forward` uses `mask` and `out`
+    takes_strides: ClassVar[bool] = False  # True where the compiled library takes arrays of any strides, along any axis
 
     def __repr__(self) -> str:
         return f"<anymax engine {self.name}>"
 
     @abstractmethod
     def refuse(self, op: str, mapping: Mapping, x: Any) -> str | None:
-        """Why the engine doesn't serve an operation on arrays like x; None where it does."""
+        """Why the engine can't compute an operation on arrays like x; None if it can."""
 
     def lacks(self, op: str) -> str:
-        """What `refuse` says of an operation that the engine does not have."""
+        """The answer of `refuse` for an operation that the engine does not have."""
         return f"it has {', '.join(self.ops)}, not {op}"
 
     def _refused(self, op: str) -> NoReturn:
@@ -50,20 +50,20 @@ class Engine(ABC):
 
     @abstractmethod
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        """p(x); where `takes_mask`, `mask` (boolean, broadcast to x) leaves classes out, and `out` takes the result."""
+        """p(x). An engine with `takes_mask` leaves classes out by `mask` (boolean, broadcast to x) and writes the result to `out`."""
 
     def forward_saving(
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
     ) -> tuple[Array, Any]:
-        """p(x), and what `vjp` of the same engine may take as `saved`, or None."""
+        """p(x), and the `saved` argument for `vjp` of the same engine, or None."""
         return self.forward(mapping, x, mask, out), None
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
-        """Writes p(x) to `out`, which may be x itself; False, and nothing is written, where the engine can't."""
+        """Writes p(x) to `out`, which may be x itself; returns False and writes nothing if the engine can't."""
         return False
 
     def log_forward(self, mapping: Mapping, x: Array) -> Array | None:
-        """log p(x); None where the map has no form of its own for it."""
+        """log p(x); None where the map has no formula for it other than the logarithm of p."""
         self._refused("log_forward")
 
     def vjp(self, mapping: Mapping, x: Array, p: Array, g: Array, saved: Any = None) -> Array:
@@ -71,11 +71,11 @@ class Engine(ABC):
         self._refused("vjp")
 
     def log_vjp(self, mapping: Mapping, x: Array, log_p: Array, g: Array) -> Array:
-        """The same for log p: `g - p sum g` on the classes that have a probability."""
+        """`vjp` of log p: `g - p sum g` on the classes whose probability is not 0."""
         self._refused("log_vjp")
 
     def loss(self, mapping: Mapping, x: Array, p: Array, y: Array) -> Array:
-        """`Omega*(x) - <x, y>`, [..., 1]; x is finite here, p = p(x)."""
+        """`Omega*(x) - <x, y>`, [..., 1], for finite x and p = p(x)."""
         self._refused("loss")
 
     def index_loss(
@@ -89,10 +89,10 @@ class Engine(ABC):
         ignored: int = BELOW,
         reduction: str = "none",
     ) -> IndexLoss | None:
-        """The losses for class indices, or their sum or mean, in one pass; `save`: a gradient will be asked for.
+        """The losses of class indices, or their sum or mean, in one pass; `save`: keep what the gradient needs.
 
-        Rows of the index `ignored`, below 0, are left out; without it those of any below 0. None where the engine does not have it in
-        one pass for these arrays, this axis or this reduction, or where another index is no class.
+        Rows with the index `ignored`, which is below 0, are left out; by default rows with any index below 0. None where the engine
+        has no one-pass loss for these arrays, this axis or this reduction, or where another index is not a class.
         """
         return None
 
@@ -108,21 +108,21 @@ class Engine(ABC):
         ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:
-        """`factor scale (p - y)`, scale one a row or one for all, from what `index_loss` saved; None as there."""
+        """`factor scale (p - y)`, with one scale or one a row, from what `index_loss` saved; None where it can't."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        """tau of each row, [..., 1], single or double; logsumexp for softmax."""
+        """tau of each row, [..., 1], float32 or float64; logsumexp for softmax."""
         self._refused("threshold")
 
     def logsumexp(self, x: Array) -> Array:
-        """The threshold of softmax, but +inf for a row with +inf."""
+        """`threshold` of softmax, except that it is +inf for a row with +inf."""
         self._refused("logsumexp")
 
     def largest(self, x: Array, k: int) -> tuple[Array, Array] | None:
-        """The k largest scores of each row, the largest first, and their indices; None where the framework's own serves as well."""
+        """The k largest scores of each row, the largest first, and their indices; None where the framework's own is as good."""
         return None
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        """How the engine goes about an operation on rows like x; None where it does not say."""
+        """How the engine computes an operation on rows like x, in a few words, or None."""
         return None

@@ -1,4 +1,4 @@
-"""The framework's own softmax as an engine for `Softmax` on torch: fused, and faster than any formula in plain operations."""
+"""The engine for `Softmax` on torch: torch's own fused softmax, which is faster than a formula of plain operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Framework(Engine):
         return None
 
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
-        """torch.softmax, but for fully masked rows, which torch gives as NaN and we as zeros."""
+        """torch.softmax, except that fully masked rows are zeros, not NaN."""
         torch = sys.modules["torch"]
         p = torch.softmax(x, -1)
         if x.numel() and bool(p[..., :1].isnan().any()):  # a row that is NaN anywhere is NaN at its first entry

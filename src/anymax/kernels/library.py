@@ -1,4 +1,4 @@
-"""The C++ engine as a module, `anymax._engine`: where it is, its threads, and torch's threads lent to it."""
+"""Loads the C++ engine, `anymax._engine`, and chooses its threads: its own pool or torch's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _named() -> str | None:
 
 
 def path() -> str | None:
-    """The file of the engine; None in a pure Python install."""
+    """The engine's file; None in a pure Python install."""
     if named := _named():
         return named
     spec = importlib.util.find_spec(_NAME)
@@ -36,7 +36,7 @@ def path() -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def load() -> Any:
-    """The engine, or the sentence that says why there is none."""
+    """The engine, or a sentence that says why there is none."""
     file = path()
     if file is None:
         return (
@@ -67,16 +67,16 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """The threads of the engine's own pool, which serves all but torch tensors (OMP_NUM_THREADS sets it at the start)."""
+    """Sets the threads of the engine's own pool, which it uses for all but torch tensors (OMP_NUM_THREADS sets them at the start)."""
     engine = load()
     if not isinstance(engine, str):
         engine.set_num_threads(int(count))
 
 
 def _be_seen_by_threadpoolctl(file: str) -> None:
-    """`threadpoolctl.threadpool_limits` (of scikit-learn and joblib) then limits this pool like any other."""
+    """Lets `threadpoolctl.threadpool_limits` (which scikit-learn and joblib use) limit this pool too."""
     try:
-        import threadpoolctl  # late: not a dependency, and only of use with this engine
+        import threadpoolctl  # late: an optional dependency, needed only with this engine
     except ImportError:
         return
     if not hasattr(threadpoolctl, "register"):  # before 3.2
@@ -85,7 +85,7 @@ def _be_seen_by_threadpoolctl(file: str) -> None:
     class Controller(threadpoolctl.LibController):
         user_api = "anymax"
         internal_api = "anymax"
-        filename_prefixes = (os.path.basename(os.path.realpath(file)).split(".")[0].lower(),)  # as it looks for them
+        filename_prefixes = (os.path.basename(os.path.realpath(file)).split(".")[0].lower(),)
         check_symbols = ("anymax_get_num_threads",)
 
         def get_num_threads(self) -> int:
@@ -102,19 +102,19 @@ def _be_seen_by_threadpoolctl(file: str) -> None:
 
 # -- threads: torch's own pool for its tensors --------------------------------------------------------------------------------
 
-# 1: torch's pool was handed to the engine; 0: it has none to lend; None: torch is not loaded yet.
+# 1: the engine has torch's pool; 0: torch has none to lend; None: torch is not loaded yet.
 _lent: int | None = None
 _forked = False
 _lending = threading.Lock()
 
 
 def pool(tensors: bool = True) -> int:
-    """Which pool serves a call: torch's (1) or the engine's own (0).
+    """The pool of a call: torch's (1) or the engine's own (0).
 
-    Arrays of NumPy are served by our own although torch is there: the threads of torch's pool wait awake for a while,
-    and beside them a product of matrices (BLAS has a pool of its own) can take twenty times as long.
+    NumPy arrays use the engine's own pool even where torch is loaded: idle threads of torch's pool spin for a while, and a matrix product
+    (BLAS has a third pool) can take twenty times as long beside them.
     """
-    if _forked:  # torch's pool does not survive a fork, ours is made anew; a DataLoader's worker has one thread
+    if _forked:  # torch's pool does not survive a fork, the engine's starts again; a DataLoader's worker has one thread
         torch = torch_loaded()
         if torch is not None:
             set_num_threads(min(torch.get_num_threads(), get_num_threads()))

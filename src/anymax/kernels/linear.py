@@ -12,16 +12,16 @@ from . import native
 
 
 class How(NamedTuple):
-    """What a call asks for beside its operands."""
+    """The options of a call."""
 
-    groups: int  # of heads of q that share one of k and v
+    groups: int  # heads of q for each head of k and v
     scale: float
     causal: bool
-    lengths: np.ndarray | None  # of each head's keys
+    lengths: np.ndarray | None  # how many keys of each head are real
 
 
 def attend(q: Array, k: Array, v: Array, how: How, save: bool = False) -> tuple[Array, Array | None]:
-    """The output for q [..., heads * groups, L, D], k and v [..., heads, S, D or Dv]; and, to save, what the gradient asks for."""
+    """The output for q [..., heads * groups, L, D], k and v [..., heads, S, D or Dv]; and with `save` the denominators, for `vjp`."""
     world, dtype = native.world_of(q), native.dtype_of(q)
     shape = tuple(q.shape[:-1])
     out = native.room_in(world, (*shape, v.shape[-1]), dtype)
@@ -33,7 +33,7 @@ def attend(q: Array, k: Array, v: Array, how: How, save: bool = False) -> tuple[
 def vjp(
     q: Array, k: Array, v: Array, out: Array, below: Array, g: Array, how: How, wants_q: bool, wants_k: bool
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """The gradients of q, k and v, from what `attend` has made; those of k and v come together."""
+    """The gradients of q, k and v from the results of `attend`; those of k and v are computed together."""
     world = native.world_of(q)
     dq = world.empty_like(world.contiguous(q)) if wants_q else None
     dk, dv = (world.empty_like(world.contiguous(a)) if wants_k else None for a in (k, v))

@@ -1,4 +1,4 @@
-"""A mapping in an engine's words, found once and handed on; and the facts of the links that engines know."""
+"""`Link`: the codes and numbers by which an engine knows a map, found once for each map."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .._array import Array, is_array
 from .._core.mapping import Mapping
 
-# as csrc/anymax.h and csrc/maps.hpp have them, which is tested; they are here for engines that serve where nothing was compiled
+# The codes of csrc/anymax.h and csrc/maps.hpp, which a test compares. Engines need them where nothing was compiled, too.
 OPS = {
     "forward": 0, "log_forward": 1, "vjp": 2, "log_vjp": 3, "index_loss": 4, "index_loss_grad": 5, "threshold": 6, "largest": 7,
 }  # fmt: skip
@@ -21,28 +21,28 @@ SPARSE = ("sparsemax", "entmax", "budget", "normmax", "topk", "topp")
 WITHOUT_LOG = ("sparsemax", "entmax", "budget", "normmax", "taylor", "perturb_max", "relu")
 WITHOUT_LOSS = ("taylor", "sigsoftmax", "relu")
 _PARAMETERS = {"entmax": "alpha", "budget": "k", "normmax": "alpha", "topk": "k", "topp": "p", "taylor": "order"}
-# what the library takes of each parameter (csrc/maps.hpp has its own ranges); beyond, the reference serves
-RANGES = {  # below a budget of 1e-6 the rounding of 1, to which thresholds are found, is too coarse
+# the parameters that the library takes (csrc/maps.hpp has its own ranges); the reference computes the others
+RANGES = {  # thresholds are found to the rounding of 1, which is too coarse for a budget below 1e-6
     "entmax": (1e-300, 1e300), "budget": (1e-6, 1e300), "normmax": (1.0, 9e299), "topk": (1, 9e15), "topp": (1e-300, 1.0),
     "perturb_max": (1e-300, 1e300), "taylor": (2, 64),
 }  # fmt: skip
 _NODES = 4096
-MOST_CLASSES = 2**31 - 1025  # of a row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which is tested
+MOST_CLASSES = 2**31 - 1025  # the longest row: ANYMAX_MOST_CLASSES of csrc/core/unit.h, which a test compares
 
 
 class Link(NamedTuple):
-    """What csrc/doors/python/calls.cpp reads, item by item."""
+    """A map for an engine. csrc/doors/python/calls.cpp reads it item by item."""
 
     kind: str
     code: int
     param: float
     params: Array | None  # one a row
     noise: int
-    nodes: int  # 0: as many as the dtype wants
+    nodes: int  # 0: the default of the dtype
 
 
 def link_of(mapping: Mapping) -> Link | str:
-    """The mapping in the engines' words, or the sentence that says why it has none; the mapping keeps what was found."""
+    """The link of a mapping, or a sentence that says why it has none. The mapping caches it."""
     try:
         return mapping._link
     except AttributeError:

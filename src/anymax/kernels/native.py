@@ -1,8 +1,7 @@
 """The C++ engine (`anymax._engine`) for NumPy arrays and torch tensors on the CPU (JAX: the engine `xla`).
 
-Arrays go to it as they are, of any strides and with the classes along any axis; csrc/doors/python/ lays them out. What is here: which calls
-it refuses, what it asks Python for (memory, copies, threads), and its operations as the other engines have them, on rows whose classes are
-last.
+It takes arrays of any strides, with the classes along any axis; csrc/doors/python/ lays them out. This file has its refusals, the functions
+that it calls in Python (memory, copies, threads), and the contract's operations, on rows whose classes are last.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from .link import MAPS, MOST_CLASSES, NEED_SCORES, OPS, SPARSE, WITHOUT_LOG, WIT
 
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 _SIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
-_MEMORY = {"bfloat16": "int16"}  # what NumPy has in its place
-_BY_CODE = (*DTYPES, "int32")  # by the codes of csrc/doors/python/arrays.hpp
+_MEMORY = {"bfloat16": "int16"}  # NumPy dtypes of the same size
+_BY_CODE = (*DTYPES, "int32")  # in the order of the codes of csrc/doors/python/arrays.hpp
 _SPARSE = frozenset(MAPS[kind] for kind in SPARSE)
-_AXES = 32  # of an array, as many as it takes
+_AXES = 32  # the most axes of an array
 
 
-# -- the engine, and what it asks Python for ----------------------------------------------------------------------------------------
+# -- the engine, and the functions that it calls in Python --------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
 def load() -> Any:
-    """The engine, or the sentence that says why there is none."""
+    """The engine, or a sentence that says why there is none."""
     engine = library.load()
     if not isinstance(engine, str):
         engine.bind({
@@ -49,7 +48,7 @@ def load() -> Any:
 
 
 def isa() -> str | None:
-    """The instruction set that the engine runs with here: avx512, avx2, neon or baseline."""
+    """The instruction set that the engine uses on this machine: avx512, avx2, neon or baseline."""
     engine = load()
     return None if isinstance(engine, str) else engine.isa()
 
@@ -93,7 +92,7 @@ def tell_of_torch(engine: Any) -> None:
 
 
 def refuse_array(x: Any) -> str | None:
-    """Why the library doesn't serve arrays like x; None where it does."""
+    """Why the library can't take arrays like x; None if it can."""
     lib = load()
     if isinstance(lib, str):
         return lib
@@ -113,7 +112,7 @@ def refuse_array(x: Any) -> str | None:
 
 
 def refuse_width(x: Any) -> str | None:
-    """Why the library doesn't serve rows of as many classes as x has; None where it does."""
+    """Why the library can't take rows with as many classes as x; None if it can."""
     classes = x.shape[-1] if getattr(x, "ndim", 0) else 1
     if isinstance(classes, int) and classes > MOST_CLASSES:
         return f"it serves rows of up to {MOST_CLASSES} classes, not {classes}"
@@ -121,7 +120,7 @@ def refuse_width(x: Any) -> str | None:
 
 
 def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = DTYPES) -> str | None:
-    """Why an engine for plain tensors on this kind of device doesn't serve x; None where it does."""
+    """Why an engine for plain tensors on this kind of device can't take x; None if it can."""
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return f"it serves plain tensors, not {type(x).__name__}"
@@ -140,7 +139,7 @@ def refuse_tensor(x: Any, device: str = "cpu", dtypes: Iterable[str] = DTYPES) -
         return f"it serves {', '.join(dtypes)}, not {x.dtype}"
     try:
         lazy = x.is_neg() or (x.numel() and not x.data_ptr())
-    except RuntimeError:  # a batch of torch.vmap, say
+    except RuntimeError:  # for example a batch of torch.vmap
         lazy = True
     return "it serves tensors that own their numbers, not lazy ones" if lazy else None
 
@@ -222,12 +221,12 @@ class _Torch:
 
 
 def world_of(x: Array) -> Any:
-    """What NumPy and torch each do in their own words. `contiguous`: in C order, and at an address that the dtype may have."""
+    """The class of x's framework, NumPy or torch. Its `contiguous` gives arrays in C order at an address aligned for the dtype."""
     return _Torch if is_torch(x) else _NumPy
 
 
 def room_in(world: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for numbers to come; a large one of recycled memory."""
+    """An uninitialized array; a large one uses recycled memory (`_memory`)."""
     size = math.prod(shape) * _SIZES[dtype]
     if size < SMALLEST:
         return world.empty(shape, dtype)
@@ -239,7 +238,7 @@ def dtype_of(x: Array) -> str:
 
 
 def _copied(a: Array, shape: tuple[int, ...] | None) -> Array:
-    """New memory with the same numbers, broadcast to a shape, in C order."""
+    """A copy in C order, broadcast to a shape."""
     if is_torch(a):
         a = a.detach()
         return (a if shape is None else a.expand(shape)).clone(memory_format=sys.modules["torch"].contiguous_format)
@@ -251,16 +250,15 @@ def _store(out: Array, a: Array) -> None:
 
 
 def _bits(a: np.ndarray) -> np.ndarray | None:
-    """NumPy's buffers have no letter for bfloat16."""
+    """A bfloat16 array as uint16, since NumPy's buffers have no code for bfloat16."""
     return a.view(np.uint16) if a.dtype.name == "bfloat16" and a.dtype.isnative else None
 
 
 def _result(like: Array, code: int, zeros: bool) -> tuple[Array, int]:
     """Memory for a result, and whether its pages are newly allocated: 0 no, 1 most likely, 2 yes, and they hold zeros.
 
-    Memory that comes from the system newly allocated costs more than what is computed in it. Up to LARGE bytes it is recycled.
-    Beyond, NumPy asks for huge pages, which torch does only where it is told to, and those of `np.zeros` are zeros already, which a sparse
-    map leaves as they are.
+    Newly allocated memory costs more than the computation, so results up to LARGE bytes are recycled. For larger ones NumPy requests huge
+    pages, which torch does only if configured to. Those of `np.zeros` hold zeros already, so a sparse map need not write its zeros.
     """
     world, dtype, shape = world_of(like), dtype_of(like), tuple(like.shape)
     fresh = math.prod(shape) * _SIZES[dtype] > LARGE
@@ -274,13 +272,13 @@ def _room(x: Array, count: int, dtype: int) -> Array:
 
 
 def room_beside(x: Any, shape: tuple[int, ...]) -> Any:
-    """Room for numbers of the kind of x, a tensor of torch."""
+    """An uninitialized tensor with the dtype and device of the tensor x."""
     kept_ = x.device.type == "cpu" and dtype_of(x) in DTYPES
     return room_in(_Torch, shape, dtype_of(x)) if kept_ else x.new_empty(shape)
 
 
 def empty_like(x: Array) -> Array:
-    """Room for a result like x, whatever x is."""
+    """An uninitialized array like x, from recycled memory where possible."""
     world = world_of(x)
     if world.is_contiguous(x) and x.nbytes >= SMALLEST and (dtype := dtype_of(x)) in DTYPES:
         return world.adopt(recycler.take(x.shape, _MEMORY.get(dtype, dtype), x.nbytes), dtype)
@@ -291,11 +289,11 @@ def empty_like(x: Array) -> Array:
 
 
 class Saved(NamedTuple):
-    """The non-zeros of each row, for the backward of a sparse map: in one piece, [rows, capacity] values and indices and [rows] counts."""
+    """The non-zeros of each row, for the backward of a sparse map: [rows, capacity] values and indices and [rows] counts in one array."""
 
     memory: Array  # int32
     rows: int
-    words: int  # of a value: 2 for float64
+    words: int  # int32 numbers of a value: 2 for float64, else 1
 
     @property
     def capacity(self) -> int:
@@ -315,12 +313,12 @@ class Saved(NamedTuple):
 
     @property
     def count(self) -> Array:
-        """-1 where there were more than the capacity."""
+        """The number of non-zeros; -1 where it exceeds the capacity."""
         return self.memory[self.rows * self.capacity * (self.words + 1) :]
 
 
 def _link(mapping: Mapping, x: Array) -> Link:
-    """The link, with a parameter of each row as the engine reads it."""
+    """The link, with its array of parameters broadcast to one a row, float64 and contiguous."""
     link = link_of(mapping)
     assert not isinstance(link, str), link
     if link.params is None:
@@ -336,7 +334,7 @@ def wide(x: Array) -> str:
 
 
 def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
-    """What the engine has made; an error where it is None, on arrays that `refuse` has not seen."""
+    """The engine's answer; an error if it is None, for arrays that `refuse` did not check."""
     if answer is None:
         words = ", ".join(f"{dtype_of(a)} {tuple(a.shape)}" for a in arrays if a is not None)
         raise RuntimeError(f"the native engine does not serve {what} on {words}")
@@ -344,7 +342,7 @@ def _done(answer: Any, what: str, *arrays: Array | None) -> Any:
 
 
 def saved_in(memory: Array, p: Array, axis: int) -> Saved:
-    """The support of p, whose classes lie along an axis."""
+    """The non-zeros of p, whose classes are along `axis`, from the engine's memory."""
     return Saved(memory, math.prod(p.shape) // p.shape[axis], 2 if wide(p) == "float64" else 1)
 
 
@@ -400,7 +398,7 @@ class Native(Engine):
     def forward_saving(
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None, capacity: int = -1
     ) -> tuple[Array, Saved | None]:
-        """p(x), and its non-zeros, `capacity` of each row; below 0: as many as pay, of a sparse map and a call large enough."""
+        """p(x), and up to `capacity` non-zeros a row; below 0 the engine chooses, and saves none for a dense map or a small call."""
         made = engine_for(x).forward_saving(_link(mapping, x), x, -1, mask, out, capacity)
         p, memory = _done(made, "p(x)", x, mask, out)
         return p, None if memory is None else saved_in(memory, p, -1)
@@ -461,7 +459,7 @@ class Native(Engine):
         return xp.where(lost, upcast(top(x, xp), xp), tau) if bool(xp.any(lost)) else tau
 
     def largest(self, x: Array, k: int) -> tuple[Array, Array]:
-        """Equal scores by position."""
+        """Equal scores are in the order of their positions."""
         world = world_of(x)
         batch, n = tuple(x.shape[:-1]), x.shape[-1]
         if not 1 <= k <= n:
@@ -471,7 +469,7 @@ class Native(Engine):
         return value, positions
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:
-        """With which instructions too: "tile avx512", say (csrc/plan.hpp)."""
+        """The plan and the instruction set, such as "tile avx512" (csrc/plan.hpp)."""
         return engine_for(x).plan(_link(mapping, x), x, OPS[op]) if math.prod(x.shape) else None
 
 

@@ -1,4 +1,4 @@
-"""Ragged rows by the CPU engine (csrc/doors/ragged.cpp): segments of entries along an axis, without padding."""
+"""Segments of entries along an axis, without padding, by the C++ engine (csrc/doors/ragged.cpp)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .link import NEED_SCORES, OPS, Link, link_of
 
 
 def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
-    """Why the engine doesn't serve segments of arrays like x; None where it does."""
+    """Why the engine can't take segments of arrays like x; None if it can."""
     if asked() not in (None, native.ENGINE.name):
         return f"the engine {asked()} is asked for"
     return native.ENGINE.refuse(op, mapping, x)
 
 
 class TooMany(ValueError):
-    """More segments than MOST."""
+    """There are more segments than MOST."""
 
 
 def _few(count: int) -> int:
@@ -33,13 +33,13 @@ def _few(count: int) -> int:
 
 
 def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tuple[int, np.ndarray, np.ndarray | None]:
-    """(-1, ptr, the entries by segment, or None where they lie so already); or the first entry that is out of range.
+    """(-1, ptr, order), where `order` sorts the entries by segment and is None if they are sorted.
 
-    segments: how many there are; None: the largest index and one more.
+    (entry, ptr, None) where an entry's index is out of range. segments: how many there are; None: the largest index plus one.
     """
     engine = native.load()
     if not isinstance(engine, str):
-        # in order, as most are: then the last is the largest, and no order is wanted
+        # most indices are sorted: the last is then the largest, and no order is needed
         last = segments if segments is not None else max(int(index[-1]) + 1, 0) if index.size else 0
         ptr = np.empty(_few(last) + 1, np.int64)
         if engine.sort_segments(index, ptr, None, threads_of_torch) == index.size:
@@ -57,7 +57,7 @@ def sort(index: np.ndarray, segments: int | None, threads_of_torch: bool) -> tup
     return -1, ptr, None if (index[1:] >= index[:-1]).all() else np.argsort(index, kind="stable")
 
 
-MOST = 2**31 - 1  # segments, whose bounds the engine counts in 32 bits
+MOST = 2**31 - 1  # the most segments: the engine counts them in 32 bits
 Layout = tuple[np.ndarray, np.ndarray | None, int]  # ptr, order, the axis of the entries
 
 
@@ -67,7 +67,7 @@ def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
 
 
 def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, Array | None]:
-    """The same, and for `vjp` p by segment, [entries, heads], where the entries have an order."""
+    """p(x) of each segment; and where the entries have an order, p sorted by segment, [entries, heads], for `vjp`."""
     kept = None
     if layout[1] is not None:
         entries = x.shape[layout[2]]
@@ -90,12 +90,12 @@ def log_vjp(mapping: Mapping, x: Array | None, log_p: Array, g: Array, layout: L
 
 
 def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
-    """The loss of each segment for the place of its target among its entries; 0 below 0."""
+    """The loss of each segment for the index of its target within the segment; 0 for an index below 0."""
     return _each("index_loss", mapping, layout, x, index)
 
 
 def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, None]:
-    """The same; this engine's gradient needs nothing of it."""
+    """`index_loss`, and None, since this engine's gradient needs nothing else."""
     return index_loss(mapping, x, index, layout), None
 
 
@@ -105,12 +105,12 @@ def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layo
 
 
 def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """tau of each segment, float or double; logsumexp for softmax; -inf of an empty one."""
+    """tau of each segment, float32 or float64; logsumexp for softmax; -inf for an empty segment."""
     return _each("threshold", mapping, layout, x, None)
 
 
 def _link(mapping: Any, x: Array, segments: int, axis: int) -> Link:
-    """The link, with a parameter of each segment and head as the engine reads it."""
+    """The link, with its array of parameters broadcast to one for each segment and head, float64 and contiguous."""
     link = mapping if isinstance(mapping, Link) else link_of(mapping)
     assert not isinstance(link, str), link
     if link.params is None:
@@ -135,14 +135,14 @@ def _run(
 
 
 def _one_stride(a: Array, axis: int) -> bool:
-    """True where the heads of an entry lie in steps of one stride, at addresses that the dtype may have."""
+    """True if one stride leads through the heads of an entry, and the address is aligned for the dtype."""
     axes = [i for i in range(a.ndim) if i != axis and a.shape[i] != 1]
     steps = a.stride() if is_torch(a) else a.strides
     return native.world_of(a).aligned(a) and all(steps[i] == steps[j] * a.shape[j] for i, j in itertools.pairwise(axes))
 
 
 def _laid_out(operands: list[Any], axis: int) -> tuple[list[Any], int]:
-    """Operands whose heads have one stride, and the axis of their entries: in C order, or with the entries first."""
+    """The operands, copied where their heads have no single stride, and the axis of their entries, moved to the front from the middle."""
     lead = next(a for a in operands if a is not None)
     if 0 < axis < lead.ndim - 1:
         xp = namespace(lead)
@@ -163,7 +163,7 @@ def _entries(
     scale: Any = None,
     kept: Any = None,
 ) -> Array:
-    """A result with a number for each entry, in C order."""
+    """Runs an operation whose result has a number for each entry."""
     lead = x if p is None else p
     world, dtype = native.world_of(lead), native.dtype_of(lead)
     if g is not None and native.dtype_of(g) != dtype:
@@ -185,7 +185,7 @@ def _entries(
 
 
 def _each(op: str, mapping: Any, layout: Layout, x: Array, index: Any) -> Array:
-    """A result with a number for each segment and head: [segments, heads ...]."""
+    """Runs an operation whose result has a number for each segment and head: [segments, heads ...]."""
     ptr, order, axis = layout
     shape = (len(ptr) - 1, *(n for i, n in enumerate(x.shape) if i != axis))
     result = native.room_in(native.world_of(x), shape, native.wide(x))

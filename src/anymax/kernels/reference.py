@@ -1,4 +1,4 @@
-"""The reference engine: the maps' own array-API code. It serves everything."""
+"""The reference engine: the maps' own array-API code. It computes every call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The compiled kernels as operations of JAX programs: XLA calls them on CPUs; elsewhere the map's own formula serves.
+"""The compiled kernels as one primitive of JAX.
 
-One primitive. For the CPU it is lowered to the library's FFI handler (`csrc/doors/xla_ffi.cpp`); for other devices, and for
-`jax.export`, whose programs must run where we are not, to the reference engine.
+On a CPU it is lowered to the library's FFI handler (`csrc/doors/xla_ffi.cpp`). On other devices, and for `jax.export`, whose programs must
+run without this library, it is lowered to the reference engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .reference import ENGINE as reference
 
 
 class Static:
-    """A mapping without its arrays: what a compiled program depends on, next to its operands."""
+    """A mapping without its arrays: the part that a compiled program depends on."""
 
     def __init__(self, mapping: Mapping, *more: Any) -> None:
         self.kind, self.constants, self.names = type(mapping), mapping.constants(), tuple(mapping.params())
@@ -38,7 +38,7 @@ class Static:
 
 @functools.cache
 def problem() -> str | None:
-    """Why XLA can't call the library, if it can't; else it knows the handler from now on."""
+    """Registers the handler with XLA; returns why XLA can't call the library, or None."""
     import jax
 
     engine = native.load()
@@ -52,7 +52,7 @@ def problem() -> str | None:
     return None
 
 
-# executables that are kept on disk know the handler by this name, so that it changes with the library's interface
+# JAX's cache of executables on disk refers to the handler by this name, so it changes with the library's interface
 TARGET = f"anymax_{library.ABI}"
 
 
@@ -127,7 +127,7 @@ def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
 
 
 def _beside(operands: tuple[Array, ...], params: dict[str, Array]) -> tuple[Array, ...]:
-    """The operands and the parameters, one number a row."""
+    """The operands and the parameters, which are broadcast to one number a row."""
     if not params:
         return operands
     jnp = sys.modules["jax"].numpy
@@ -136,7 +136,7 @@ def _beside(operands: tuple[Array, ...], params: dict[str, Array]) -> tuple[Arra
 
 
 def alike(*arrays: Array) -> tuple[Array, ...]:
-    """Inside of shard_map, arrays of one type: what is the same on all devices has another than what is not."""
+    """The arrays with one type: within shard_map, an array that varies over devices has another type than one that does not."""
     varying = [_varying(a) for a in arrays]
     every = frozenset().union(*varying)
     if all(axes == every for axes in varying):
@@ -157,7 +157,7 @@ def _varying(a: Array) -> frozenset[Any]:
 
 
 def to_front(operands: Any, dims: Any) -> list[Array]:
-    """For vmap: the mapped axis first, in every operand."""
+    """The operands of vmap with the mapped axis first in each."""
     jnp = sys.modules["jax"].numpy
     size = next(a.shape[d] for a, d in zip(operands, dims) if d is not None)
     return [
@@ -166,7 +166,7 @@ def to_front(operands: Any, dims: Any) -> list[Array]:
 
 
 def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Array]:
-    """The same by the reference engine."""
+    """The primitive by the reference engine."""
     count = len(operands) - len(static.names)
     mapping = static.mapping(dict(zip(static.names, operands[count:])))
     x, *others = operands[:count]
@@ -182,13 +182,13 @@ def _formula(*operands: Array, op: str, static: Static, link: Link) -> list[Arra
 
 
 def one_hot(index: Array, x: Array) -> Array:
-    """The target of each row as a distribution; of an index below 0 nothing."""
+    """The target of each row as a distribution; zeros for an index below 0."""
     jax = sys.modules["jax"]
     return jax.nn.one_hot(index, x.shape[-1], dtype=wide_name(x))
 
 
 def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = reference.loss) -> Array:
-    """The loss of class indices in plain operations."""
+    """The loss of class indices by plain operations."""
     jnp = sys.modules["jax"].numpy
     y = one_hot(index, x)
     value = loss(mapping, upcast(x, jnp), p, y)[..., 0]
@@ -199,7 +199,7 @@ def plain_loss(mapping: Mapping, x: Array, p: Array, index: Array, loss: Any = r
 
 
 def plain_slope(x: Array, p: Array, index: Array, scale: Array) -> Array:
-    """Its gradient, times a factor for each row."""
+    """The gradient of `plain_loss`, times a factor for each row."""
     jnp = sys.modules["jax"].numpy
     index = index[..., None]
     slope = jnp.where(index >= x.shape[-1], jnp.nan, p - one_hot(index[..., 0], x))
@@ -207,7 +207,7 @@ def plain_slope(x: Array, p: Array, index: Array, scale: Array) -> Array:
 
 
 def _by_rows(ctx: Any) -> dict[str, Any] | None:
-    """What tells both of XLA's partitioners that rows may lie on different devices, but not the classes of one row."""
+    """Attributes that allow both of XLA's partitioners to put rows on different devices, but not the classes of one row."""
     import jax
     from jax.interpreters import mlir
 
@@ -223,7 +223,7 @@ def _by_rows(ctx: Any) -> dict[str, Any] | None:
     from jax.extend.mlir.dialects import sdy
 
     def axes(i: int) -> Any:
-        """Of array i: the rows' axes are the same ones everywhere, its classes are an axis of their own."""
+        """The axes of array i: all arrays share those of the rows, and its classes have their own."""
         own = [len(sizes)] if len(shapes[i]) > rows else []
         sizes.extend(shapes[i][rows:])
         return sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get([k]) for k in (*range(rows), *own)])
@@ -235,10 +235,10 @@ def _by_rows(ctx: Any) -> dict[str, Any] | None:
 
 
 def outside_of_jit(primitive: Any) -> Any:
-    """Runs a primitive of ours where nothing is traced, as a compiled program of its own.
+    """An eager implementation of a primitive, which runs it as a compiled program.
 
-    That program is compiled under `jax.disable_jit` too, and `debug_nans` is obeyed here, since either would else ask for the
-    primitive again, for ever.
+    It compiles under `jax.disable_jit` too, and checks `debug_nans` itself, since either would otherwise call the primitive again,
+    without end.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""An index sorted inside of JAX's programs: on a CPU by the engine, elsewhere by operations of JAX."""
+"""Sorts the index of segments within JAX programs: on a CPU by the C++ engine, elsewhere by JAX operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .choice import asked
 
 
 def sort(index: Array, segments: int) -> tuple[Array, Array, Array]:
-    """(the index, `segments` in the place of what is out of range; ptr [segments + 1]; the entries by segment, those of none last)."""
+    """(index, ptr [segments + 1], order): `segments` replaces an index out of range; `order` sorts by segment, those entries last."""
     jnp = sys.modules["jax"].numpy
     index = index.astype(jnp.asarray(0).dtype)
     index = jnp.where((index >= 0) & (index < segments), index, segments)

@@ -1,10 +1,9 @@
-"""torch modules, generic over maps: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
+"""torch modules for any map: activations, losses and output layers, attention, graphs and pools, and `Categorical`.
 
-A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` a parameter of it: `Activation(Entmax(alpha=nn.Parameter(...)))`
-learns alpha. `learn="alpha"` does so inside `bounds`, whatever the optimiser does.
+A tensor in a mapping becomes a buffer of the module, an `nn.Parameter` becomes its parameter: `Activation(Entmax(alpha=nn.Parameter(...)))`
+learns alpha. `learn="alpha"` learns it too, and keeps it inside `bounds`.
 
-A map is data and no module: in `torch.nn.Sequential` it stands as an `Activation`, as in
-`Sequential(Linear(20, 5), Activation("sparsemax"))`.
+A map is data, not a module. In `torch.nn.Sequential` use an `Activation`, as in `Sequential(Linear(20, 5), Activation("sparsemax"))`.
 """
 
 from __future__ import annotations

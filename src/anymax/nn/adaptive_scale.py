@@ -1,4 +1,4 @@
-"""`AdaptiveScale`: the temperature of attention as a learned function of the query and of the number of keys that it sees."""
+"""`AdaptiveScale`: the temperature of attention, learned as a function of the query and the number of keys that it sees."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from .base import check_sizes
 
 
 class AdaptiveScale(nn.Module):
-    """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned from each query, for each head.
+    """The scale `delta + beta log(n)^gamma` of attention scores, with beta and gamma learned as functions of the query, for each head.
 
-    For attention over contexts longer than those of training; with `Entmax(1.5)` it is the adaptive-scaled entmax of Vasylenko et al.
-    2026. n is the number of keys that a query sees. Give it to `Attention` as its transform; or call it on the queries' hidden states,
-    and give what comes out, a `scalable`, to `anymax.attention`. Where one factor a head is enough, say
+    It is for attention over longer contexts than those of training; with `Entmax(1.5)` it is the adaptive-scaled entmax of Vasylenko et
+    al. 2026. n is the number of keys that a query sees. Give it to `Attention` as its transform; or call it on the queries' hidden
+    states, and give the result, a `scalable`, to `anymax.attention`. If one factor for each head is enough, use
     `scalable(beta=nn.Parameter(...))` instead.
 
-    embed_dim: the features of the hidden states.
-    num_heads: the heads of the queries.
-    only: the heads that are scaled, by number; the others stay as they are. All by default. The paper leaves out those with ALiBi,
-        whose distances would be scaled too.
-    gamma_range: gamma lies between plus and minus this number.
-    delta: the part of the scale that does not follow the length.
+    embed_dim: the number of features of the hidden states.
+    num_heads: the number of heads of the queries.
+    only: the indices of the heads to scale, all by default. The paper leaves out heads with ALiBi, whose distances would be scaled too.
+    gamma_range: gamma is between minus and plus this number.
+    delta: the part of the scale that does not depend on the length.
     bias: whether the learned functions have biases.
-    device, dtype: of the weights.
+    device, dtype: the device and dtype of the weights.
 
-    Hidden states [..., L, embed_dim] in, a transform of the scores [..., num_heads, L, S] out. beta is `softplus(w_b h)` and gamma
-    `gamma_range tanh(w_g h)`. A query that sees one key has the scale delta.
+    It takes hidden states [..., L, embed_dim], and returns a transform of the scores [..., num_heads, L, S]. beta is `softplus(w_b h)` and
+    gamma is `gamma_range tanh(w_g h)`. A query that sees one key has the scale delta.
 
     >>> import torch
     >>> from anymax import attention, nn
@@ -76,7 +75,7 @@ class AdaptiveScale(nn.Module):
         self.projection = nn.Linear(embed_dim, 2 * len(scaled), bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Transform:
-        """The `scalable` of these hidden states, [..., L, embed_dim]: a transform of the scores [..., num_heads, L, S]."""
+        """The `scalable` for hidden states [..., L, embed_dim]: a transform of the scores [..., num_heads, L, S]."""
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != self.embed_dim:
             got = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"AdaptiveScale: expected hidden states [..., L, {self.embed_dim}], got {got}")
@@ -90,7 +89,7 @@ class AdaptiveScale(nn.Module):
         return scalable(self._spread(beta), self._spread(gamma), delta)
 
     def _spread(self, values: Tensor) -> Tensor:
-        """One for each of all heads, 0 for those that are not scaled."""
+        """The values for all heads, with 0 for heads that are not scaled."""
         given = dict(zip(self.only or (), values.unbind(-3)))
         none = torch.zeros_like(values[..., 0, :, :])
         return torch.stack([given.get(head, none) for head in range(self.num_heads)], -3)

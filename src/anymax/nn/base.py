@@ -1,4 +1,4 @@
-"""What all modules of `anymax.nn` are made of: the tensors of a mapping, as parameters and buffers."""
+"""`OfMapping`, the base class of the modules of `anymax.nn`: the tensors of a mapping are its parameters and buffers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .._core.names import as_mapping
 
 
 class OfMapping(nn.Module):
-    """A module that owns the tensors of a mapping."""
+    """A module that registers the tensors of a mapping."""
 
-    prefix = ""  # of the tensors' names
+    prefix = ""  # is put before the tensors' names
 
     def __init__(self, mapping: Mapping | str, learn: str | None, bounds: tuple[float, float]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class OfMapping(nn.Module):
 
     @property
     def mapping(self) -> Mapping:
-        """The map with the module's current tensors: frozen data, for any function of anymax."""
+        """The map with the module's current tensors, for any function of anymax."""
         if self._fixed is not None:
             return self._fixed
         values = {name: getattr(self, self.prefix + name) for name in self._tensors}

@@ -1,4 +1,4 @@
-"""A torch distribution over classes, of any map."""
+"""A torch distribution over classes, for any map."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONE = Size()
 
 
 class _BelowInfinity(constraints.Constraint):
-    """Rows of numbers below +inf. `constraints.independent` says so too, and fails for a batch without rows."""
+    """Rows of numbers below +inf. (`constraints.independent` would do, but fails for a batch without rows.)"""
 
     event_dim = 1
 
@@ -32,22 +32,22 @@ class _BelowInfinity(constraints.Constraint):
 
 
 class Categorical(TorchCategorical):
-    """The distribution that a map makes of scores, as `torch.distributions` has them: a policy's head, with exact zeros if you like.
+    """The distribution over classes that a map gives for scores, as a `torch.distributions` class: for example a policy with exact zeros.
 
-    Against `torch.distributions.Categorical`: any map; masks, of which a class has probability 0 and no gradient; an entropy whose gradient
-    is exact where p is 0; `log_prob` -inf off the support with a gradient that is a number (see `anymax.log_prob`). It is a subclass, so
-    that what asks for torch's takes it.
+    It is a subclass of `torch.distributions.Categorical`, and adds to it: any map; masks, which give a class probability 0 and no
+    gradient; an entropy whose gradient is exact where p is 0; and a `log_prob` of -inf off the support whose gradient is finite (see
+    `anymax.log_prob`).
 
     mapping: the map, such as `Sparsemax()`.
-    scores: a tensor whose last axis is the classes, the others the batch; -inf masks a class, NaN and +inf are errors.
+    scores: a tensor whose last axis is the classes and whose other axes are the batch; -inf masks a class, NaN and +inf are errors.
     mask: boolean, broadcastable to the scores, True = keep.
-        A row that keeps no class is no error: its probabilities are all 0, its sample and its mode are -1, log_prob of -1 is 0, of any
-        class -inf, and its entropy is 0. (A mask of large negative numbers makes such a row uniform over what is forbidden.)
-    transform: what the scores go through after the mask: one of `anymax.transforms`, or several in `compose(...)`.
-    validate_args: look at the scores and at values; by default as `Distribution.set_default_validate_args` says.
+        A row that keeps no class is allowed: its probabilities are all 0, its sample and its mode are -1, its entropy is 0, and log_prob
+        is 0 for -1 and -inf for every class. (A mask of large negative numbers would make such a row uniform over forbidden classes.)
+    transform: a transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args: check the scores and the values; the default is that of `Distribution.set_default_validate_args`.
 
-    `scores` are those that the map takes, after mask and transform; `probs` and `logits` are p and log p, made when they are first asked
-    for. `mean` and `variance` are NaN, as torch's are. Samples come from torch's global generator, or from `sample(shape, generator=...)`.
+    `scores` are the scores after mask and transform; `probs` and `logits` are p and log p, computed at their first use. `mean` and
+    `variance` are NaN, as in torch. Samples use torch's global generator, or that of `sample(shape, generator=...)`.
 
     >>> import torch, anymax
     >>> policy = anymax.nn.Categorical(anymax.Sparsemax(), torch.tensor([1.0, 0.5, -2.0]))
@@ -93,7 +93,7 @@ class Categorical(TorchCategorical):
 
     @lazy_property
     def probs(self) -> Tensor:
-        """p, which sums to 1 for every map."""
+        """p, normalised to sum to 1 for every map."""
         return p_rows(self.mapping, self.scores, xp)
 
     @lazy_property
@@ -103,12 +103,12 @@ class Categorical(TorchCategorical):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable class, of equal ones the first; -1 in a row without classes."""
+        """The most probable class, the first of equal ones; -1 in a row without classes."""
         p = self.probs.detach()
         return torch.where(p.amax(-1) > 0, p.argmax(-1), -1)
 
     def sample(self, sample_shape: Any = _ONE, generator: Any = None) -> Tensor:
-        """Classes, integers of the shape `sample_shape + batch_shape`.
+        """Random classes, integers of shape `sample_shape + batch_shape`.
 
         generator: a `torch.Generator` on the device of the scores, or an integer seed; torch's global generator by default.
         """
@@ -128,9 +128,9 @@ class Categorical(TorchCategorical):
         super()._validate_sample(value)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log p of classes, of a shape that broadcasts to the batch; -inf off the support, 0 for -1.
+        """log p of the classes `value`, whose shape broadcasts with the batch; -inf off the support, 0 for -1.
 
-        A number that is no class is an error also without validation; NaN where no value can be asked for: compiled, or on a GPU.
+        A number that is no class is an error, even without validation; in compiled code and on a GPU it gives NaN.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -161,7 +161,7 @@ def global_generator(device: torch.device) -> Any:
 
 
 def _as_scores(q: TorchCategorical) -> tuple[Mapping, Tensor]:
-    """torch's own, or ours, as a map and its scores: where torch has a probability of 0, its logit is the log of the smallest number."""
+    """The map and scores of a distribution. Where torch's has a probability of 0, its logit is finite and is replaced by -inf."""
     if isinstance(q, Categorical):
         return q.mapping, q.scores
     return _SOFTMAX, q.logits.masked_fill(q.probs == 0, -math.inf)

@@ -1,4 +1,4 @@
-"""torch modules over segments: `GraphAttention`, a layer of graph networks, and `AttentionPool`, which makes one vector of each set."""
+"""torch modules over segments: `GraphAttention`, a layer of graph networks, and `AttentionPool`, which reduces each set to one vector."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _REDUCTIONS: dict[str, str] = {"add": "sum", "sum": "sum", "mean": "mean", "min"
 class GraphAttention(OfMapping):
     """Attention of the nodes of a graph to their neighbours, with any map: `GATv2Conv` of PyTorch Geometric with a `mapping`.
 
-    For node features that are to be mixed along edges of different worth: with a sparse map a node leaves some of its edges out
-    entirely. Its arguments, weights and results are those of `GATv2Conv` (Brody, Alon and Yahav 2022), whose `state_dict` it loads.
+    With a sparse map, a node ignores some of its edges entirely. The arguments, weights and results are those of `GATv2Conv` (Brody,
+    Alon and Yahav 2022), whose `state_dict` it loads.
 
     The score of an edge from j to i is `a^T leaky_relu(W_l x_j + W_r x_i + W_e e_ij)`, for each head; the output of node i is the sum of
     `p_ij W_l x_j` over its incoming edges, where p is the map of their scores.
 
-    in_channels: the features of a node; a pair (of sources, of targets) for a bipartite graph.
-    out_channels: the features that each head gives.
-    heads: the heads.
+    in_channels: the number of features of a node; a pair (of sources, of targets) for a bipartite graph.
+    out_channels: the number of output features of each head.
+    heads: the number of heads.
     mapping: the map from the scores of a node's edges to weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
         each head has the shape (heads,).
-    concat: give the features of all heads, `heads * out_channels`; False gives their mean.
+    concat: return the features of all heads, `heads * out_channels`; False returns their mean.
     negative_slope: the slope of the leaky ReLU below 0.
     dropout: the share of the weights that is set to 0 in training.
-    add_self_loops: let each node attend to itself too; self-loops that are there are replaced.
-    edge_dim: the features of an edge, where there are any.
-    fill_value: the features of the self-loops that are added: a number, a tensor, or what to make of those of the node's incoming edges:
-        "mean", "add", "min", "max" or "mul".
+    add_self_loops: let each node attend to itself too; existing self-loops are replaced.
+    edge_dim: the number of features of an edge, if edges have features.
+    fill_value: the features of the added self-loops: a number, a tensor, or how to compute them from the features of the node's incoming
+        edges: "mean", "add", "min", "max" or "mul".
     bias: whether there are biases.
     share_weights: use one matrix for sources and targets.
     residual: add a linear function of the node's own features to the output.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the number that is learned.
-    device, dtype: of the weights.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the learned number.
+    device, dtype: the device and dtype of the weights.
 
     >>> import torch
     >>> from anymax import Sparsemax, nn
@@ -123,7 +123,7 @@ class GraphAttention(OfMapping):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as `GATv2Conv` does at its start."""
+        """Initialises the weights again, as `GATv2Conv` does."""
         for layer in (self.lin_l, self.lin_r, self.lin_edge, self.res):
             if layer is not None:
                 layer.reset_parameters()
@@ -142,11 +142,11 @@ class GraphAttention(OfMapping):
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """The features of the nodes, [nodes, heads * out_channels], or [nodes, out_channels] without `concat`.
 
-        x: the features of the nodes, [nodes, in_channels]; of a bipartite graph the pair of those of sources and of targets.
+        x: the features of the nodes, [nodes, in_channels]; for a bipartite graph a pair (sources, targets).
         edge_index: the edges, integers [2, edges]: the source and the target of each, in any order.
-        edge_attr: the features of the edges, [edges, edge_dim], or [edges] where that is 1.
-        return_attention_weights: give a pair of the output and of (edges, weights), where the edges are those that were used, with
-            self-loops at the end, and the weights [edges, heads] as the map gave them, before dropout.
+        edge_attr: the features of the edges, [edges, edge_dim], or [edges] if edge_dim is 1.
+        return_attention_weights: return (output, (edges, weights)), where the edges are those used, with self-loops at the end, and the
+            weights, [edges, heads], are those of the map, before dropout.
         """
         left, right = self._nodes(x)
         n_sources, n_targets = left.shape[0], right.shape[0]
@@ -202,7 +202,7 @@ class GraphAttention(OfMapping):
         return edge_attr
 
     def _with_loops(self, edge_index: Tensor, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
-        """The edges less their self-loops, and one for each node at the end."""
+        """The edges without their self-loops, then a self-loop for each node."""
         other = edge_index[0] != edge_index[1]
         edge_index = edge_index[:, other]
         loops = torch.arange(nodes, device=edge_index.device, dtype=edge_index.dtype).expand(2, -1)
@@ -218,7 +218,7 @@ class GraphAttention(OfMapping):
             return self.fill_value.to(edge_attr).expand(size)
         if not isinstance(self.fill_value, str):
             return edge_attr.new_full(size, self.fill_value)
-        kept = target < nodes  # of a bipartite graph with more targets than sources
+        kept = target < nodes  # a bipartite graph may have more targets than sources
         target, edge_attr = target[kept], edge_attr[kept]
         start = edge_attr.new_ones(size) if self.fill_value == "mul" else edge_attr.new_zeros(size)
         index = target[:, None].expand_as(edge_attr)
@@ -270,23 +270,23 @@ def _check_edges(edge_index: Any, n_sources: int, n_targets: int) -> None:
 
 
 def _summed(x: Tensor, weights: Tensor, index: Tensor, n: int) -> Tensor:
-    """The sums over each segment of its entries' x [entries, ..., features], weighted: [n, ..., features]."""
+    """The weighted sum of x [entries, ..., features] over each segment, [n, ..., features]."""
     weighted = x * weights[..., None]
     return weighted.new_zeros((n, *weighted.shape[1:])).index_add(0, index, weighted)
 
 
 class AttentionPool(OfMapping):
-    """One weighted sum of each segment, with any map: a set of vectors, of any number, becomes one vector.
+    """A weighted sum over each segment, with any map: a set of vectors, of any size, becomes one vector.
 
-    For sets, baskets, graphs and packed sequences that need one vector each, where a mean would count the unimportant too. The scores
-    are the products of the entries with a learned query, or what the caller gives.
+    It is for sets, baskets, graphs and packed sequences, where a mean would count unimportant entries too. The scores are the products of
+    the entries with a learned query, or are given by the caller.
 
     mapping: the map from the scores of a segment to weights, such as `Sparsemax()`, or its name; softmax by default.
-    features: the features of an entry, which make the learned query; None, and `forward` needs scores.
-    heads: how many queries there are, each with a sum of its own; None for one, whose sums have no axis of heads.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the number that is learned.
-    device, dtype: of the query.
+    features: the number of features of an entry, for a learned query; without it `forward` needs scores.
+    heads: how many queries to learn, each with its own sum; None for one query, without an axis of heads.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the learned number.
+    device, dtype: the device and dtype of the query.
 
     >>> import torch
     >>> from anymax import nn
@@ -330,7 +330,7 @@ class AttentionPool(OfMapping):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the query anew."""
+        """Initialises the query again."""
         if self.query is not None:
             nn.init.normal_(self.query, std=1.0 / math.sqrt(self.query.shape[-1]))
 
@@ -345,12 +345,12 @@ class AttentionPool(OfMapping):
         num_segments: int | None = None,
         return_attention_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The sums, [segments, features], or [segments, heads, features] where the query or the scores have heads.
+        """The sums, [segments, features], or [segments, heads, features] if the query or the scores have heads.
 
-        x: the vectors, [entries, features]; or a nested tensor of torch (jagged), which knows its segments.
-        scores: [entries] or [entries, heads], in the place of those of the learned query; -inf leaves an entry out.
+        x: the vectors, [entries, features]; or a jagged nested tensor of torch, which knows its segments.
+        scores: [entries] or [entries, heads], instead of those of the learned query; -inf leaves an entry out.
         index, ptr, lengths, num_segments: which entries belong together, as in `anymax.segment_apply`. An empty segment gives zeros.
-        return_attention_weights: give a pair of the sums and of the weights, of the shape of the scores.
+        return_attention_weights: return the pair (sums, weights); the weights have the shape of the scores.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"AttentionPool: x must be a tensor, got {type(x).__name__}")

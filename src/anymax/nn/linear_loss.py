@@ -17,28 +17,29 @@ from .base import OfMapping, check_sizes
 
 
 class LinearLoss(OfMapping):
-    """The output layer and the loss of a map in one, whose scores are never all held: `linear_loss` with a weight of its own.
+    """An output layer with the loss of a map, which never holds all scores: `linear_loss` as a module with a weight.
 
-    To train with many classes: against `Linear` and `Loss`, the scores and their gradient take no memory, and a sparse map is quicker. It
-    is the cross-entropy for softmax, where `Loss` is the Fenchel-Young loss, which label smoothing or soft targets make another one.
+    It is for training with many classes. Unlike `Linear` and `Loss`, it spends no memory on the scores and their gradient, and a sparse
+    map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft
+    targets.
 
-    in_features: the features.
-    num_classes: the classes, each with a row of `weight`.
-    mapping: the map whose loss it is, or its name; softmax by default. A tensor in it becomes a buffer of the module, an `nn.Parameter` a
-        parameter of it.
-    bias: whether a number is added to the scores of each class, which is learned.
-    weight: one factor for each class, a tensor [classes]; the module keeps it as `class_weight`.
-    ignore_index: a target that counts for nothing.
+    in_features: the number of features.
+    num_classes: the number of classes; each has a row of `weight`.
+    mapping: the map of the loss, or its name; softmax by default. A tensor in it becomes a buffer of the module, an `nn.Parameter` becomes
+        its parameter.
+    bias: whether to add a learned number to the scores of each class.
+    weight: one factor for each class, a tensor [classes]; the module stores it as `class_weight`.
+    ignore_index: samples with this target are left out.
     reduction: "mean", "sum" or "none".
     label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
-    chunk: how many classes are made at a time; None lets the library choose.
-    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. See `linear_loss`.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the number that is learned.
-    device, dtype: of the weights.
+    chunk: for how many classes scores are computed at a time; None lets the library choose.
+    least: for softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the learned number.
+    device, dtype: the device and dtype of the weights.
 
-    Features [..., in_features] and targets in, the loss out: one number, or [...] with `reduction="none"`. To share the weight with an
-    embedding, assign it: `head.weight = embedding.weight`.
+    It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`. To share the
+    weight with an embedding, assign it: `head.weight = embedding.weight`.
 
     >>> import torch
     >>> from anymax import Entmax, nn
@@ -48,7 +49,7 @@ class LinearLoss(OfMapping):
     (torch.Size([]), torch.Size([4, 1000]))
     """
 
-    prefix = "map_"  # the head has a weight of its own
+    prefix = "map_"  # the head itself has a `weight`
     class_weight: Tensor | None
     bias: nn.Parameter | None
 
@@ -85,18 +86,18 @@ class LinearLoss(OfMapping):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as `nn.Linear` does at its start."""
+        """Initialises the weights again, as `nn.Linear` does."""
         bound = 1.0 / math.sqrt(max(1, self.weight.shape[1]))
         for value in (self.weight, self.bias):
             if value is not None:
                 nn.init.uniform_(value, -bound, bound)
 
     def scores(self, x: Tensor) -> Tensor:
-        """All scores of features, [..., num_classes]: to predict with, for a few rows."""
+        """The scores of all classes, [..., num_classes]: to predict for a few rows."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def log_prob(self, x: Tensor, target: Tensor, support: Any = None) -> Tensor:
-        """log p of the classes `target`, as `linear_log_prob` gives it."""
+        """log p of the classes `target`, by `linear_log_prob`."""
         return linear.linear_log_prob(
             x, self.weight, target, self.mapping, linear_bias=self.bias, support=support, chunk=self.chunk
         )
@@ -105,7 +106,7 @@ class LinearLoss(OfMapping):
         """The loss of features [..., in_features].
 
         target: class indices [...], or a distribution over the classes [..., num_classes].
-        mask: boolean, broadcastable to the scores, True = keep; a class that is masked gets probability 0.
+        mask: boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         return linear.linear_loss(
             x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,

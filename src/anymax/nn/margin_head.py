@@ -1,4 +1,4 @@
-"""The module `anymax.nn.MarginHead`: a classifier on the sphere, whose classes may lie on several processes."""
+"""The module `anymax.nn.MarginHead`: a classifier on the sphere; several processes may share its classes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ..losses import margins
 from ..mappings import Softmax as _Softmax
 from .base import OfMapping, check_sizes
 
-_MANY = 1 << 22  # cosines that are not held
+_MANY = 1 << 22  # from so many cosines on, they are not stored
 
 
 class MarginHead(OfMapping):
-    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, the loss of a map.
+    """A classifier on the sphere: cosines of embeddings and class centres, a margin for the target, and the loss of a map.
 
-    For embeddings that shall be compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, predict by the
-    largest of `head.probabilities(embeddings)`, and keep the embeddings.
+    It is for embeddings that are compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, and predict
+    by the largest of `head.probabilities(embeddings)`.
 
-    in_features: the features of an embedding.
-    num_classes: the classes; each has a centre, a row of `weight`.
-    mapping: the map whose loss it is, or its name; softmax by default.
+    in_features: the number of features of an embedding.
+    num_classes: the number of classes; each has a centre, a row of `weight`.
+    mapping: the map of the loss, or its name; softmax by default.
     margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
     scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
-    ignore_index: a target that counts for nothing.
+    ignore_index: samples with this target are left out.
     reduction: "mean", "sum" or "none".
-    group: the processes that share the classes, as in `anymax.distributed.apply`: each has its part of the centres, about `num_classes`
-        over their number. Each gives a batch of its own, of any size, as in data-parallel training: the embeddings are exchanged, the
-        scores are not, and the loss is that of all rows, the same on every process.
-    sample_rate: the share of this process's classes that a step of training compares with, from 0 to 1: those of the batch, and
-        others drawn at random (An et al., Partial FC, 2022). In evaluation all of them count.
+    group: the processes that share the classes, as in `anymax.distributed.apply`; each has about an equal part of the centres. Each
+        passes its own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the scores.
+        The loss is over the rows of all processes, and is the same on each.
+    sample_rate: the share of this process's classes, from 0 to 1, that a training step uses: the classes of the batch, and others drawn
+        at random (An et al., Partial FC, 2022). Evaluation uses all classes.
 
     With a group the gradient of the embeddings is that of the mean over the rows of all processes. DistributedDataParallel divides
-    gradients by the number of processes, `size`: behind it, give `embeddings * size - (embeddings * (size - 1)).detach()`.
+    gradients by the number of processes, `size`: after it, pass `embeddings * size - (embeddings * (size - 1)).detach()`.
 
-    Embeddings [N, in_features] and class indices [N] in, the loss out: one number, or [N] with `reduction="none"`.
+    It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`.
 
     >>> import torch
     >>> from anymax import Sparsemax, margins, nn
@@ -53,7 +53,7 @@ class MarginHead(OfMapping):
     (torch.Size([]), torch.Size([2, 5]))
     """
 
-    prefix = "map_"  # the head has a scale and a weight of its own
+    prefix = "map_"  # the head itself has a `scale` and a `weight`
 
     def __init__(
         self,
@@ -84,20 +84,20 @@ class MarginHead(OfMapping):
         nn.init.normal_(self.weight, std=1.0 / math.sqrt(in_features))
 
     def cosines(self, embeddings: Tensor) -> Tensor:
-        """The cosine of each embedding and each class centre of this process, [N, classes], from -1 to 1; without the margin."""
+        """The cosines of the embeddings and this process's class centres, [N, classes], from -1 to 1, without the margin."""
         return transforms.cosine(self.weight)(embeddings)
 
     def scores(self, embeddings: Tensor) -> Tensor:
         """The cosines times the scale, [N, classes].
 
-        Their order is that of the probabilities for a monotone map only (not for Taylor softmax and x^2).
+        They have the order of the probabilities only if the map is monotone (not for Taylor softmax and x^2).
         """
         return self.scale * self.cosines(embeddings)
 
     def probabilities(self, embeddings: Tensor) -> Tensor:
-        """The map's probabilities of the classes of this process, [N, classes], to predict with; without the margin.
+        """The probabilities of this process's classes, [N, classes], without the margin.
 
-        With a group every process gives the same embeddings.
+        With a group every process must pass the same embeddings.
         """
         scores = self.scores(embeddings)
         if self.group is None:
@@ -105,9 +105,9 @@ class MarginHead(OfMapping):
         return distributed.apply(self.mapping, scores, group=self.group, class_start=self.class_start)
 
     def forward(self, embeddings: Tensor, target: Tensor) -> Tensor:
-        """The loss of embeddings [N, in_features] whose classes are `target` [N], with the margin; of many cosines without holding them.
+        """The loss of embeddings [N, in_features] with the classes `target` [N], with the margin; many cosines are not stored.
 
-        With a group those of all processes are one batch; `reduction="none"` gives the losses of all, in the order of the processes.
+        With a group the rows of all processes are one batch; `reduction="none"` returns all losses, in the order of the processes.
         """
         mapping, sampled = self.mapping, self.training and self.sample_rate < 1
         if self.group is None and not sampled:
@@ -124,9 +124,9 @@ class MarginHead(OfMapping):
         target = self._integers(embeddings, target)
         if self.group is not None:
             embeddings, target = _exchanged(self.group, embeddings, target)
-        self._check_range(target)  # of all rows, so that every process says so
+        self._check_range(target)  # after the exchange, so that every process raises the error
         ignored, options = target == self.options["ignore_index"], {**self.options, "ignore_index": -1}
-        # the classes are numbered anew: no class has the number of those that are ignored
+        # ignored rows become -1, since other classes may get the index `ignore_index` below
         target = torch.where(ignored, -1, torch.where(target < 0, self.num_classes, target))
         weight, starts = self.weight, self.starts
         if sampled:
@@ -145,7 +145,7 @@ class MarginHead(OfMapping):
         return loss(mapping, scores, target, axis=-1, **split, **options)
 
     def _integers(self, embeddings: Tensor, target: Tensor) -> Tensor:
-        """The targets as 64-bit integers, one for each embedding."""
+        """The targets as 64-bit integers; an error unless there is one for each embedding."""
         if not isinstance(target, Tensor) or not is_integer(target):
             got = target.dtype if isinstance(target, Tensor) else type(target).__name__
             raise TypeError(f"MarginHead: target must be class indices, a tensor of integers, got {got}")
@@ -165,9 +165,10 @@ class MarginHead(OfMapping):
             )
 
     def _sampled(self, target: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """(this process's classes that count in this step, the targets as numbers among all that do, where each process's begin).
+        """(this process's classes in this step, the targets as indices among the classes of all processes in this step, where those of
+        each process start).
 
-        The classes of the batch come first; every process knows which of the others' these are, since all have all targets.
+        The classes of the batch come first; every process knows those of the others, since all have all targets.
         """
         known = target >= 0
         wanted = torch.unique(target[known])
@@ -200,7 +201,7 @@ class MarginHead(OfMapping):
 
 
 def _exchanged(group: Group, embeddings: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of all processes, of which each may have another number."""
+    """The rows of all processes, which may have different numbers of rows."""
     sizes = group.stack(torch.tensor([embeddings.shape[0]], device=embeddings.device))[:, 0].tolist()
     more = max(sizes) - embeddings.shape[0]
     padded = torch.cat([embeddings, embeddings.new_zeros(more, embeddings.shape[1])])

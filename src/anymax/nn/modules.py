@@ -23,17 +23,17 @@ from .base import OfMapping
 
 
 class Activation(OfMapping):
-    """The probabilities of a map as a module: what `nn.Softmax` is for softmax.
+    """The probabilities of a map as a module, like `nn.Softmax` for softmax.
 
-    For gates, routers and pooling, and for any probabilities inside a model. A classifier is trained with `Loss`, which takes the scores.
+    It is for gates, routers, pooling and other probabilities inside a model. To train a classifier use `Loss`, which takes the scores.
 
-    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
-    dim: the axis of the classes, the last by default; or several, whose entries are one row.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`, whatever the optimiser does. It starts
-        where the map has it; a tensor, say of shape (heads, 1, 1), is one number for each head.
-    bounds: the interval (low, high) of the number that is learned; its start must lie strictly inside.
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its parameter.
+    dim: the axis of the classes, the last by default; or several axes, whose entries are one row.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`. It starts at its value in the map; a tensor, for
+        example of shape (heads, 1, 1), is one number for each head.
+    bounds: the interval (low, high) of the learned number; its start must be strictly inside.
 
-    Scores of any shape in, probabilities of the same shape and dtype out.
+    It takes scores of any shape, and returns probabilities of the same shape and dtype.
 
     >>> import torch
     >>> from anymax import Entmax, nn
@@ -57,7 +57,7 @@ class Activation(OfMapping):
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The probabilities of the scores x; a class whose `mask` is False gets 0 (boolean, broadcastable to x)."""
+        """The probabilities of the scores x; `mask` is boolean, broadcastable to x, True = keep, and a masked class gets 0."""
         return functional.apply(self.mapping, x, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -69,22 +69,22 @@ class Activation(OfMapping):
 
 
 class Loss(OfMapping):
-    """The loss of a map as a module: what `nn.CrossEntropyLoss` is for softmax, with its arguments.
+    """The loss of a map as a module, like `nn.CrossEntropyLoss` for softmax, and with its arguments.
 
-    To train a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`.
-    A Fenchel-Young loss is 0 where y = p(x): with label smoothing, or a distribution as target, it lies below the cross-entropy by a
-    constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
+    It trains a classifier that predicts with the map: the Fenchel-Young loss where the map has one (its gradient is p - y), else `nll`. A
+    Fenchel-Young loss is 0 where y = p(x). So for softmax with label smoothing, or with a distribution as target, it is the cross-entropy
+    minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
 
-    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` a parameter.
+    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its parameter.
     weight: one factor for each class, a tensor [classes].
-    ignore_index: a target that counts for nothing.
+    ignore_index: samples with this target are left out.
     reduction: "mean", "sum" or "none".
     label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
-    dim: the axis of the classes: 1 by default, or 0 for a single row, as torch has it.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the number that is learned.
+    dim: the axis of the classes: by default 1, or 0 for a single row, as in torch.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the learned number.
 
-    Scores [N, classes, ...] and targets in, the loss out: one number, or [N, ...] with `reduction="none"`.
+    It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`.
 
     >>> import torch
     >>> from anymax import Sparsemax, nn
@@ -123,7 +123,7 @@ class Loss(OfMapping):
         """The loss of scores [N, classes, ...].
 
         target: class indices [N, ...], or a distribution over the classes in the shape of the scores.
-        mask: boolean, broadcastable to the scores, True = keep; a class that is masked gets probability 0.
+        mask: boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         mapping = self.mapping
         loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
@@ -135,32 +135,32 @@ class Loss(OfMapping):
 
 
 class Attention(OfMapping):
-    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`, whose weights it loads as they are.
+    """Multi-head attention with any map: `nn.MultiheadAttention` with a `mapping`. It loads the weights of `nn.MultiheadAttention`.
 
-    Put it where a model has `nn.MultiheadAttention`, to let heads attend to a few positions exactly and to the others not at all.
-    Masks are torch's here, where True hides; in `anymax.attention`, which it calls, True keeps.
+    Put it where a model has `nn.MultiheadAttention`, to let each head attend to a few positions and give the others a weight of exactly
+    0. Masks follow torch here: True hides. In `anymax.attention`, which it calls, True keeps.
 
-    embed_dim: the features of the queries and of the output, a multiple of num_heads.
-    num_heads: the heads.
+    embed_dim: the number of features of the queries and the output, a multiple of num_heads.
+    num_heads: the number of heads.
     mapping: the map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
     dropout: the share of the weights that is set to 0 in training.
     bias: whether the projections have biases.
-    add_bias_kv: one more key and value for all, learned, that no mask hides.
-    add_zero_attn: one more key and value for all, of zeros, that no mask hides.
-    kdim, vdim: the features of keys and values; `embed_dim` by default.
+    add_bias_kv: add a learned key and value, which no mask hides.
+    add_zero_attn: add a key and a value of zeros, which no mask hides.
+    kdim, vdim: the number of features of keys and values; `embed_dim` by default.
     batch_first: inputs are [N, L, E] rather than [L, N, E].
-    kv_heads: fewer heads of keys and values than of queries, a divisor of num_heads.
-    window: each query attends to so many keys before and after it: a number, or a pair (before, after) with None for no limit.
+    kv_heads: the number of heads of keys and values, which must divide num_heads; num_heads by default.
+    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
     softcap: a number c above 0; the scores become c tanh(scores / c).
-    alibi: take the distance of query and key from the score, times a slope for each head: those of ALiBi where this is True, or your
-        own, [num_heads]; a slope of 0 leaves a head without positions.
-    sink: one more, learned score for each head, of a key without a value; it has no column in the weights.
-    transform: a function of the masked scores; the module owns parameters in it, as of `scalable(beta=nn.Parameter(...))`. Or an
-        `AdaptiveScale`, which makes one of the queries.
-    learn: the name of a number of the map, such as "alpha", that is learned inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the number that is learned.
-    implementation: as in `anymax.attention`; by default the first that serves the call.
-    device, dtype: of the weights.
+    alibi: True, or a slope for each head, [num_heads]: the slope times the distance between query and key is subtracted from the score;
+        True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
+    sink: add a learned score for each head, of a key without a value; it has no column in the weights.
+    transform: a function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers; or an
+        `AdaptiveScale`, which computes the transform from the queries.
+    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds: the interval (low, high) of the learned number.
+    implementation: as in `anymax.attention`.
+    device, dtype: the device and dtype of the weights.
 
     >>> import torch
     >>> from anymax import Entmax, nn
@@ -172,9 +172,7 @@ class Attention(OfMapping):
     """
 
     prefix = "map_"
-    _qkv_same_embed_dim = (
-        False  # so that torch's fused encoder layer, which knows softmax alone, leaves it to `forward`
-    )
+    _qkv_same_embed_dim = False  # torch's fused encoder layer, which has only softmax, then calls `forward`
     in_proj_bias: Tensor | None
     bias_k: Tensor | None
     bias_v: Tensor | None
@@ -252,7 +250,7 @@ class Attention(OfMapping):
             "in_proj_weight": (embed_dim + 2 * inner, embed_dim), "q_proj_weight": (embed_dim, embed_dim),
             "k_proj_weight": (inner, self.kdim), "v_proj_weight": (inner, self.vdim),
         }  # fmt: skip
-        for name, shape in shapes.items():  # the others are None, as torch's
+        for name, shape in shapes.items():  # unused names are None, as in torch
             there = self._packed == (name == "in_proj_weight")
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **made)) if there else None)
         self.register_parameter(
@@ -269,7 +267,7 @@ class Attention(OfMapping):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as `nn.MultiheadAttention` does at its start."""
+        """Initialises the weights again, as `nn.MultiheadAttention` does."""
         for weight in self._weights():
             nn.init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
@@ -305,15 +303,15 @@ class Attention(OfMapping):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(output, weights), as `nn.MultiheadAttention.forward` gives them.
+        """(output, weights), as from `nn.MultiheadAttention.forward`.
 
-        query: [L, N, embed_dim], [N, L, embed_dim] where `batch_first` is set, or [L, embed_dim].
-        key, value: [S, N, kdim] and [S, N, vdim], likewise.
-        key_padding_mask: [N, S], True = padding, which is hidden; or numbers, added to the scores.
-        need_weights: return the weights; False spares their matrix, and the second result is None.
-        attn_mask: [L, S] or [N * heads, L, S], True = hidden; or numbers, added to the scores.
-        average_attn_weights: give the mean of the heads, [N, L, S], rather than [N, heads, L, S].
-        is_causal: hide later keys, without a mask; where there is an `attn_mask`, that alone counts.
+        query: [L, N, embed_dim], [N, L, embed_dim] with `batch_first`, or [L, embed_dim].
+        key, value: [S, N, kdim] and [S, N, vdim], with the same variants.
+        key_padding_mask: [N, S], True = padding, which is hidden; or numbers to add to the scores.
+        need_weights: return the weights; if False their matrix is not needed, and the second result is None.
+        attn_mask: [L, S] or [N * heads, L, S], True = hidden; or numbers to add to the scores.
+        average_attn_weights: return the mean over the heads, [N, L, S], instead of [N, heads, L, S].
+        is_causal: hide later keys; ignored if there is an `attn_mask`.
         """
         same = query is key is value
         is_causal = operands.flag("Attention", "is_causal", is_causal)

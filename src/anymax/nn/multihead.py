@@ -1,4 +1,4 @@
-"""What `nn.Attention` makes of its arguments: a look at query, key and value, torch's masks, and the keys that are added to the others."""
+"""The arguments of `nn.Attention`: checks of query, key and value, torch's masks, and added keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._attention import is_causal_bias, kept_by
 
 
 def check(arrays: tuple[Tensor, Tensor, Tensor], sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """An error where query, key and value are not what the weights, of this dtype, take."""
+    """Raises an error if query, key and value do not fit the weights, which have this dtype."""
     for name, a, size in zip(("query", "key", "value"), arrays, sizes):
         if not isinstance(a, Tensor):
             raise TypeError(f"Attention: {name} must be a tensor, got {type(a).__name__}")
@@ -34,7 +34,7 @@ def _autocasts(a: Tensor) -> bool:
 
 
 def slopes(alibi: bool | Tensor | Sequence[float], heads: int) -> bool | nn.Parameter | tuple[float, ...]:
-    """The slope of each head as numbers, which no cast of the module rounds, or as a parameter; or whether they are those of ALiBi."""
+    """The slope of each head, as numbers, which a cast of the module does not round, or as a parameter; or True for those of ALiBi."""
     if isinstance(alibi, bool):
         return alibi
     given = alibi if isinstance(alibi, Tensor) else torch.tensor(alibi, dtype=torch.float64, device="cpu")
@@ -47,7 +47,8 @@ def slopes(alibi: bool | Tensor | Sequence[float], heads: int) -> bool | nn.Para
 
 
 def masks(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """(True = keep, added) from attn_mask and key_padding_mask, in which True hides; q and k are [..., heads, length, features]."""
+    """(boolean mask with True = keep, numbers to add) from attn_mask and key_padding_mask, where True hides. q and k are
+    [..., heads, length, features]."""
     keep = added = None
     heads = q.shape[-3]
     shapes = ((q.shape[-2], k.shape[-2]), (*q.shape[:-3], k.shape[-2]))
@@ -79,7 +80,7 @@ def masks(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[Tensor | None, T
 def more_keys(
     k: Tensor, v: Tensor, biases: tuple[Tensor, Tensor] | None, zero: bool, *masks: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Keys and values with those of add_bias_kv and add_zero_attn at the end, and masks that leave them open."""
+    """Keys and values with those of add_bias_kv and add_zero_attn at the end, and masks that do not hide these."""
     one = (*k.shape[:-2], 1, k.shape[-1])
     more = []
     if biases is not None:

@@ -68,7 +68,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         The values that "cv" tries, instead of all that change a decision.
     scoring : {"f1_micro", "f1_macro", "f1_samples", "f1_of_means"} or callable(y_true, y_pred), default="f1_micro"
         The score that "cv" maximises over all rows, each predicted by a model that did not see it. "f1_of_means" is the harmonic mean
-        of the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is tried at 200 values.
+        of the labels' mean precision and mean recall, the "macro-F1" of Martins and Astudillo. A function is tried at 200 values at most.
     cv : int or splitter, default=5
         The number of folds, or a scikit-learn splitter.
     random_state : int or None, default=0

@@ -1,8 +1,8 @@
-"""The GPU engine: row kernels in Triton for torch tensors on CUDA and ROCm. Triton is imported with the first such tensor, never before.
+"""The GPU engine: row kernels in Triton for torch tensors on CUDA and ROCm. Triton is imported with the first such tensor.
 
-One kernel a family, the link a compile-time name: `separable` (sparsemax, entmax, budget, normmax), `truncated` (top-k, top-p), `dense`
-(softmax, sigsoftmax, Taylor), `perturb`; and `backward`. fp32 inside; fp32, bf16 and fp16 outside; any strides, masks without a copy.
-Under TRITON_INTERPRET=1 `anymax.use("triton")` serves tensors on the CPU as well, slowly, for tests.
+Each family of maps has one kernel, with the link as a compile-time name: `separable` (sparsemax, entmax, budget, normmax), `truncated`
+(top-k, top-p), `dense` (softmax, sigsoftmax, Taylor), `perturb`; and there is `backward`. The kernels compute in fp32 on fp32, bf16 and
+fp16, with any strides and without a copy for a mask. Under TRITON_INTERPRET=1 `anymax.use("triton")` runs on the CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..engine import BELOW, Engine, IndexLoss
 from ..link import SPARSE, Link, noise_of
 from ..link import link_of as known_link
 
-ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps that the kernels of attention know
+ATTENTION = ("softmax", "sparsemax", "entmax", "budget")  # the maps of the attention kernels
 _DTYPES = ("float32", "bfloat16", "float16")
 _NOISES = ("normal", "logistic")
 _WITHOUT_LOSS = ("taylor", "sigsoftmax", "perturb_max")
@@ -35,7 +35,7 @@ _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either
 
 @functools.lru_cache(maxsize=1)
 def load() -> Any:
-    """The module that launches the kernels, or the sentence that says why there is none."""
+    """The module that launches the kernels, or a sentence that says why there is none."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install triton), so plain operations of torch serve on this device"
     try:
@@ -45,7 +45,7 @@ def load() -> Any:
 
 
 def _interpreted() -> bool:
-    """True where the interpreter of Triton is to serve the CPU, for tests: it was asked for by both names."""
+    """True where Triton's interpreter runs the CPU's calls, for tests: TRITON_INTERPRET is set and the caller names this engine."""
     if asked() != Triton.name:
         return False
     launch = load()
@@ -53,7 +53,7 @@ def _interpreted() -> bool:
 
 
 def link_of(mapping: Mapping) -> Link | str:
-    """The mapping in the kernels' words, or the sentence that says why it has none."""
+    """The link of a mapping as these kernels take it, or a sentence that says why it has none."""
     link = known_link(mapping)
     if isinstance(link, str):
         return link
@@ -77,14 +77,14 @@ def link_of(mapping: Mapping) -> Link | str:
 
 
 def refuse_attention(mapping: Mapping) -> str | None:
-    """Why the kernels of attention don't serve a map; None where they do."""
+    """Why the attention kernels can't take a map; None if they can."""
     if mapping.kernel in ATTENTION:
         return None
     return f"it has no kernel for {mapping.name}, but for {', '.join(ATTENTION[:-1])} and {ATTENTION[-1]}"
 
 
 def output_layer(*operands: Array | None) -> Any:
-    """The module that has the kernels of output layers; None where they don't serve these features, weight and bias."""
+    """The module with the kernels of output layers; None if they can't take these features, weight and bias."""
     given = [a for a in operands if a is not None]
     kind = given[0].device.type
     if asked() not in (None, Triton.name) or (kind != "cuda" and not (kind == "cpu" and _interpreted())):
@@ -102,14 +102,14 @@ def prepared(mapping: Mapping) -> tuple[Any, Link]:
 
 
 def _quadrature(link: Link, x: Array) -> tuple[str, tuple[float, ...], int]:
-    """(noise, ends, nodes) of perturb max on rows like x."""
+    """(noise, ends, nodes) for perturb max on rows like x."""
     noise = noise_of(link)
     return noise, _ends(noise, x.shape[-1]), node_count(link.nodes, x)
 
 
 @functools.lru_cache(maxsize=256)
 def _ends(noise: str, n: int) -> tuple[float, ...]:
-    """The levels where a class alone, and n equal ones, have G = _TAIL; the same for 1 - _TAIL; each with -log G."""
+    """The levels at which one class, and n equal classes, have G = _TAIL, and -log G; then the same for G = 1 - _TAIL."""
     import numpy as np
 
     law = find(noise)
@@ -135,7 +135,7 @@ def _to_last(x: Array, axis: int) -> Array:
 
 
 def _losses(mapping: Mapping, x: Array, index: Array, ignore: int, save: bool) -> tuple[Array, Array | None]:
-    """[2, ...]: the loss of each row, and 1 where it counts; and the numbers of the rows."""
+    """[2, ...]: the loss of each row, and 1 if it counts, else 0; and with `save` the four numbers of each row."""
     launch, link = prepared(mapping)
     torch = sys.modules["torch"]
     both = torch.empty((2, *x.shape[:-1]), dtype=torch.float32, device=x.device)
@@ -154,7 +154,7 @@ def _number(launch: Any, mode: str, link: Link, x: Array) -> Array:
 
 
 def _apart(mapping: Mapping, x: Array, mask: Array | None, out: Array) -> bool:
-    """True where `out` has a place for each entry, and none that is read: but for x itself, entry for entry."""
+    """True where `out` has a place for each entry and shares no memory with an operand, except with x if their strides agree."""
     if any(n > 1 and not s for n, s in zip(out.shape, out.stride())):
         return False
     same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
@@ -208,7 +208,7 @@ class Triton(Engine):
     def forward_saving(
         self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None
     ) -> tuple[Array, Any]:
-        """p(x), and for a sparse map of long rows the lanes that have the support: the backward reads p and g there alone."""
+        """p(x), and for a sparse map of long rows the lanes with the support, so that the backward reads p and g only there."""
         launch, link = prepared(mapping)
         if out is not None or not x.numel() or link.kind not in SPARSE:
             return self.forward(mapping, x, mask, out), None
@@ -245,9 +245,9 @@ class Triton(Engine):
         ignored: int = BELOW,
         reduction: str = "none",
     ) -> IndexLoss | None:
-        """fp32, in few launches: the kernel, one sum, and what a mean wants; an index that is no class makes the loss NaN.
+        """In fp32: one kernel, then one sum, then the division of a mean; an index that is no class makes the loss NaN.
 
-        Saved are the four numbers a row that the gradient is written from.
+        It saves four numbers a row, from which the gradient is written.
         """
         if index.device != x.device or (axis != -1 and mapping.params()):
             return None
@@ -273,7 +273,7 @@ class Triton(Engine):
         ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:
-        """One read, one write, no search."""
+        """Reads and writes each row once, without a search."""
         launch, link = prepared(mapping)
         torch = sys.modules["torch"]
         rows = _to_last(x, axis)
@@ -287,7 +287,7 @@ class Triton(Engine):
         return out if rows is x else out.movedim(-1, axis)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
-        """NaN for a poisoned row."""
+        """It is NaN for a row with NaN or +inf."""
         launch, link = prepared(mapping)
         return _number(launch, "tau", link, x)
 
@@ -301,7 +301,7 @@ ENGINE = Triton()
 
 
 def warm_up(mapping: Mapping, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
-    """Makes each call that this mapping has on contiguous scores of this shape once, with and without a mask."""
+    """Runs each operation of the mapping once on contiguous scores of this shape, with and without a mask."""
     torch = sys.modules["torch"]
     x = torch.zeros(shape, dtype=dtype, device=device)
     link = prepared(mapping)[1]

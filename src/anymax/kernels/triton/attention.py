@@ -1,8 +1,8 @@
-"""Attention on a GPU, from tensors to kernels: parameters, plans, lists of blocks. Nothing here waits for the device.
+"""Launches the attention kernels: parameters, plans, lists of blocks. Nothing here waits for the device.
 
-Queries are [B, H, L, D], keys and values [B, H', S, D or E] with H' a divisor of H. `arrays` has what else varies: "bias", "additive" and
-"keep" on four axes, of size 1 where they do not vary; "param" on [B or 1, H or 1, L or 1]; "ranges" int32 [B, 3], the length, the number
-of queries and the offset of each batch; "heads" fp32 [H, 2], slope and sink of each head; "seed" int64 [1].
+Queries are [B, H, L, D], keys and values [B, H', S, D or E], where H' divides H. `arrays` has the other arguments that vary: "bias",
+"additive" and "keep" on four axes, with size 1 where they do not vary; "param" on [B or 1, H or 1, L or 1]; "ranges" int32 [B, 3], the
+number of keys, the number of queries and the offset of each batch; "heads" fp32 [H, 2], slope and sink of each head; "seed" int64 [1].
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .plans import KEPT, LISTED, SKIPPED, SOLVING, Blocks, Split, blocks, split
 
 Tensor = torch.Tensor
 
-# |sum p - 1| after which one step of Newton is the last, where the rate is smooth and where it jumps at the edge of the support; what a
-# step leaves is about the square, in half precision below the rounding of p
+# Below this |sum p - 1| the next Newton step is the last: (for a smooth rate, for one that jumps at the edge of the support). A step leaves
+# about the square of the error, which in half precision is below the rounding of p.
 _ENOUGH = {"half": (5e-2, 1e-3), "single": (2e-4, 2e-6)}
-_ROOT = 1e-3  # alpha - 1 from which on p = u^(1 / (alpha - 1)) is exact enough for half precision with u in fp32
-_SMOOTH = 0.67  # of alpha - 1: above it the rate all but jumps at the edge of the support
+_ROOT = 1e-3  # from this alpha - 1 on, p = u^(1 / (alpha - 1)) with u in fp32 is exact enough for half precision
+_SMOOTH = 0.67  # above this alpha - 1 the rate almost jumps at the edge of the support
 
 
 class Job(NamedTuple):
-    """What is said about a call beside its tensors."""
+    """The arguments of a call that are not tensors."""
 
     link: str  # "softmax", "power" (alpha - 1 = 1 / power), "any" (alpha below 2), "mixed" (any alpha, one a row) or "budget"
     power: int
@@ -38,7 +38,7 @@ class Job(NamedTuple):
     scale: float
     softcap: float  # 0: none
     causal: bool
-    left: int  # -1: without end
+    left: int  # -1: no limit
     right: int
     offset: int
     dropout_p: float
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 
 def link_of(link: Link | str) -> tuple[str, int, float]:
-    """(link, power, param) of a mapping in the row kernels' words."""
+    """(link, power, param) of `Job`, from the link of the row kernels."""
     assert not isinstance(link, str), link
     if link.kind in ("softmax", "budget"):
         return link.kind, 1, link.param
@@ -61,7 +61,7 @@ def link_of(link: Link | str) -> tuple[str, int, float]:
 
 
 class Saved(NamedTuple):
-    """What the backward wants: (top, z) of each query, and the blocks that have a probability: see `attention_forward`."""
+    """The tensors for the backward: (top, z) of each query, and the blocks with a probability; see `attention_forward`."""
 
     state: Tensor
     lists: Tensor
@@ -89,28 +89,28 @@ def sizes(
 
 
 def _cdiv(n: int, size: int) -> int:
-    """Triton's own function of this name is one for kernels too, and takes ten times as long."""
+    """n / size, rounded up. Triton's `cdiv`, which kernels can call too, takes ten times as long."""
     return -(-n // size)
 
 
 def _features(a: Tensor) -> int:
-    """Columns of a tile: a power of two; in half precision at least 64, for on Hopper, Triton 3.6 multiplies by a tile of 32 columns
-    wrongly where four warps share the work (seen: values after the first 16 keys)."""
+    """The columns of a tile, a power of two. In half precision at least 64: on Hopper, Triton 3.6 multiplies wrongly by a tile of 32
+    columns if four warps share the work (seen: values after the first 16 keys)."""
     return max(16 if a.dtype.itemsize > 2 else 64, 1 << (a.shape[3] - 1).bit_length())
 
 
 def _most(wide: int) -> int:
-    """Entries of a list of blocks: memory grows with the length, not with its square."""
+    """The most entries of a list of blocks; the limit keeps memory linear in the length."""
     return min(wide, LISTED)
 
 
 def _coarse(wide: int) -> int:
-    """Blocks of keys that share a bit."""
+    """How many blocks of keys share a bit of the flags."""
     return -(-wide // LISTED)
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor], save: bool) -> tuple[Tensor, Saved]:
-    """The output [B, H, L, E], and what the backward wants, where `save`."""
+    """The output [B, H, L, E], and the tensors for the backward, which are empty without `save`."""
     q, k, v = (_in_line(a) for a in (q, k, v))
     plan, parts = sizes(job, q, k, v, save)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -123,7 +123,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
     if not out.numel():
         return out, saved
     if not save:
-        shared = k.shape[1] == 1 or (k.stride(1) == 0 and v.stride(1) == 0)  # keys of all heads are those of one
+        shared = k.shape[1] == 1 or (k.stride(1) == 0 and v.stride(1) == 0)  # all heads have the same keys
         few = (k[:, :1], v[:, :1]) if shared else (k, v)
         cut = _cut(job, q, *few)
         if cut is not None:
@@ -158,7 +158,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
 
 
 def _cut(job: Job, q: Tensor, k: Tensor, v: Tensor) -> Split | None:
-    """How the keys of a call without gradients are cut among programs; None: they are not."""
+    """How programs share the keys of a call without gradients, or None."""
     return split(
         max(q.shape[3], v.shape[3]), q.element_size(), k.shape[0] * k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2],
         _processors(q.device), torch.version.hip is not None, job.link == "softmax",
@@ -219,7 +219,7 @@ def backward(
     g: Tensor,
     wants: set[str],
 ) -> dict[str, Tensor]:
-    """The gradients of q, k, v ("q", "k", "v") and of the arrays that `wants` names, each in its own shape."""
+    """The gradients of q, k and v ("q", "k", "v") and of the arrays that `wants` names, each with the shape of its input."""
     q, k, v = (_in_line(a) for a in (q, k, v))
     plan, _ = sizes(job, q, k, v, True)
     dq, dk, dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (q, k, v))
@@ -280,7 +280,7 @@ def backward(
 
 
 def _link(job: Job, q: Tensor) -> str:
-    """The link that the kernels of this dtype take."""
+    """The link for the kernels, which depends on the dtype."""
     return "root" if job.link == "any" and q.element_size() == 2 and job.param >= _ROOT else job.link
 
 
@@ -292,7 +292,7 @@ def _enough(job: Job, q: Tensor) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _processors(device: torch.device) -> int:
-    """Of a GPU; the interpreter is taken for one of 132."""
+    """The number of multiprocessors of a GPU; 132 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
@@ -301,7 +301,7 @@ def _launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 
 
 def _in_line(a: Tensor) -> Tensor:
-    """The same with rows that can be read: without gaps, and in half precision in vectors of 16 bytes."""
+    """`a`, copied unless its rows are contiguous and, in half precision, aligned for vectors of 16 bytes."""
     if a.stride(-1) != 1 and a.shape[-1] != 1:
         return a.contiguous()
     if a.element_size() == 2 and (
@@ -312,14 +312,14 @@ def _in_line(a: Tensor) -> Tensor:
 
 
 def _steps(a: Tensor) -> tuple[int, ...]:
-    """Strides, 0 along an axis of one."""
+    """The strides, with 0 for an axis of size 1."""
     return tuple(0 if n == 1 else s for n, s in zip(a.shape, a.stride()))
 
 
 def _common(
     job: Job, q: Tensor, k: Tensor, v: Tensor, arrays: dict[str, Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and constants that all kernels share."""
+    """The arguments and compile-time constants that all kernels share."""
     four = [arrays.get(n) for n in ("bias", "additive", "keep")]
     param, ranges, heads, seed = (arrays.get(n) for n in ("param", "ranges", "heads", "seed"))
     pointers = [q if a is None else a.view(torch.uint8) if a.dtype == torch.bool else a for a in four]

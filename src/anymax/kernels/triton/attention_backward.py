@@ -1,12 +1,12 @@
 """Attention backward from the saved (top, z) of each query: one kernel for the queries, one for keys and values, one for a bias.
 
-With g_j = <dO, v_j> and s = 1 / omega''(p), the scores' gradient is `s (g - delta)`, `delta = <s, g> / <s, 1>`. The queries' kernel takes g
-from an anchor, and finds the rest of delta on its way: dq = sum s g' k - delta' sum s k. Blocks without a probability are not visited, and
-every sum has one owner: no atomics, the same bits each time.
+With g_j = <dO, v_j> and s = 1 / omega''(p), the gradient of the scores is `s (g - delta)`, `delta = <s, g> / <s, 1>`. The kernel of the
+queries subtracts an anchor from g, and finds the rest of delta in the same pass: with g' = g - anchor, dq = sum s g' k - rest sum s k.
+Blocks without a probability are skipped. One program computes each sum, without atomics, so results are the same to the last bit.
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .attention_tile import (
 
 @triton.jit
 def level(c, LINK: tl.constexpr):
-    """alpha - 1 as the forward took it."""
+    """alpha - 1 as the forward used it."""
     if LINK == "budget":
         return tl.zeros_like(c) + 1.0
     elif LINK == "mixed" or LINK == "any":
@@ -49,9 +49,9 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
                       RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, LEARN: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DQ; ROWS takes what the other kernels want of a query: see `remembered`; SUMS [., rows, 3] where LEARN the gradients of the sink, the
-    slope and the map's parameter. Above alpha = 2 one s may outweigh all others by many orders, so its g is the anchor there, and a sweep
-    of its own finds it."""
+    """Writes DQ, the numbers of each query for the other kernels to ROWS (see `remembered`), and with LEARN the gradients of the sink, the
+    slope and the map's parameter to SUMS [., rows, 3]. Above alpha = 2 one s may be larger than all others by many orders of magnitude;
+    its g is then the anchor, and a first sweep finds it."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     m = tall - 1 - tl.program_id(0) % tall
@@ -96,9 +96,9 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
         steps = tl.load(COUNTS + head.to(tl.int64) * tall + m)
         over = steps > longest
         steps = tl.where(over, tl.cdiv(high, N) - begin, steps)
-    s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s, and of s g'
-    h1 = tl.zeros([M, 1], tl.float32)  # of dp/dalpha times g
-    l0, l1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # and of s times the distance
+    s0, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s and s g'
+    h1 = tl.zeros([M, 1], tl.float32)  # sum of dp/dalpha times g
+    l0, l1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # sums of s and s g' times the distance
     best = tl.zeros([M, 1], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
     less = tl.zeros([M, D], tl.float32)
@@ -113,7 +113,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
         for t in range(steps):
             n = begin + t
             if LINK != "softmax":
-                # a hook of saved tensors may have changed the list: no number of it leads out of the keys
+                # a hook on saved tensors may have changed the list, so its entries are clipped to the blocks that exist
                 n = tl.minimum(tl.maximum(listed(mine, t, steps, over, begin), 0), wide - 1)
             j0 = n * N
             j = j0 + tl.arange(0, N)[None, :]
@@ -189,7 +189,7 @@ def attention_queries(Q, K, V, OUT, STATE, LISTS, COUNTS, G, DQ, ROWS, SUMS, pla
 
 @triton.jit
 def sink_pull(extra, top, row, anchor, rest, LINK: tl.constexpr, P: tl.constexpr):
-    """The gradient of the sink's score: its key has no value, so g is 0 there."""
+    """The gradient of the sink's score; its g is 0, since its key has no value."""
     _, s = shares(extra, top, row, LINK, P)
     return tl.where(s == 0.0, 0.0, -s * (anchor + rest))
 
@@ -202,8 +202,8 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
                    M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """DK and DV of N keys: a sum over the blocks of queries that FLAGS has for them, of all heads that share the keys, T queries at a time.
-    LISTS [programs, SIZE] takes so many of the blocks at a time."""
+    """DK and DV of N keys: sums over the blocks of queries that FLAGS marks for them, in all heads that share the keys, T queries at a
+    time. LISTS [programs, SIZE] takes SIZE of these blocks at a time."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     n = tl.program_id(0) % wide
@@ -243,10 +243,10 @@ def attention_keys(Q, K, V, STATE, LISTS, FLAGS, G, DK, DV, ROWS, plane, BIAS_, 
             if LINK != "softmax":
                 blocks = first + tl.arange(0, SIZE)
                 live = (tl.load(flags + blocks, mask=blocks < end, other=0) >> (bit % 32)) & 1
-                tl.debug_barrier()  # what was listed before has been read
+                tl.debug_barrier()  # the previous list has been read
                 tl.store(mine + tl.cumsum(live, 0) - live, blocks, mask=live > 0)
                 steps = tl.sum(live)
-                tl.debug_barrier()  # the list is whole
+                tl.debug_barrier()  # the list is complete
             for t in range(steps * (M // T)):
                 m = first + t // (M // T)
                 if LINK != "softmax":
@@ -293,7 +293,7 @@ def attention_bias(Q, K, V, STATE, FLAGS, G, DB, ROWS, plane, BIAS_, ADD_, KEEP_
                    RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                    BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
                    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """The gradient of what was added to the scores. An axis along which it does not vary (ALL_...) is summed by the program."""
+    """The gradient of an array that was added to the scores. The program sums over each axis of size 1 (ALL_...)."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
     pid = tl.program_id(0)

@@ -1,13 +1,13 @@
-"""Attention forward: the threshold of each query from blocks of keys, then the output; no matrix of scores.
+"""Attention forward: the threshold of each query from blocks of keys, then the output, without the matrix of scores.
 
-One dense pass keeps the maximum of each lane, whose own root bounds the threshold, and lists the blocks that reach above the bound so
-far; a block whose centre and radius say that it can't reach is not even multiplied. It begins at the diagonal, where the high scores of
-most models lie. Newton's steps and the output pass run over the list, which each pass makes shorter. Softmax needs one pass, with a
-running maximum.
+A dense pass keeps the maximum of each lane, and the root of these maxima bounds the threshold. It lists the blocks with a score above the
+current bound, and skips the product of a block whose centre and radius show that it has none. It begins at the diagonal, where most models
+have high scores. Newton steps and the output pass run over the list, which each pass shortens. Softmax needs one pass, with a running
+maximum.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .attention_tile import added, constants, fall, kept, parameter, scores, seen, shares, slope_of, span, whole_blocks
 
-NEAR = tl.constexpr(4)  # blocks next to the diagonal, from which a first bound is had
+NEAR = tl.constexpr(4)  # blocks next to the diagonal, which give the first bound
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def outwards(t, begin, mid):
 
 @triton.jit
 def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr):
-    """Rows first .. first + N - 1 of a matrix of one head, [N, D]; zeros beyond its ends."""
+    """The rows first .. first + N - 1 of a head's matrix, [N, D], with zeros beyond its ends."""
     i = first + tl.arange(0, N)[:, None]
     c = tl.arange(0, D)[None, :]
     return tl.load(at + i.to(tl.int64) * stride + c, mask=(i < count) & (c < width), other=0.0)
@@ -50,8 +50,8 @@ def load_block(at, first, stride, count, width, N: tl.constexpr, D: tl.constexpr
 
 @triton.jit
 def once_more(block, at, first, stride, count, width, here, N: tl.constexpr, D: tl.constexpr):
-    """What `load_block` gave before a loop. Products of fp32 take numbers from registers, too many to hold from step to step: these are
-    read again in each, as `here` asks, which is always true and which the compiler cannot know before the step."""
+    """The block that `load_block` loaded before a loop. Products of fp32 take operands from registers, too many to keep across the loop, so
+    each step loads them again. `here` is always true, but the compiler can't know that before the step, so it can't hoist the load."""
     if block.dtype == tl.float32:
         return load_block(at, first, stride, tl.where(here, count, 0), width, N, D)
     else:
@@ -66,7 +66,7 @@ def with_sink(s0, s1, extra, top, row, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def raised(u, c, LINK: tl.constexpr, P: tl.constexpr):
-    """(u^r, u^(r-1)), r = 1 / c: 0 for u = 0."""
+    """(u^r, u^(r-1)) with r = 1 / c, 0 for u = 0."""
     if LINK == "root":
         inside = u > 0.0
         log_u = tl.log2(tl.where(inside, u, 1.0))
@@ -81,9 +81,9 @@ def raised(u, c, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
-    """z of a lower bound of the threshold: four of Newton's steps on the lane maxima, which the other keys only add to."""
+    """z of a lower bound of the threshold: four Newton steps on the lane maxima, whose sum is at most that of all keys."""
     if LINK == "power" or LINK == "root":
-        z = tl.full(top.shape, 1.0, tl.float32)  # where the maximum alone has probability 1
+        z = tl.full(top.shape, 1.0, tl.float32)  # the maximum alone has probability 1
         slope = c.to(tl.float32)
         gap, more = (lanes - top) * slope, (extra - top) * slope
         for _ in range(4):
@@ -108,7 +108,7 @@ def lanes_bound(lanes, extra, top, c, LINK: tl.constexpr, P: tl.constexpr, SINK:
 
 @triton.jit
 def lanes_reach(lanes, extra, top, bound, c, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr):
-    """`bound`, the score below which nothing of a row is supported, with what the lane maxima know by now."""
+    """`bound`, raised by the current lane maxima; no score of a row below it is in the support."""
     safe = tl.where(top > float("-inf"), top, 0.0)
     z = lanes_bound(lanes, extra, safe, c, LINK, P, SINK)
     if LINK == "power":
@@ -129,18 +129,18 @@ def either(a, b):
 
 @triton.jit
 def listed(mine, t, size, over, begin):
-    """Entry t of a list of so many; of one that ran over, all blocks from `begin` on."""
+    """Entry t of a list of `size` blocks; block begin + t if the list exceeded its limit (`over`) and means all blocks."""
     return tl.where(over, begin + t, tl.load(mine + t, mask=t < tl.where(over, 0, size), other=0).to(tl.int32))
 
 
 @triton.jit
 def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, coarse, SAVE: tl.constexpr):
-    """Of the `size` entries of the list from `here` on, at most 32, those whose bit is set in some row go to its end `live`, which is
-    returned; the list holds the first `longest`. FLAGS: where SAVE, the column of the table of `attention_forward`."""
+    """Of the `size` <= 32 entries of the list from `here` on, moves those whose bit is set in some row to position `live`, and returns the
+    new end. The list holds the first `longest`. With SAVE, FLAGS is the column of the table of `attention_forward`."""
     t = tl.arange(0, 32)
     on = ((tl.reduce(bits, None, either) >> t) & 1).to(tl.int32)
     n = listed(mine, here + t, here + size, over, begin)
-    tl.debug_barrier()  # all have read what is written over now
+    tl.debug_barrier()  # all threads have read the entries that are now overwritten
     place = live + tl.cumsum(on, 0) - on
     tl.store(mine + place, n.to(mine.dtype.element_ty), mask=(on > 0) & (place < longest))
     if SAVE:
@@ -151,7 +151,7 @@ def shortened(mine, here, live, size, bits, over, begin, longest, FLAGS, tall, c
 
 @triton.jit
 def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.constexpr, D: tl.constexpr):
-    """The centre of each block of keys, as a key, and how far its keys lie from it, with what the products' own rounding may add."""
+    """The centre of each block of keys, in the dtype of keys, and the largest distance of its keys, plus a margin for rounding."""
     wide = tl.cdiv(keys, N)
     n = tl.program_id(0) % wide
     own = tl.program_id(0) // wide
@@ -173,7 +173,7 @@ def attention_centres(K, CENTRES, RADII, keys, d, shared, kb, kh, ki_, N: tl.con
 
 @triton.jit
 def asked(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
-    """(alpha - 1, what the probabilities are to sum to, whether there is no such map) of each row."""
+    """(alpha - 1, the sum of the probabilities, whether the parameter is invalid) of each row."""
     c = parameter(PARAM, i, pl, param, count, LINK, P, PER_ROW)
     mass = tl.zeros_like(c) + 1.0
     unsound = c != c
@@ -182,7 +182,7 @@ def asked(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_R
         unsound = unsound | (c <= 0.0)
     elif LINK == "mixed" or LINK == "any":
         unsound = unsound | (c <= -1.0)
-        c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # alpha = 1, but for 1e-8 of p
+        c = tl.where(unsound, 1.0, tl.where(tl.abs(c) < 1e-7, 1e-7, c))  # for alpha = 1 this changes p by 1e-8
     return c, mass, unsound
 
 
@@ -190,8 +190,8 @@ def asked(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_R
 def first_guess(
     lanes, extra, top, lowest, number, mass, c, alive, LINK: tl.constexpr, P: tl.constexpr, SINK: tl.constexpr
 ):
-    """(z, low, high, width, mass, c, unfinished) that `improved` starts from."""
-    if LINK == "budget":  # tau is at most the maximum, and the lowest score - 1 at least
+    """(z, low, high, width, mass, c, unfinished), the start of `improved`."""
+    if LINK == "budget":  # tau is between the lowest score minus 1 and the maximum
         full = number <= mass
         high = tl.where(alive & (number > 0.0), (top.to(tl.float64) - lowest) + 2.0, 1.0)
         z = tl.where(full, high, tl.minimum(high, 1.0))
@@ -204,12 +204,12 @@ def first_guess(
 
 @triton.jit
 def improved(z, low, high, width, s0, s1, size, mass, c, alive, enough, LINK: tl.constexpr, P: tl.constexpr):
-    """(z, low, high, width, unfinished) after the sums at z: Newton on the r-norm where it is convex, else within brackets. `size`: of
-    the support at z."""
+    """(z, low, high, width, unfinished) from the sums at z: a Newton step on the r-norm where that is convex, else a step within brackets.
+    `size`: the number of scores in the support at z."""
     excess = s0 - mass
     go = alive & (tl.abs(excess) > enough * mass)
     if LINK == "power" and P == 2:
-        # if none of the support at z leaves it, (u - step)^2 sums to 1 for the root of a quadratic; else the truth lies between the two
+        # if the support stays the same, sum (u - step)^2 = 1 is a quadratic in step; else the solution is between its root and Newton's
         over, rate = excess.to(tl.float32), s1.to(tl.float32)
         under = rate * rate - size * over
         exact = (rate > 0.0) & (under >= 0.0)
@@ -246,13 +246,13 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                       BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr, SAVE: tl.constexpr,
                       SKIP: tl.constexpr,
                       M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program: M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32] are
-    of the blocks of keys: first those that may have a probability, in the end those that have one, COUNTS of them; a list of more than
-    `longest` stands for all blocks that are seen. FLAGS [., words, blocks of queries], where SAVE, has a bit for `coarse` blocks of
-    keys."""
+    """One program has M queries of one head. STATE [., rows, 2] takes (top, z) of each query. LISTS [., blocks of queries, longest + 32]
+    lists blocks of keys: at first those that may have a probability, at the end the COUNTS blocks that have one. A list of more than
+    `longest` means all blocks that the queries see. With SAVE, FLAGS [., words, blocks of queries] has a bit for each `coarse`
+    blocks of keys."""
     tall = tl.cdiv(rows, M)
     wide = tl.cdiv(keys, N)
-    m = tall - 1 - tl.program_id(0) % tall  # under a causal mask the longest first
+    m = tall - 1 - tl.program_id(0) % tall  # under a causal mask, queries with the most keys come first
     head = tl.program_id(0) // tall
     b, h = head // heads, head % heads
     i0 = m * M
@@ -309,7 +309,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         lanes = tl.full([M, N], float("-inf"), tl.float32)
         top = extra
         bound = tl.where(i < count, float("-inf"), float("inf"))
-        # so far below the maximum, nothing is supported
+        # scores so far below the maximum are never in the support
         reach = tl.where(c > 0.0, 1.0 / c, float("inf")).to(tl.float32) * 1.000001
         lowest = tl.zeros([M, 1], tl.float32) + float("inf")
         number = tl.zeros([M, 1], tl.float32)
@@ -321,7 +321,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         mid = tl.minimum(tl.maximum((i0 + M - 1 + offset) // N + 1, first), last)
         cut = end - last + first - begin
         live = cut + tl.minimum(last - first, NEAR)
-        for t in range(live):  # the blocks that a mask cuts, and some next to the diagonal
+        for t in range(live):  # the blocks that a mask cuts, then some next to the diagonal
             n = tl.where(
                 t < end - last, end - 1 - t, tl.where(t < cut, begin + t - (end - last), outwards(t - cut, first, mid))
             )
@@ -351,7 +351,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             places = outwards(begin_32 + wanted, first, mid)
             new = mine + tl.minimum(live, longest)
             if SKIP:
-                # no key of a block has a higher score than its centre would have, moved by its radius in the direction of q
+                # no key of a block scores higher than its centre would if moved by the radius in the direction of q
                 own = (b * (heads // groups) + h // groups).to(tl.int64) * wide + places
                 cols = tl.arange(0, D)[None, :]
                 centre = tl.load(
@@ -407,7 +407,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
         RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]  # above alpha = 2 rates have no bound
         turn = 0
         while any_of(go) & (turn < 80):
-            tl.debug_barrier()  # the list of the pass before is whole
+            tl.debug_barrier()  # the list of the previous pass is complete
             row = constants(top, z, c, LINK, P)
             s0, lost, s1 = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], RATE)
             supported = tl.zeros([M, 1], tl.float32)
@@ -434,7 +434,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
                     if LINK == "power" and P == 2:
                         supported += row_sum(tl.where(rate > 0.0, 1.0, 0.0))
                     bits |= tl.where(sum_value > 0.0, one << t, 0)
-                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise: what is out stays out
+                if LINK == "power" or LINK == "any" or LINK == "root":  # thresholds only rise, so blocks stay out
                     live = shortened(mine, begin_32, live, size, bits, over, begin, longest, FLAGS, tall, coarse, False)
                 else:
                     live += size
@@ -475,7 +475,7 @@ def attention_forward(Q, K, V, OUT, STATE, LISTS, COUNTS, FLAGS, CENTRES, RADII,
             if SAVE:
                 live = shortened(mine, begin_32, live, size, bits, over, begin, longest, flags, tall, coarse, True)
         s0 = s0.to(tl.float64) + lost
-        # what the last step left of 1 goes back to the level, by one more step of Newton
+        # one more Newton step takes the remaining error of the sum into the level
         left_over = (s0 - mass) / tl.where(s1 > 0.0, s1, 1.0) * c
         z = tl.where(alive & (s1 > 0.0) & (c <= 1.0) & (tl.abs(s0 - mass) < 0.01), z - left_over, z)
         bad = (bad | unsound) & (i < count)

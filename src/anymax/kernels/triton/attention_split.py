@@ -1,13 +1,13 @@
-"""Attention of a few queries against many keys, as in decoding: the keys are cut in parts, each a program of its own.
+"""Attention of few queries over many keys, as in decoding: the keys are cut in parts, with a program for each.
 
-The queries of all heads that share their keys lie in one tile, or as few as there may be, so that keys are read once for them. Softmax
-wants one pass and `attention_merge`. A threshold belongs to all parts: their first pass leaves the scores and the maximum of each block,
-`attention_solve` finds the threshold of a query from the blocks that reach above it, and `attention_values` reads the values of those
-alone. What is summed over parts is summed in their order, the same bits each time.
+The queries of all heads that share keys are in one tile, or in as few as possible, so that keys are read once for them. Softmax takes one
+pass and `attention_merge`. Threshold maps need all parts first: `attention_parts` stores the scores and the maximum of each block,
+`attention_solve` finds the threshold of a query from the blocks that reach above it, and `attention_values` reads the values of only those.
+Parts are summed in a fixed order, so results are the same to the last bit.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import triton.language as tl
 from .attention_forward import any_of, asked, first_guess, improved, load_block, row_max, row_sum, with_sink
 from .attention_tile import added, constants, kept, scores, seen, shares, slope_of, span
 
-# what `attention_solve` leaves of a query, fp64: the threshold as (top, z), alpha - 1, the sum that is asked for, the sink's share of it,
-# and how it stands
+# the results of `attention_solve` for a query, in fp64: the threshold as (top, z), alpha - 1, the sum of the probabilities, the sink's part
+# of it, and a status
 TOP, LEVEL, POWER, MASS, SPARE, STANDS = (tl.constexpr(n) for n in range(6))
 SOLVED = tl.constexpr(6)
 NOTHING, FINE, BAD = (tl.constexpr(float(n)) for n in range(3))
@@ -26,7 +26,7 @@ NOTHING, FINE, BAD = (tl.constexpr(float(n)) for n in range(3))
 
 @triton.jit
 def packed(pid, parts, heads, groups, rows, M: tl.constexpr):
-    """(part, batch, head of keys) of a program, (there, head, query) of each row of its tile, and the place of the first in the call."""
+    """(part, batch, head of keys) of a program, (there, head, query) of each row of its tile, and its first query's index in the call."""
     tall = tl.cdiv(groups * rows, M)
     part, own = pid % parts, pid // parts
     tile, own = own % tall, own // tall
@@ -35,7 +35,7 @@ def packed(pid, parts, heads, groups, rows, M: tl.constexpr):
     r = tile * M + tl.arange(0, M)[:, None]
     there = r < groups * rows
     h = h_k * groups + tl.where(there, r // rows, 0)
-    i = tl.where(there, r % rows, M)  # beyond the last query there is nothing to see
+    i = tl.where(there, r % rows, M)  # a row beyond the last query sees no key
     return part, b, h_k, there, h, i, (b * heads + h_k * groups).to(tl.int64) * rows + tile * M
 
 
@@ -47,9 +47,9 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
                     RIGHT: tl.constexpr, RANGED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
                     BIAS: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
                     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, E: tl.constexpr):  # fmt: skip
-    """One program: every parts-th block of the keys of one head. Softmax: SUMS [queries, parts, 2] takes the maximum and the sum, PARTIAL
-    [queries, parts, e] the output. Else: SCORES [queries, blocks, N] and TOPS [queries, blocks] the scores and the maximum of each block,
-    +inf where one is NaN, and for a budget SUMS the lowest score and how many there are."""
+    """One program has every `parts`-th block of the keys of one head. Softmax writes the maximum and the sum to SUMS [queries, parts, 2],
+    the output to PARTIAL [queries, parts, e]. Other maps write the scores to SCORES [queries, blocks, N] and the maximum of each block,
+    or +inf if one is NaN, to TOPS [queries, blocks]; a budget writes the lowest score and the number of scores to SUMS."""
     part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
     head = b * heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
@@ -73,8 +73,8 @@ def attention_parts(Q, K, V, SCORES, TOPS, SUMS, PARTIAL, BIAS_, ADD_, KEEP_, PA
     at_q = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + i.to(tl.int64) * qi
     q = tl.load(at_q + cols, mask=there & (cols < d), other=0.0)
     acc = tl.zeros([M, E], tl.float32)
-    one = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum, or the lowest score
-    two, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # the sum, or the number
+    one = tl.full([M, 1], float("-inf"), tl.float32)  # the maximum; for a budget the lowest score
+    two, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)  # the sum; for a budget the number of scores
     if LINK == "budget":
         one = -one
     for n in range(begin + part, end, parts):
@@ -115,8 +115,8 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
                     parts, enough, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                     RIGHT: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
                     C: tl.constexpr):  # fmt: skip
-    """One program: the threshold of one query, from the maxima of its blocks, W at a time, and the scores of those that reach above it, C
-    at a time."""
+    """One program finds the threshold of one query, from the maxima of its blocks, W at a time, and the scores of the blocks that reach
+    above it, C at a time."""
     query = tl.program_id(0)
     head = query // rows
     b, h = head // heads, head % heads
@@ -158,8 +158,8 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
     RATE: tl.constexpr = tl.float64 if LINK == "mixed" else tl.float32  # pyright: ignore[reportAssignmentType]
     turn = 0
     while any_of(go) & (turn < 80):
-        # (Triton 3.4 takes a name of two shapes within a loop for one variable)
-        tl.debug_barrier()  # the list of the turn before has been read
+        # (in Triton 3.4, a name within a loop can't have two shapes)
+        tl.debug_barrier()  # the list of the previous turn has been read
         row = constants(top, z, c, LINK, P)
         live = 0
         for first in range(begin, end, W):
@@ -168,12 +168,12 @@ def attention_solve(SCORES, TOPS, SUMS, LISTS, STATE, PARAM, RANGES, HEADS, head
             matters = (value > 0.0).to(tl.int32)
             tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
             live += tl.sum(tl.sum(matters, 1), 0)
-        tl.debug_barrier()  # the list is whole
+        tl.debug_barrier()  # the list is complete
         s0, lost, s1 = tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], RATE)
         size = tl.zeros([1, 1], tl.float32)
         for first in range(
             0, live * N, C
-        ):  # one row of scores, as of maxima: another shape would have another layout, and spill
+        ):  # scores in one row, like the maxima: another shape would have another layout and spill registers
             t = first + tl.arange(0, C)[None, :]
             n = tl.load(mine + t // N, mask=t < live * N, other=0).to(tl.int64)
             x = tl.load(at_scores + n * N + t % N, mask=t < live * N, other=float("-inf"))
@@ -207,8 +207,8 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
                      right, drop, parts, LINK: tl.constexpr, P: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
                      RIGHT: tl.constexpr, RANGED: tl.constexpr, DROP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
                      W: tl.constexpr):  # fmt: skip
-    """One program: the output of the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of the
-    probabilities, and whether there is any."""
+    """One program computes the output from the blocks of its part in which some query of the tile has a probability. SUMS takes the sum of
+    the probabilities, and whether there are any."""
     part, b, h_k, there, h, i, first_row = packed(tl.program_id(0), parts, heads, groups, rows, M)
     head = b * heads + h
     at_row = first_row + tl.arange(0, M)[:, None]
@@ -236,7 +236,7 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
         matters = tl.max((alive & (value > 0.0)).to(tl.int32), 0, keep_dims=True)
         tl.store(mine + live + tl.cumsum(matters, 1) - matters, n, mask=matters > 0)
         live += tl.sum(tl.sum(matters, 1), 0)
-    tl.debug_barrier()  # the list is whole
+    tl.debug_barrier()  # the list is complete
     acc = tl.zeros([M, E], tl.float32)
     s0, lost = tl.zeros([M, 1], tl.float32), tl.zeros([M, 1], tl.float32)
     for t in range(live):
@@ -261,7 +261,7 @@ def attention_values(V, SCORES, TOPS, SUMS, LISTS, STATE, PARTIAL, RANGES, SEED,
 @triton.jit
 def attention_merge(SUMS, STATE, PARTIAL, OUT, RANGES, HEADS, heads, rows, keys, e, parts, offset,
                     LINK: tl.constexpr, RANGED: tl.constexpr, SINK: tl.constexpr, E: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """One program: the output of one query, C parts at a time."""
+    """One program computes the output of one query, C parts at a time."""
     query = tl.program_id(0)
     head = query // rows
     cols = tl.arange(0, E)[None, :]

@@ -1,11 +1,11 @@
 """A tile of attention: from q k^T to scores, and from scores to probabilities by the numbers of each row.
 
-`i` and `j` are the queries and keys of a tile, of shapes that broadcast: [M, 1] and [1, N], or [1, M] and [N, 1] where keys come first;
-the numbers of a row have the shape of `i`.
+`i` and `j` are the queries and keys of a tile, with shapes that broadcast: [M, 1] and [1, N], or [1, M] and [N, 1] where keys come first.
+The numbers of a row have the shape of `i`.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .links import bend, ground, log1p, share_of
 
 @triton.jit
 def tanh(y):
-    """Exact to a few ulp: near 0, where 1 - exp(-2y) has lost its digits, by the series."""
+    """tanh(y) to a few ulp: by its series near 0, where 1 - exp(-2y) loses digits."""
     e = tl.exp(-2.0 * tl.abs(y))
     far = (1.0 - e) / (1.0 + e)
     w = y * y
@@ -29,7 +29,7 @@ def tanh(y):
 
 @triton.jit
 def span(RANGES, b, offset, rows, keys, RANGED: tl.constexpr):
-    """(keys, queries, offset) of a batch; RANGES has three a batch where they differ."""
+    """(number of keys, number of queries, offset) of a batch; if RANGED, RANGES has these three for each batch."""
     if RANGED:
         length = tl.load(RANGES + b * 3)
         count = tl.load(RANGES + b * 3 + 1)
@@ -58,7 +58,7 @@ def seen(i0, at, M: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGH
 def whole_blocks(
     i0, at, begin, end, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr
 ):
-    """The blocks of keys first <= n < last, among begin .. end - 1, that all queries i0 .. i0 + M - 1 may see all of."""
+    """The blocks of keys first <= n < last, among begin .. end - 1, that every query of i0 .. i0 + M - 1 sees in full."""
     length, _, offset, left, right = at
     first, last = begin, length // N
     if CAUSAL:
@@ -88,7 +88,7 @@ def seeing(j0, at, N: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RI
 
 @triton.jit
 def slope_of(HEADS, h, ALIBI: tl.constexpr):
-    """ALiBi's slope of a head, or of each; HEADS has two numbers a head."""
+    """ALiBi's slope of head h, or of several heads; HEADS has two numbers for each head."""
     if ALIBI:
         return tl.load(HEADS + h * 2)
     else:
@@ -99,7 +99,7 @@ def slope_of(HEADS, h, ALIBI: tl.constexpr):
 def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
            LEFT: tl.constexpr, RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
            KEEP: tl.constexpr, WHOLE: tl.constexpr = False):  # fmt: skip
-    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend. WHOLE: no bound of a window or length cuts it."""
+    """(scores of a tile, d score / d (scale q k^T)); -inf where a query may not attend. WHOLE: no window or length masks part of it."""
     length, count, offset, left, right = at
     pb, bi, bj, pa, ai, aj, pk, ki, kj = arrays
     x = qk * scale
@@ -126,7 +126,7 @@ def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: 
             whole = whole & (j0 + N <= i0 + offset + right + 1)
         if LEFT:
             whole = whole & (j0 + left >= i0 + M - 1 + offset)
-        if whole == 0:  # a tile in the middle has no key to hide
+        if whole == 0:  # a tile in the middle has no key to mask
             if CAUSAL:
                 inside = inside & (j <= i + offset)
             if RIGHT:
@@ -139,7 +139,7 @@ def scores(qk, i, j, i0, j0, at, arrays, scale, cap, slope, M: tl.constexpr, N: 
 
 @triton.jit
 def kept(i, j, head, seed, drop):
-    """What dropout keeps: Philox of the place, so that every tile that holds it agrees."""
+    """The entries that dropout keeps, by Philox of (head, query, key), so that every kernel agrees."""
     nothing = i * 0 + j * 0
     bits, _, _, _ = tl.philox(seed, nothing + j, nothing + i, nothing + head, nothing)
     return (bits >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
@@ -150,7 +150,7 @@ def kept(i, j, head, seed, drop):
 
 @triton.jit
 def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, PER_ROW: tl.constexpr):
-    """What a row is asked for, fp64: alpha - 1, or the budget."""
+    """The parameter of a row in fp64: alpha - 1, or the budget."""
     if PER_ROW:
         value = tl.load(PARAM + i.to(tl.int64) * pl, mask=i < count, other=1.5).to(tl.float64)
         return value if LINK == "budget" else value - 1.0
@@ -162,8 +162,8 @@ def parameter(PARAM, i, pl, param, count, LINK: tl.constexpr, P: tl.constexpr, P
 
 @triton.jit
 def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
-    """The numbers of a row that `shares` wants, fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z.
-    "root" is "any" in half precision: u with the rounding of fp32 will do where 1/c is no large number."""
+    """The numbers of a row for `shares`, in fp32, from (top, z): u = c (x - top) + z and p = u^(1/c); for softmax z = log Z. "root" is
+    "any" in half precision, where u may have the rounding of fp32, since 1/c is not large."""
     none = top * 0.0
     if LINK == "softmax":
         return (
@@ -191,7 +191,7 @@ def constants(top, z, c, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr, EXACT: tl.constexpr):
-    """(top, `constants`, anchor, rest of delta) of queries that `attention_queries` has seen, from its four planes of numbers ROWS."""
+    """(top, `constants`, anchor, rest of delta) of queries, from the four planes of ROWS that `attention_queries` has written."""
     inside = i < rows
     anchor = tl.load(ROWS + 2 * plane + i, mask=inside, other=0.0)
     rest = 0.0
@@ -215,7 +215,7 @@ def recalled(ROWS, plane, STATE, i, rows, c, LINK: tl.constexpr, P: tl.constexpr
 
 @triton.jit
 def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXACT: tl.constexpr):
-    """What `recalled` wants; in half precision a query has two numbers, not four: the second are below the rounding of its scores."""
+    """Stores the numbers for `recalled`. In half precision a query has two, not four: the others are below the rounding of its scores."""
     inside = i < rows
     if EXACT or LINK == "mixed":
         tl.store(ROWS + 2 * plane + i, anchor, mask=inside)
@@ -230,8 +230,7 @@ def remembered(ROWS, plane, i, rows, row, anchor, rest, LINK: tl.constexpr, EXAC
 
 @triton.jit
 def added(s, lost, v):
-    """(s + v, and `lost` with what rounding has taken from it): a sum over all keys with the digits of fp64, of which many GPUs do but a
-    few at a time."""
+    """(s + v, `lost` plus the rounding error of that sum): a compensated sum with the digits of fp64, which many GPUs compute slowly."""
     t = s + v
     w = t - s
     return t, lost + ((s - (t - w)) + (v - w))
@@ -239,7 +238,7 @@ def added(s, lost, v):
 
 @triton.jit
 def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
-    """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32 and without a logarithm where the power is 1 or 2."""
+    """Newton's step on the r-norm of u, r = 1 / c: `s0 (1 - s0^-c) / s1`, in fp32, and without a logarithm if the power is 1 or 2."""
     s0, s1 = s0.to(tl.float32), s1.to(tl.float32)
     some = (s0 > 0.0) & (s1 > 0.0)
     if LINK == "power" and P == 1:
@@ -254,7 +253,7 @@ def fall(s0, s1, c, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
-    """(p, s) of a tile, with s = 1 / omega''(p), the rate at which p follows its score."""
+    """(p, s) of a tile, with s = 1 / omega''(p), the derivative of p by its score at a fixed threshold."""
     a, b, e, d, f, c = row
     if LINK == "softmax":
         p = tl.where(x > float("-inf"), tl.exp((x - a) - b), 0.0)
@@ -263,7 +262,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
     elif LINK == "mixed":
         above = (x - a) * c + b
         w = (x - top) * e
-        far = c > 0.3  # u itself is raised to its power, below by logarithms of 1 + w
+        far = c > 0.3  # above, p is a power of u; below, it comes from log(1 + w)
         inside = tl.where(far, above > 0.0, w > -1.0) & (x > float("-inf"))
         logs = tl.where(
             far, d * tl.log(tl.where(inside & far, above, 1.0)), d * log1p(tl.where(inside & (far == 0), w, 0.0)) + f
@@ -276,7 +275,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
         inside = u > 0.0
         log_u = tl.log2(tl.where(inside, u, 1.0))
         return tl.where(inside, tl.exp2(e * log_u), 0.0), tl.where(inside, tl.exp2((e - 1.0) * log_u), 0.0)
-    elif LINK == "any":  # a, b, e, d are those of `bend`
+    elif LINK == "any":  # a, b, e, d come from `bend`
         w = (x - top) * a
         inside = (w > -1.0) & (x > float("-inf"))
         w = tl.where(inside, w, 0.0)
@@ -289,7 +288,7 @@ def shares(x, top, row, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def lean(p, s, c):
-    """dp/dalpha where the level stands still: `-s (log p)^2 phi((alpha-1) log p)`, `phi(w) = (1 + e^w (w - 1)) / w^2`."""
+    """dp/dalpha at a fixed level: `-s (log p)^2 phi((alpha-1) log p)` with `phi(w) = (1 + e^w (w - 1)) / w^2`."""
     inside = p > 0.0
     log_p = tl.log(tl.where(inside, p, 1.0))
     w = c * log_p

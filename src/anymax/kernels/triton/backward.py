@@ -4,7 +4,7 @@ g is read only where p is not 0.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .tile import (
 @triton.jit
 def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SENSE: tl.constexpr, WHOLE: tl.constexpr,
          ALONE: tl.constexpr):  # fmt: skip
-    """(p, g). Of a longer row g is read where it can matter: on the support of a sparse map."""
+    """(p, g). In a longer row of a sparse map, g is read only on the support."""
     p = fetch(pa, begin, True, False, FAR, K, L, False, 0.0, ALONE)
     if SENSE == "log":
         p = tl.where(there(pa, lanes(begin, K, L)), p, float("-inf"))
@@ -49,7 +49,7 @@ def pair(pa, ga, begin, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, SEN
 
 @triton.jit
 def summed(v, EXACT: tl.constexpr):
-    """The sum of a row, by way of fp64 where it is asked for to fp32's last digits."""
+    """The sum of a row, in fp64 if EXACT."""
     if EXACT:
         return wide(v).to(tl.float32)
     else:
@@ -58,13 +58,13 @@ def summed(v, EXACT: tl.constexpr):
 
 @triton.jit
 def lifted(p, c):
-    """p^(c + 1), 0 for 0"""
+    """p^(c + 1), 0 for 0."""
     return tl.where(p > 0.0, tl.exp2((c + 1.0) * tl.log2(tl.where(p > 0.0, p, 1.0))), 0.0)
 
 
 @triton.jit
 def parts(p, g, anchor, e, SENSE: tl.constexpr):
-    """(s, g): the sensitivity, and g as measured from the anchor."""
+    """(s, h): the sensitivity, and h = g - anchor where s is not 0."""
     if SENSE == "log":
         s = tl.where(p > float("-inf"), tl.exp(tl.where(p > float("-inf"), p, 0.0)), 0.0)
         s = tl.where(p == p, s, p)
@@ -92,7 +92,7 @@ def slope_of(x, p, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
 @triton.jit
 def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr,
               DEPTH: tl.constexpr, LANES: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """The row from its listed lanes: zeros, and over them what is not. Of a row in parts each program has all lanes, and writes its own."""
+    """Writes zeros, then the entries of the listed lanes. For a row in parts, each program reads all lanes and writes its own part."""
     nothing = tl.zeros([R, K, L], tl.float32)
     for begin in range(first, tl.minimum(first + part, pa[6]), K * L):
         put(OUT, oo, oc, begin, nothing, pa, FAR, K, L)
@@ -116,7 +116,7 @@ def few_lanes(pa, ga, OUT, oo, oc, mine, count, span, first, part, c, e, SENSE: 
 def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0, g1, g2, gc, param, SENSE: tl.constexpr,
                    FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, PARTS: tl.constexpr,
                    K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """SUMS [rows, PARTS, 2]: <s, 1> and <s, g> of each part of a row, unless it is written from its few lanes."""
+    """Writes SUMS [rows, PARTS, 2]: <s, 1> and <s, g> of each part of a row, unless the row has few lanes."""
     few = FEW + 1
     if FEW > 0:
         few = tl.load(COUNT + tl.program_id(0))
@@ -143,7 +143,8 @@ def backward_parts(P, G, SUMS, COUNT, rows, n, span, d1, d2, p0, p1, p2, pc, g0,
 def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.constexpr, ORDER: tl.constexpr, STEEP: tl.constexpr,
               FAR: tl.constexpr, EXACT: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
               WHOLE: tl.constexpr):  # fmt: skip
-    """STEEP: above alpha = 2 one entry may outweigh all others by many orders: measured from its own g, nothing cancels."""
+    """Writes J^T g from all of the row. STEEP: above alpha = 2 one entry may have a sensitivity larger by many orders of magnitude. Its
+    own g is then subtracted first, so that nothing cancels."""
     n = pa[6]
     anchor = tl.zeros([R, 1, 1], tl.float32)
     scale = tl.full([R, 1, 1], 1.0, tl.float32)
@@ -187,7 +188,7 @@ def all_lanes(xa, pa, ga, OUT, oo, oc, SUMS, row, first, part, c, e, SENSE: tl.c
                 sound = tl.where((x > float("-inf")) & (x < float("inf")), tl.abs(x), 0.0)
                 size_ = tl.maximum(size_, tl.max(sound, 1, keep_dims=True))
             scale = 1.0 / tl.maximum(0.25 * largest(size_), 1.0)
-        if STEEP:  # each lane its largest sensitivity, and the first g there
+        if STEEP:  # the largest sensitivity of each lane, and the g at its first occurrence
             for begin in range(0, n, L):
                 p, g = pair(pa, ga, begin, FAR, 1, L, SENSE, False, True)
                 s, _ = parts(p, g, anchor, e, SENSE)
@@ -248,9 +249,9 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
                   RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr,
                   LANES: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                   WHOLE: tl.constexpr):  # fmt: skip
-    """`param` is alpha - 1. FEW > 0: the forward has listed the lanes that can have some of the support, of LANES to a part; where
-    there are no more than FEW, p and g are read there alone; `span` is the part of theirs, and `part` of this kernel. PARTS > 0:
-    `backward_parts` has been over the row. RAGGED: see `tile`."""
+    """Writes J^T g; `param` is alpha - 1. FEW > 0: the forward has listed the lanes that may contain some of the support, where a part of
+    `span` classes has LANES lanes; if there are at most FEW, p and g are read only there. `part`: the classes of a part in this kernel.
+    PARTS > 0: `backward_parts` has read the row. RAGGED: see `tile`."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     po = first_of(row, start, d1, d2, p0, p1, p2, pc, RAGGED, UNIT)
@@ -327,7 +328,7 @@ def backward_rows(X, P, G, OUT, PARAMS, LIST, COUNT, SUMS, PTR, IDS,
 
 @triton.jit
 def product(x, p, s, h, rate, dot, norm, cross, c, scale, share, SENSE: tl.constexpr, ORDER: tl.constexpr):
-    if SENSE == "log":  # g - p sum g, on the classes that have a probability
+    if SENSE == "log":  # g - p sum g, on the classes whose probability is not 0
         return tl.where(p == float("-inf"), 0.0, h - s * dot)
     elif SENSE == "norm":  # diag(w) - w p^T - p w^T + <w, 1> p p^T, w = s ||p||^(alpha-1) / (alpha-1)
         factor = tl.exp2(c / (c + 1.0) * tl.log2(tl.maximum(norm, 1.2e-38))) / c

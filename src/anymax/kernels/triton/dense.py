@@ -1,10 +1,10 @@
 """Dense maps, `p_i = u(x_i) / sum u`: softmax, sigsoftmax and Taylor softmax.
 
-One read and one write of a row that fits on chip, two reads of a longer one (Taylor: three).
+A row that fits on chip is read once, a longer row twice (Taylor: three times); each is written once.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def size_of(x):
 
 @triton.jit
 def weight(x, anchor, LINK: tl.constexpr, ORDER: tl.constexpr):
-    """u(x), times a factor of the row."""
+    """u(x) times a factor of the row, which `anchor` sets."""
     inside = x > float("-inf")
     if LINK == "softmax":  # the anchor is finite
         return tl.exp(x - anchor)
@@ -51,14 +51,14 @@ def weight(x, anchor, LINK: tl.constexpr, ORDER: tl.constexpr):
 
 @triton.jit
 def base_of(top, LINK: tl.constexpr):
-    """The exponent of the maximum; 0 where there is none to subtract."""
+    """The `exponent` of the maximum, or of 0 where the maximum is not finite."""
     return exponent(tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0), LINK)
 
 
 @triton.jit
 def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
             L: tl.constexpr):  # fmt: skip
-    """(maximum, sum below it) of each lane, in one read."""
+    """(maximum, sum of the weights relative to it) of each lane, in one read."""
     tops = tl.full([R, 1, L], float("-inf"), tl.float32)
     acc = tl.zeros([R, 1, L], tl.float32)
     for begin in range(first, end, K * L):
@@ -74,7 +74,7 @@ def running(at, first, end, LINK: tl.constexpr, MASKED: tl.constexpr, FAR: tl.co
 def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, LINK: tl.constexpr, MASKED: tl.constexpr,
                 FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr,
                 K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """SUMS [rows, PARTS, 2]: of each part of a row the maximum, and the sum below it."""
+    """Writes SUMS [rows, PARTS, 2]: the maximum of each part of a row, and the sum of the weights relative to it."""
     n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
     xo, mo = place(row, d1, d2, x0, x1, x2, UNIT), place(row, d1, d2, m0, m1, m2, UNIT)
@@ -89,7 +89,7 @@ def dense_parts(X, M, SUMS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, m
 
 @triton.jit
 def merged(SUMS, row, LINK: tl.constexpr, PARTS: tl.constexpr, L: tl.constexpr):
-    """As `gather`, from what `dense_parts` found."""
+    """The result of `gather`, from the SUMS of `dense_parts`."""
     of = SUMS + (row.to(tl.int64) * PARTS + tl.arange(0, PARTS)[None, None, :]) * 2
     tops, sums = tl.load(of).to(tl.float32), tl.load(of + 1)
     top = highest(tops, 2)
@@ -140,7 +140,7 @@ def emit(x, anchor, share, log_z, MODE: tl.constexpr, LINK: tl.constexpr, ORDER:
     if MODE == "log":
         inside = x > float("-inf")
         return tl.where(inside, (exponent(tl.where(inside, x, 0.0), LINK) - anchor) - log_z, float("-inf"))
-    elif MODE == "grad":  # 0 where a poisoned row has NaN
+    elif MODE == "grad":  # the maximum turns NaN to 0; the factor of a poisoned row is NaN
         return tl.maximum(weight(x, anchor, LINK, ORDER) * share, 0.0)
     else:
         return weight(x, anchor, LINK, ORDER) * share
@@ -152,8 +152,8 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
                MODE: tl.constexpr, LINK: tl.constexpr, ORDER: tl.constexpr, MASKED: tl.constexpr, SAVE: tl.constexpr,
                EACH: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr,
                R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p", "log", "loss", "grad" and "tau" as in `separable_rows`; "logsumexp" is the threshold of softmax, but for poisoned rows.
-    PARTS > 0: `dense_parts` has been over the row. RAGGED: see `tile`."""
+    """MODE "p", "loss", "grad" and "tau" are as in `separable_rows`, "log" writes log p, and "logsumexp" is "tau" of softmax except for
+    poisoned rows. PARTS > 0: `dense_parts` has read the row. RAGGED: see `tile`."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
@@ -178,7 +178,7 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
         else:
             first = tl.program_id(1) * span
             steps = tl.cdiv(tl.minimum(span, at[6] - first), K * L)
-            for i in range(steps):  # from the end, whose scores the cache still has
+            for i in range(steps):  # backwards, since the cache still holds the last scores
                 begin = first + (steps - 1 - i) * (K * L)
                 v = fetch(at, begin, True, MASKED, FAR, K, L, False, OUTSIDE, False)
                 p = emit(v, anchor, share, log_z, MODE, LINK, ORDER)
@@ -191,6 +191,6 @@ def dense_rows(X, M, OUT, INDEX, SCALE, VALUE, STATE, SUMS, PTR, IDS,
             remember(STATE, row, valid, bad, anchor, share, log_z, top)
     if MODE == "tau" or MODE == "logsumexp":
         tau = tl.where(top == float("-inf"), top, anchor + log_z)
-        # the logsumexp of a row with +inf is +inf, unless there is a NaN: as its maximum
+        # the logsumexp of a poisoned row is its maximum: NaN if it has NaN, else +inf
         tau = tl.where(bad, top if MODE == "logsumexp" else float("nan"), tau)
         tl.store(VALUE + row, tau, mask=valid)

@@ -1,4 +1,4 @@
-"""From torch tensors to kernels: strides, parameters, plans. Nothing here waits for the device."""
+"""Launches the kernels on torch tensors: strides, parameters, plans. Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .truncated import truncated_rows
 Tensor = torch.Tensor
 
 POWERS = {1.25: 4, 4 / 3: 3, 1.5: 2, 2.0: 1}  # alpha -> r = 1 / (alpha - 1)
-_AXES = 3  # strides that a kernel takes for the rows
+_AXES = 3  # the row strides that a kernel takes
 
 
 class _Rows:
-    """Operands of one shape as the kernels see them: row axes as few as possible, the classes last; n and the strides of the rows in
-    units, so that a kernel knows by what they can be divided."""
+    """Operands of one shape as the kernels take them: as few row axes as possible, the classes last. n and the row strides are in units,
+    so that the compiler knows a divisor of them."""
 
     def __init__(self, x: Tensor, **operands: Tensor) -> None:
         n = x.shape[-1]
         batch = tuple(x.shape[:-1])
         self.count = self.all = math.prod(batch)
         self.held = {"x": x, **operands}
-        self.back: Tensor | None = None  # where the result goes that was written to other memory
+        self.back: Tensor | None = None  # the output, where a kernel writes to a contiguous copy
         axes = self._merge(batch)
-        if len(axes) > _AXES:  # no more than three strides: rows one after another
+        if len(axes) > _AXES:  # more strides than a kernel takes: contiguous copies
             for key, a in self.held.items():
                 if len(merged(batch, [a.stride()[:-1]])) > 1:
                     if key == "out":
@@ -59,7 +59,7 @@ class _Rows:
             key: (*(steps[i] // self.unit for _, steps in axes), a.stride(-1))
             for i, (key, a) in enumerate(self.held.items())
         }
-        self.bounds = (x, x)  # of segments
+        self.bounds = (x, x)  # placeholders: only segments have bounds
         self.far = any((n - 1) * abs(s[-1]) >= 2**31 for s in self.strides.values())
         self.sideways = n > 1 and any(
             a.stride(-1) != 1 and axes[inner][1][i] == 1 for i, a in enumerate(self.held.values())
@@ -69,14 +69,14 @@ class _Rows:
         return merged(batch, [a.stride()[:-1] for a in self.held.values()])
 
     def _shift(self, axes: list[tuple[int, tuple[int, ...]]], pack: int) -> int:
-        """Of rows that begin anywhere, whether they are read in packs of 16 bytes from the pack on in which they begin: 0 no, 1 yes, 2 yes
-        but for the last row, after which the memory may end within a pack."""
+        """Whether unaligned rows are read in aligned packs of 16 bytes: 0 no, 1 yes, 2 yes except for the last row, since the memory may
+        end within its last pack."""
         n, size, open_ = self.held["x"].shape[-1], self.held["x"].element_size(), False
         if not packed(n, pack):
             return 0
         first = None
         for i, (key, a) in enumerate(self.held.items()):
-            if key == "mask":  # read as it lies
+            if key == "mask":  # it is read without packs
                 continue
             steps = [step[i] for _, step in axes]
             places = [step % pack for step in steps]
@@ -96,16 +96,16 @@ class _Rows:
 
 
 class Cut(NamedTuple):
-    """Segments of about one length, of entries that lie one segment after another."""
+    """Segments of about the same length; the entries of all segments lie one after another."""
 
     ptr: Tensor  # int64 [all segments + 1], the bounds
-    ids: Tensor  # int32, which of them
+    ids: Tensor  # int32, the indices of these segments
     longest: int
 
 
 class _Segments:
-    """As `_Rows`, for operands [entries, heads]: a row is a head of a segment, with a place in memory of its own. For the rest the kernels
-    see `all` rows, heads beside one another, of which `count` are in question."""
+    """`_Rows` for operands [entries, heads]: a row is one head of a segment, which begins anywhere. Otherwise the kernels see `all` rows,
+    with the heads of a segment side by side, and compute `count` of them."""
 
     back = None
 
@@ -116,10 +116,10 @@ class _Segments:
         self.sizes, self.unit, self.shift, self.bounds = (1, heads), 1, 0, (cut.ptr, cut.ids)
         self.n = self.classes = self.columns = triton.next_power_of_2(
             max(cut.longest, 1)
-        )  # few kernels for any lengths
+        )  # a power of two, so that few kernels are compiled
         self.strides = {key: (0, 0, a.stride(1), a.stride(0)) for key, a in self.held.items()}
         self.far = any(self.n * abs(s[-1]) >= 2**31 for s in self.strides.values())
-        self.sideways = False  # heads of one segment are in one program or follow one another: the cache has them
+        self.sideways = False  # the heads of a segment are in one program or in the next ones, so the cache has them
 
     def finish(self) -> None:
         pass
@@ -134,8 +134,8 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
-_numbers: dict[Any, Tensor] = {}  # parameters that were given as numbers, on the device: by device and contents
-_captured: dict[Any, Tensor] = {}  # those that a captured graph reads, for as long as the process lives
+_numbers: dict[Any, Tensor] = {}  # parameters from the host, copied to the device, by device and contents
+_captured: dict[Any, Tensor] = {}  # those that a captured graph reads, which are never freed
 
 
 def _capturing(x: Tensor) -> bool:
@@ -143,10 +143,10 @@ def _capturing(x: Tensor) -> bool:
 
 
 def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -> Tensor:
-    """One number a row, fp32, `less` subtracted from it in fp64; of segments, the value is [segments, heads]."""
+    """value - less, computed in fp64, as one fp32 number a row; for segments (`cut`) value is [segments, heads]."""
     if isinstance(value, torch.Tensor) and value.device == x.device:
         value = (value.detach().to(torch.float64) - less).to(torch.float32)
-    else:  # to copy them would wait for the device, and can't be captured
+    else:  # copies are cached: a copy waits for the device, and a graph can't capture it
         host = torch.as_tensor(value).detach().to(torch.float64) - less
         if host.numel() == 1:
             value = torch.full((1,), float(host), dtype=torch.float32, device=x.device)
@@ -164,18 +164,18 @@ def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -
 
 
 class Saved(NamedTuple):
-    """The live lanes of each row, for the backward of a sparse map: `few` of them in a list, and how many there are."""
+    """The live lanes of each row, for the backward of a sparse map: a list of up to `few`, and how many there are."""
 
-    memory: Tensor  # int32: [rows, few] lanes, [rows] numbers
+    memory: Tensor  # int32: [rows, few] lanes, then [rows] counts
     few: int
     depth: int
     span: int
     lanes: int
-    shifted: bool  # a lane is of columns, not of classes
+    shifted: bool  # lanes count columns, not classes
 
 
 class _Call:
-    """A kernel on rows, cut as the plan says."""
+    """A kernel's call on rows, with its plan."""
 
     def __init__(
         self, kernel: str, x: Tensor, rows: _Rows | _Segments, *, one_row: bool = False, cut: bool = False
@@ -234,10 +234,10 @@ def run(
     keep_lanes: bool = False,
     cut: Cut | None = None,
 ) -> Saved | None:
-    """One call of a forward or a loss kernel: mode "p", "log", "loss", "grad" or "tau"; with the live lanes where they were few.
+    """Runs a forward or a loss kernel: mode "p", "log", "loss", "grad", "tau" or "logsumexp". Returns the live lanes for `keep_lanes`.
 
     `scale`: one number, or one a row; a row whose index is `ignore` is left out. `cut`: the rows are these segments of x [entries, heads].
-    `out` may be x itself, and else shares no memory with it.
+    `out` may be x itself, but must not overlap x otherwise.
     """
     operands = {}
     if mask is not None:
@@ -297,7 +297,7 @@ def run(
     few, depth = few_lanes(call.plan, rows.columns) if not (one_row or mode == "grad") else (0, 1)
     saved = None
     lists = counts = tops = x
-    late = few > 0 and out is not None and not disjoint(x, result)  # else the zeros would be read as scores
+    late = few > 0 and out is not None and not disjoint(x, result)  # zeros go to x only after its scores are read
     if few:
         lists = torch.empty(rows.count * (few + 1), dtype=torch.int32, device=x.device)
         counts = lists[rows.count * few :]
@@ -316,7 +316,7 @@ def run(
             options,
             call.parts or 1,
         )
-    else:  # solved by one program a row; what has many live lanes is then written by one a part
+    else:  # one program a row solves it; then one program a part writes the rows with many live lanes
         tops = torch.empty(rows.count * parts * call.plan.L, dtype=torch.float32, device=x.device)
         fill = None if late or not (few and writes) else -math.inf if mode == "log" else 0.0
         split = {"FILL": fill, **first, "PARTS": parts, "K": call.plan.K, "L": call.plan.L, "WIDE": call.plan.wide(x)}
@@ -339,7 +339,7 @@ def backward(
     link: Link, logs: bool, x: Tensor | None, p: Tensor, g: Tensor, out: Tensor, saved: Saved | None = None,
     cut: Cut | None = None,
 ) -> None:  # fmt: skip
-    """J^T g, of log p where `logs`; `cut` as in `run`. `out` shares no memory with the others."""
+    """J^T g of p, or of log p with `logs`; `cut` as in `run`. `out` must not overlap the other tensors."""
     kind, order, param = link.kind, 0, 1.0
     if logs:
         sense = "log"
@@ -372,7 +372,7 @@ def backward(
         *rows.strides["out"],
     )
     steep = sense == "any" and (per_row or param > 1.0)
-    sums = sense not in ("norm", "taylor") and not steep  # all that is wanted of a row before it is written
+    sums = sense not in ("norm", "taylor") and not steep  # writing a row needs only its two sums
     call = _Call("backward", p, rows, cut=cut is None and sums)
     lists = counts = p
     few, depth, lanes, spread = 0, 1, 1, call.shape[2]
@@ -414,7 +414,7 @@ def perturb(
     out: Tensor,
     mask: Tensor | None,
 ) -> None:
-    """p, or J^T g where g is given. `ends`: see `perturb_rows`."""
+    """p of perturb max, or J^T g if g is given. `ends`: see `perturb_rows`."""
     operands = {"out": out}
     if g is not None:
         operands["g"] = g

@@ -1,4 +1,4 @@
-"""The output layer of a torch tensor on a GPU: what `autodiff/layer_torch.py` asks for, by the kernels of `layer_scores`."""
+"""Output layers of torch tensors on a GPU: launches the kernels of `layer_scores`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .plans import Panel, panel, parts_of
 
 Tensor = torch.Tensor
 
-_MOST = 256  # candidates of a row and a part of its classes
-_ENTRIES, _FEATURES = 16, 256  # of a tile of a sparse product
+_MOST = 256  # the most candidates of a row in one part of its classes
+_ENTRIES, _FEATURES = 16, 256  # the size of a tile in a sparse product
 
 
 class Lists(NamedTuple):
-    """The candidates of each row, by parts of its classes, in their order."""
+    """The candidates of each row: a list for each part of the classes, in the order of the classes."""
 
-    value: Tensor  # [rows, parts, most], fp32; only the first `count` of a part mean something
+    value: Tensor  # [rows, parts, most], fp32; only the first `count` of a part are valid
     index: Tensor  # int32
-    count: Tensor  # [rows, parts], int32: how many there were, also beyond what is listed
-    floor: Tensor  # [rows, parts]: no lower score was listed; NaN for a row with NaN or +inf
+    count: Tensor  # [rows, parts], int32: how many there were, listed or not
+    floor: Tensor  # [rows, parts]: no lower score is listed; NaN for a row with NaN or +inf
     own: Tensor  # [rows]: the target's score
 
 
 class _Operands:
-    """Features, weight, bias and mask as the kernels take them; the classes in parts, so that all processors have work."""
+    """Features, weight, bias and mask as the kernels take them, with the classes in parts to keep all processors busy."""
 
     def __init__(self, kind: str, layer: Any) -> None:
         x, w, b, keep = layer.x, layer.weight, layer.bias, layer.keep
@@ -47,7 +47,7 @@ class _Operands:
 
 
 def _processors(device: torch.device) -> int:
-    """Of a GPU; the interpreter is taken for a small one."""
+    """The number of multiprocessors of a GPU; 4 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
@@ -57,7 +57,7 @@ def _launch(kernel: Any, like: Tensor, grid: tuple[int, int], *args: Any, **opti
 
 
 def link_of(link: Link) -> tuple[str, int, float, float] | None:
-    """(LINK, P, slope, power) of a map whose threshold is searched for by its kernel; None: it has none such."""
+    """(LINK, P, slope, power) of a map that `layer_candidates` can take, or None."""
     if link.params is not None or link.kind not in ("sparsemax", "entmax"):
         return None
     name, power, _, _, c = budget_or_alpha(link)
@@ -67,7 +67,7 @@ def link_of(link: Link) -> tuple[str, int, float, float] | None:
 
 
 def two_of(layer: Any, target: Tensor) -> Tensor:
-    """The target's score and logsumexp of all others of each row, fp32."""
+    """The target's score and the logsumexp of all other scores of each row, [rows, 2] in fp32."""
     of = _Operands("sums", layer)
     out = layer.x.new_empty((of.rows, 2), dtype=torch.float32)
     own, level = out.new_empty(of.rows), out.new_empty((of.rows, of.parts))
@@ -84,7 +84,7 @@ def slopes(
     layer: Any, target: Tensor, level: Tensor, g: Tensor, u: Tensor | None, g_even: Tensor | None, a: int, b: int,
     room: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient of `two_of` in the scores of the classes a to b, and of <x, u>, in the dtype of the features, written to `room`."""
+    """The gradient of `two_of` and of <x, u> in the scores of the classes a to b, in the dtype of the features, written to `room`."""
     of = _Operands("slopes", layer)
     out = room[: of.rows * (b - a)].view(of.rows, b - a)
     spread = u is not None and g_even is not None
@@ -97,7 +97,7 @@ def slopes(
 
 
 def candidates(layer: Any, link: tuple[str, int, float, float], target: Tensor | None, low: Tensor | None) -> Lists:
-    """What each row may keep of its scores; `low` [rows]: a score below which none matters."""
+    """The scores of each row that may have a probability; `low` [rows]: lower scores have none."""
     of = _Operands("candidates", layer)
     name, power, c, r = link
     x = layer.x

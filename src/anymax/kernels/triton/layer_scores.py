@@ -1,13 +1,13 @@
-"""Output layers: scores `x @ weight.T + bias` a tile at a time, which are used where they are made and never all stored.
+"""Output layers: the scores `x @ weight.T + bias` are computed and used one tile at a time, and never all stored.
 
-`layer_sums` is softmax's pass forward: the target's score, and logsumexp of all others. `layer_slopes` makes the tiles again for its
-gradient. `layer_candidates` lists the scores that may have a probability under a threshold map: a lane keeps its maximum over all tiles,
-and the threshold of those maxima, by a step of Newton a tile, is a lower bound of the row's, since more classes only raise it.
-`layer_products` is the gradient over what is left: a sparse matrix times a dense one.
+`layer_sums` is the forward pass of softmax: the target's score, and the logsumexp of all others. `layer_slopes` computes the tiles again
+for its gradient. `layer_candidates` lists the scores that may have a probability under a threshold map. Each lane keeps its maximum over
+all tiles; the threshold of these maxima, with a Newton step for each tile, is a lower bound of the row's, since more classes only raise it.
+`layer_products`, a sparse matrix times a dense one, is the gradient from the candidates.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .tile import INTERPRETED
 
 @triton.jit
 def rounded(s, X):
-    """As the product of tensors like X has it."""
+    """s rounded to the dtype of X, as in a matrix product of tensors like X."""
     return s.to(X.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS: tl.constexpr, KEPT: tl.constexpr, M: tl.constexpr,
             N: tl.constexpr, F: tl.constexpr):  # fmt: skip
-    """The scores of rows i [M] and classes j [N]; -inf for a class that is masked, or none."""
+    """The scores of rows i [M] and classes j [N]; -inf for a masked class and beyond the last class."""
     f = tl.arange(0, F)
     xi = X + i.to(tl.int64)[:, None] * x0
     wj = W + j.to(tl.int64)[:, None] * w0
@@ -37,7 +37,7 @@ def tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS: t
         there = (begin + f < d)[None, :]
         x = tl.load(xi + (begin + f)[None, :] * x1, mask=(i < rows)[:, None] & there, other=0.0)
         w = tl.load(wj + (begin + f)[None, :] * w1, mask=(j < n)[:, None] & there, other=0.0)
-        if INTERPRETED:  # whose product takes bf16 for integers
+        if INTERPRETED:  # the interpreter's product would read bf16 as integers
             x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
     s = rounded(acc, X)
@@ -52,7 +52,7 @@ def tile_of(X, W, B, KEEP, i, j, rows, n, d, x0, x1, w0, w1, b0, k0, k1, BIAS: t
 
 @triton.jit
 def tell(OUT, s, i, j, t, begin, rows, N: tl.constexpr):
-    """Stores the scores of the targets that are among the classes of a tile; where these are, [M, N]."""
+    """Stores the scores of the targets within a tile, and returns where they are, [M, N]."""
     mine = j[None, :] == t[:, None]
     own = tl.sum(tl.where(mine, s, 0.0), 1)
     tl.store(OUT + i, own, mask=(t >= begin) & (t < begin + N) & (i < rows))
@@ -62,7 +62,7 @@ def tell(OUT, s, i, j, t, begin, rows, N: tl.constexpr):
 @triton.jit
 def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1, BIAS: tl.constexpr,
                KEPT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
-    """OWN [rows]: the target's score; LEVEL [rows, parts]: logsumexp of all others of a part of `span` classes."""
+    """OWN [rows]: the target's score; LEVEL [rows, parts]: the logsumexp of the other scores in each part of `span` classes."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     t = tl.load(TARGET + i, mask=i < rows, other=-1)
     first = tl.program_id(1) * span
@@ -74,7 +74,7 @@ def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, 
         mine = tell(OWN, s, i, j, t, begin, rows, N)
         s = tl.where(mine, float("-inf"), s)
         now = tl.maximum(top, tl.max(s, 1))
-        base = tl.where(now > float("-inf"), now, 0.0)  # NaN goes by: it is in the sum
+        base = tl.where(now > float("-inf"), now, 0.0)  # a NaN stays in the sum
         z = z * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
         top = now
     base = tl.where(top > float("-inf"), top, 0.0)
@@ -86,8 +86,8 @@ def layer_sums(X, W, B, KEEP, TARGET, OWN, LEVEL, rows, n, d, span, x0, x1, w0, 
 def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, first, x0, x1, w0, w1, b0, k0, k1, o0,
                  BIAS: tl.constexpr, KEPT: tl.constexpr, SPREAD: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
                  F: tl.constexpr):  # fmt: skip
-    """OUT [rows, classes from `first` to n]: `exp(s - level) G[1]` of all classes but the target, `G[0]` of that; SPREAD: and `EVEN U` of
-    each class."""
+    """OUT [rows, classes from `first` to n]: `G[0]` for the target, `exp(s - level) G[1]` for the other classes; SPREAD adds `EVEN U` to
+    every class."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     j = first + tl.program_id(1) * N + tl.arange(0, N)
     there = i < rows
@@ -108,9 +108,9 @@ def layer_slopes(X, W, B, KEEP, TARGET, LEVEL, G, EVEN, U, OUT, rows, n, d, firs
 
 @triton.jit
 def raised(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
-    """A lower bound of the threshold from one that is, and from some scores: no less than 1 below the largest, and a step of Newton on.
+    """A better lower bound of the threshold from a lower bound and some scores: at least the largest minus 1, then one Newton step.
 
-    Scores are in units of the slope: u = x - tau. LINK "steep", above alpha = 2, has no such step."""
+    Scores are multiplied by the slope: u = x - tau. LINK "steep", above alpha = 2, has no Newton step."""
     low = tl.maximum(low, tl.max(tops, 1) - 1.0)
     if LINK != "steep":
         at = tl.where(low > float("-inf"), low, 0.0)[:, None]
@@ -120,23 +120,23 @@ def raised(tops, low, r, LINK: tl.constexpr, P: tl.constexpr):
     return low
 
 
-POISON = tl.constexpr(1 << 25)  # what a row with NaN or +inf counts as, and more
+POISON = tl.constexpr(1 << 25)  # counts from here on mark a row with NaN or +inf
 
 
 @triton.jit
 def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR, rows, n, d, span, x0, x1, w0, w1, b0, k0, k1,
                      c, r, LINK: tl.constexpr, P: tl.constexpr, BIAS: tl.constexpr, KEPT: tl.constexpr, MOST: tl.constexpr,
                      M: tl.constexpr, N: tl.constexpr, F: tl.constexpr):  # fmt: skip
-    """Of each row and each part of `span` classes: VALUE and INDEX [rows, parts, MOST], scores that may have a probability, in the order of
-    their classes; COUNT, how many there are, of which those beyond MOST are left out; FLOOR, below which none was taken, NaN for a row with
-    NaN or +inf. OWN [rows]: the target's score. LOW: such a floor, to begin with. c: the slope of the map."""
+    """For each row and part of `span` classes: VALUE and INDEX [rows, parts, MOST], the scores that may have a probability, in the order of
+    the classes; COUNT, how many there are, of which the lists have the first MOST; FLOOR, below which no score was taken, NaN for a row
+    with NaN or +inf. OWN [rows]: the target's score. LOW: a known floor to start from. c: the slope of the map."""
     i = tl.program_id(0) * M + tl.arange(0, M)
     there = i < rows
     t = tl.load(TARGET + i, mask=there, other=-1)
     low = tl.load(LOW + i, mask=there, other=0.0) * c
     first = tl.program_id(1) * span
-    part = i * tl.num_programs(1) + tl.program_id(1)  # of so few rows that 32 bits hold a place in the lists
-    tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane: all would not fit the registers
+    part = i * tl.num_programs(1) + tl.program_id(1)  # rows are few enough for offsets in 32 bits
+    tops = tl.full([M, N // 2], float("-inf"), tl.float32)  # two classes share a lane, to save registers
     count = tl.zeros([M], tl.int32)
     for begin in range(first, tl.minimum(first + span, n), N):
         j = begin + tl.arange(0, N)
@@ -150,7 +150,7 @@ def layer_candidates(X, W, B, KEEP, TARGET, LOW, OWN, VALUE, INDEX, COUNT, FLOOR
         edge = low / c
         s = tl.where(s > (edge - 7.6e-6 * (1.0 + tl.abs(edge)))[:, None], s, float("-inf"))
         more = tl.where(there, tl.sum((s > float("-inf")).to(tl.int32), 1), 0)
-        # one of each row at a time: there are few, and a place for each score would not fit the registers
+        # one of each row at a time: there are few, and offsets for all scores would not fit the registers
         for turn in range(tl.max(more, 0)):
             last = tl.min(tl.where(s > float("-inf"), j[None, :], n), 1)
             mine = (turn < more) & (count + turn < MOST)
@@ -170,7 +170,7 @@ def layer_products(VALUE, INDEX, STARTS, ROWS, OUT, d, r0, r1, o0, o1, E: tl.con
     i = tl.program_id(0).to(tl.int64)
     begin = tl.load(STARTS + i)
     end = tl.load(STARTS + i + 1)
-    if begin < end:  # what has no entry is not touched
+    if begin < end:  # a row without entries is left alone
         f = tl.program_id(1) * F + tl.arange(0, F)
         inside = f < d
         acc = tl.zeros([F], tl.float32)

@@ -1,12 +1,12 @@
 """Links of the row kernels: scalar functions over tiles of fp32, chosen at compile time by name.
 
-A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; `z`, one number a row, is what a row is searched for.
-`share_of` gives value = u^r and rate = u^(r-1), so that `z -= s0 (1 - s0^(-1/r)) / s1` is Newton's step on the r-norm of u, which is
-convex: from a z that is too high (a threshold too low) it never overshoots.
+A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; the search finds z, one number a row. `share_of` gives value = u^r
+and rate = u^(r-1), with the sums s0 and s1. Newton's step on the r-norm of u is `z -= s0 (1 - s0^(-1/r)) / s1`. The norm is convex, so from
+a z that is too high (a threshold too low) a step never overshoots.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import triton.language as tl
 
 @triton.jit
 def log1p(w):
-    """To 2 ulp for w > -1; a GPU's own logarithm has few digits near 1. `2^k m = 1 + w` with m in [0.7, 1.42), and what rounding it
-    has lost goes into f = m - 1; log(1 + f) = 2 artanh(f / (2 + f))."""
+    """log(1 + w) to 2 ulp for w > -1; a GPU's own logarithm has few digits near 1. `1 + w = 2^k m` with m in [0.7, 1.42). The rounding
+    error of 1 + w goes into f = m - 1; log(1 + f) = 2 artanh(f / (2 + f))."""
     u = 1.0 + w
     bits = u.to(tl.int32, bitcast=True)
     k = (bits - 0x3F3504F3) >> 23
@@ -32,7 +32,7 @@ def log1p(w):
 
 @triton.jit
 def expm1(t):
-    """To a few ulp."""
+    """exp(t) - 1 to a few ulp."""
     near = tl.abs(t) < 0.5
     v = tl.where(near, t, 0.0)
     series = v * (
@@ -55,7 +55,7 @@ def power(u, r):
 
 @triton.jit
 def ground(top, z, SLOPE: tl.constexpr):
-    """The score at which u is 0: the fp32 number nearest to it, and the rest in u. Subtracted from a score, it costs u no digit."""
+    """(near, rest): the fp32 number nearest to the score at which u is 0, and the remainder in u. `(x - near) + rest` loses no digit."""
     below = z * (1.0 / SLOPE)
     near = (top.to(tl.float64) - below).to(tl.float32)
     return near, (SLOPE * ((near.to(tl.float64) - top.to(tl.float64)) + below)).to(tl.float32)
@@ -63,8 +63,8 @@ def ground(top, z, SLOPE: tl.constexpr):
 
 @triton.jit
 def bend(top, z, c, r):
-    """The numbers of a row for any slope c and exponent r: `u = z (1 + w)`, `w = (c / z) (x - top)`, and u^r as
-    `exp(r log1p(w) + r log z)`."""
+    """(c / z, r, r log z, z) of a row for any slope c and exponent r: `u = z (1 + w)` with `w = (c / z) (x - top)`, and
+    `u^r = exp(r log1p(w) + r log z)`."""
     return (c / z).to(tl.float32), r.to(tl.float32), (r * tl.log(z)).to(tl.float32), z.to(tl.float32)
 
 
@@ -88,7 +88,7 @@ def whole_power(u, P: tl.constexpr):
 
 @triton.jit
 def capped(u):
-    """(u between 0 and 1, 1 where it is within)."""
+    """(u clipped to [0, 1], 1 where it was strictly within)."""
     return tl.minimum(tl.maximum(u, 0.0), 1.0), tl.where((u > 0.0) & (u < 1.0), 1.0, 0.0)
 
 
@@ -97,9 +97,9 @@ def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.const
     """(value, rate) of the scores x; a, b, k are numbers of a row, r is the exponent.
 
     "power": u = slope (x - a) + b with a the maximum, value u^P. "budget": u = (x - a) + b, clipped to [0, 1]; a is the edge. "edge": the
-    same unclipped, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value b (1 + w)^r with
-    w = k (x - a), where b is the probability of the maximum a; FINE by log1p, else by the device's logarithm. The rate is that at which
-    value falls with b; for "any" value / (1 + w).
+    same u, unclipped above, with a the fp32 number nearest to tau, so that u keeps its digits near 0, and value u^r. "any": value
+    b (1 + w)^r with w = k (x - a), where b is the probability of the maximum a; FINE uses log1p, else the device's logarithm. The rate is
+    u^(r-1), and 1 within the clip of "budget"; for "any" it is value / (1 + w).
     """
     if LINK == "any":
         w = (x - a) * k
@@ -125,7 +125,7 @@ def share_of(x, a, b, k, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.const
 
 @triton.jit
 def bent(s, r, LINK: tl.constexpr, P: tl.constexpr):
-    """s (1 - s^(-1/r)), by which Newton's step on the r-norm overshoots: without a logarithm where the power is 1, 2 or 4."""
+    """s (1 - s^(-1/r)), the numerator of Newton's step on the r-norm, without a logarithm where the power is 1, 2 or 4."""
     if LINK == "power" and P == 1:
         return s - 1.0
     elif LINK == "power" and P == 2:
@@ -140,8 +140,8 @@ def bent(s, r, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def steep(x, anchor, base, q, c, r):
-    """Above alpha = 2 the link is infinitely steep at the edge of the support, so a row is anchored at its smallest supported score:
-    p = (q^c + c (x - anchor))^(1/c), base = q^c; with dp/dq = (q/p)^(c-1)."""
+    """(p, dp/dq) above alpha = 2, where the link is infinitely steep at the edge of the support. A row is anchored at its smallest
+    supported score, which has probability q: p = (q^c + c (x - anchor))^(1/c), base = q^c; dp/dq = (q/p)^(c-1)."""
     gap = x - anchor
     inside = gap >= 0.0
     u = base + c * tl.where(inside, gap, 1.0)
@@ -155,7 +155,7 @@ def steep(x, anchor, base, q, c, r):
 
 @triton.jit
 def sensitivity(p, e, SENSE: tl.constexpr):
-    """s = 1 / omega''(p) on the support, 0 off it; NaN where p is. e is the exponent, 2 - alpha."""
+    """s = 1 / omega''(p) on the support, 0 off it, NaN where p is NaN. e is the exponent, 2 - alpha."""
     if SENSE == "own":
         return p
     else:
@@ -173,7 +173,7 @@ def sensitivity(p, e, SENSE: tl.constexpr):
         return tl.where(off, 0.0, s)
 
 
-# -- ratio maps: p = u(x) / sum u, with u as exp(weight) where it would overflow ---------------------------------------------
+# -- ratio maps: p = u(x) / sum u, by log u where u would overflow -----------------------------------------------------------
 
 
 @triton.jit
@@ -188,7 +188,7 @@ def exponent(x, LINK: tl.constexpr):
 
 @triton.jit
 def taylor(x, scale, ORDER: tl.constexpr):
-    """`f(x) s^order` and `f'(x) s^(order-1) s`, by Horner's rule in v = x s and s: finite for any x with |x| s <= 4."""
+    """`f(x) s^order` and `f'(x) s^order`, by Horner's rule in v = x s and s; they are finite for |x| s <= 4."""
     v = x * scale
     value = tl.zeros_like(v)
     slope = tl.zeros_like(v)
@@ -211,16 +211,16 @@ def taylor(x, scale, ORDER: tl.constexpr):
 
 @triton.jit
 def law(v, NOISE: tl.constexpr):
-    """(log F(v), h(v)); for the normal law 1 - F(x) = exp(-x^2/2) num / den, a rational minimax fit good to 2e-9, x >= 0."""
+    """(log F(v), h(v)). For the normal law, 1 - F(x) = exp(-x^2/2) num / den for x >= 0, a rational minimax fit with error 2e-9."""
     if NOISE == "normal":
         x = tl.minimum(tl.abs(v), 1e15)
         num = ((((0.3989568028 * x + 4.1245367238) * x + 19.247281345) * x + 47.359328683) * x) + 56.066324972
         den = (((((x + 10.340226902) * x + 49.216306876) * x + 129.38846309) * x) + 184.18758372) * x + 112.13264973
-        # exp(-x^2/2) with x^2 in two parts, the first of them exact
+        # exp(-x^2/2) with x = whole + rest, where whole^2 is exact
         whole = tl.floor(x * 256.0) * 0.00390625
         rest = x - whole
         e = tl.exp(-0.5 * whole * whole) * tl.exp(-rest * (whole + 0.5 * rest))
-        far = x > 1e4  # num / den is 0.4 / x there
+        far = x > 1e4  # here num / den is 0.3989 / x
         mills = tl.where(far, 0.3989422804 / x, num / den)
         upper = e * mills
         below = v < 0.0

@@ -1,11 +1,11 @@
 """Perturb max: `p_i = INT G(u) h(u - z_i) du`, z = (x - max x) / scale, G(u) = prod_j F(u - z_j), by the trapezoid rule.
 
-The nodes are those of mappings/perturb_max.py, but for where they end. One sum over the row for each node, then one for each class.
-Bound by arithmetic, not by memory: a row goes by in steps, whatever its length.
+The nodes are as in mappings/perturb_max.py, but the ends are found differently. Each node takes a sum over the row, then each class a sum
+over the nodes. Arithmetic is the bottleneck, not memory, so rows of any length are read in steps.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAR_BELOW = tl.constexpr(-1e15)
 
 @triton.jit
 def centred(at, begin, top, scale, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    """(z, kept): masked scores are so far below that they are certain to be beaten."""
+    """(z, kept); z of a masked score is so low that it never wins."""
     x = fetch(at, begin, True, MASKED, FAR, K, L, True)
     kept = (x > float("-inf")) & (x < float("inf"))
     return tl.maximum(tl.where(kept, (tl.where(kept, x, top) - top) / scale, FAR_BELOW), FAR_BELOW), kept
@@ -40,7 +40,8 @@ def log_g(at, u, top, scale, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.
 @triton.jit
 def end(at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
         L: tl.constexpr, LOWER: tl.constexpr):  # fmt: skip
-    """A node with log G <= -goal (LOWER), or >=, which `near` has in any row: moved towards `away` by halving."""
+    """The end of the nodes: a u with log G(u) <= -goal (LOWER) or >= -goal. `near` satisfies that in any row, and bisection moves it
+    towards `away`."""
     good = tl.zeros([R, 1, 1], tl.float32) + near
     other = tl.zeros([R, 1, 1], tl.float32) + away
     for _ in range(9):
@@ -53,7 +54,7 @@ def end(at, top, scale, near, away, goal, NOISE: tl.constexpr, MASKED: tl.conste
 
 @triton.jit
 def pick(v, q, Q: tl.constexpr):
-    """v[..., q] of [R, 1, Q]"""
+    """v[..., q] for v [R, 1, Q]."""
     return tl.sum(tl.where(tl.arange(0, Q)[None, None, :] == q, v, 0.0), 2, keep_dims=True)
 
 
@@ -63,9 +64,9 @@ def perturb_rows(X, M, G, OUT,
                  low1, low_n, deep, up1, up_n, shallow,
                  BACK: tl.constexpr, NOISE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, Q: tl.constexpr,
                  R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """p, or (BACK) J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`.
+    """p, or with BACK J^T g = `INT G h_i (g_i sum h - sum h g) du / scale`.
 
-    low1, low_n: the lower end for a class alone and for n equal ones; up1, up_n: the upper end.
+    low1, low_n: the lower end for one class and for n equal classes; up1, up_n: the upper end.
     """
     n = n * UNIT
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
@@ -83,7 +84,7 @@ def perturb_rows(X, M, G, OUT,
     top = tl.where(empty | bad, 0.0, top)
     low = end(at, top, scale, low1, low_n, deep, NOISE, MASKED, FAR, R, K, L, True)
     up = end(at, top, scale, up_n, up1, shallow, NOISE, MASKED, FAR, R, K, L, False)
-    # one sum over the row for each node; those of h and of h g for the product with J
+    # for each node, the sums of log F and h over the row, and of h g for J^T g
     q = tl.arange(0, Q)[None, None, :]
     mass = tl.zeros([R, 1, Q], tl.float64)
     sum_h = tl.zeros([R, 1, Q], tl.float64)
@@ -109,7 +110,7 @@ def perturb_rows(X, M, G, OUT,
         sum_h = tl.where(here, total(a1), sum_h)
         if BACK:
             sum_hg = tl.where(here, total(a2), sum_hg)
-    norm = tl.sum(mass * sum_h, 2, keep_dims=True)  # of p: the weights of the rule cancel
+    norm = tl.sum(mass * sum_h, 2, keep_dims=True)  # p is divided by its sum, so the spacing of the nodes cancels
     share = tl.where(norm > 0.0, 1.0 / tl.where(norm > 0.0, norm, 1.0), 0.0)
     for begin in range(0, n, K * L):
         z, kept = centred(at, begin, top, scale, MASKED, FAR, K, L)

@@ -1,4 +1,4 @@
-"""How a row is cut: rows a program, classes a tile, warps. Data, tuned on a GPU by tools/gpu.py."""
+"""How rows are cut: rows a program, classes a tile, warps. The numbers are tuned on a GPU by tools/gpu.py."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A tile is [R, K, L]; WHOLE: it holds the row."""
+    """A tile is [R rows, K, L]; `whole`: it holds the whole row."""
 
     R: int
     K: int
     L: int
     whole: bool
     warps: int
-    parts: int = 0  # > 0: of a row, each to a program of its own
+    parts: int = 0  # > 0: a row is cut in so many parts, with a program for each
 
     def wide(self, x: Any, wave: int = 32) -> int:
-        """Numbers of a part that are read side by side, 16 bytes a thread."""
+        """How many numbers of a part are read side by side, with 16 bytes a thread."""
         return max(self.L, min(self.K * self.L, self.warps * wave * 16 // x.element_size()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How the rows of a kernel are cut that are more than one warp's."""
+    """How a kernel cuts rows that are too long for one warp."""
 
     held: int  # numbers that a warp holds
     whole: int  # the longest row that is one tile
-    steps: tuple[tuple[float, int, int], ...]  # of a longer one (up to so many classes, K, warps)
-    most: int = 16  # warps of a row that is one tile
+    steps: tuple[tuple[float, int, int], ...]  # for longer rows: (up to so many classes, K, warps)
+    most: int = 16  # the most warps for a row that is one tile
 
 
 HELD = 1024  # numbers of a program of one warp: 32 a thread, four loads of 16 bytes in flight
-THREADS = 4  # of a row of few classes: its sums are then two shuffles
+THREADS = 4  # threads for a row of few classes, whose sums then take two shuffles
 FAMILIES = {
     "dense": Family(2048, 32768, ((math.inf, 8, 16),)),
     "separable": Family(2048, 16384, ((32768, 8, 8), (math.inf, 8, 16))),
     "halves": Family(
         2048, 32768, ((math.inf, 8, 16),), most=8
     ),  # threshold maps of power 2 to 4 in half precision, whose loop is short
-    "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is none of 1, 2, 3, 4
+    "logarithmic": Family(1024, 16384, ((math.inf, 2, 16),)),  # threshold maps whose power is not 1, 2, 3 or 4
     "truncated": Family(2048, 16384, ((math.inf, 4, 16),)),
     "nucleus": Family(1024, 16384, ((math.inf, 2, 16),)),
     "backward": Family(1024, 16384, ((math.inf, 4, 16),)),
 }
 LONGEST_TILE = max(family.whole for family in FAMILIES.values())
-SHIFTED = 512  # classes of rows that begin anywhere, from which on packs of 16 bytes are worth their two ends
-VERY_LONG, CROWD = 131_072, 128  # rows so long are cut in parts where they are no more than these
+SHIFTED = 512  # unaligned rows with at least so many classes are read in packs of 16 bytes, in spite of their two ends
+VERY_LONG, CROWD = 131_072, 128  # rows longer than VERY_LONG are cut in parts if there are at most CROWD
 PART = (
     16,
     512,
     8,
-)  # K, L, warps of a part: 16 to 32 of them have 16,384 lanes at most, from which one program solves the row
-LONG_BACKWARD, ROUND = 32_768, 264  # in the backward, where they are fewer than twice the multiprocessors
+)  # K, L and warps of a part; 16 to 32 parts have at most 16,384 lanes, from which one program solves the row
+LONG_BACKWARD, ROUND = 32_768, 264  # in the backward: rows from LONG_BACKWARD on, fewer than twice the multiprocessors
 LANED = ("separable", "halves", "logarithmic", "truncated", "nucleus")  # kernels that solve a row from its lanes
 SOLVING = 16  # warps of the program that solves a row from the lanes of its parts
-FEW = 256  # live lanes that are gathered to one tile
-GATHERED = 8192  # classes of that tile
-forced: dict[str, Plan] = {}  # by kernel: of the tuner and of the tests
+FEW = 256  # the most live lanes that are gathered to one tile
+GATHERED = 8192  # the most classes of that tile
+forced: dict[str, Plan] = {}  # plans by kernel, which the tuner and the tests set
 
 
 def plan(
     kernel: str, rows: int, n: int, one_row: bool, sideways: bool, wave: int = 32, cut: bool = False, size: int = 4
 ) -> Plan:
-    """`one_row`: the kernel takes one row a program; `sideways`: rows lie beside one another in memory; `wave`: threads of a warp;
+    """The plan of a kernel for `rows` rows of n classes.
+
+    `one_row`: the kernel takes one row a program; `sideways`: neighbours in memory are of different rows; `wave`: threads of a warp;
     `cut`: a row may be cut in parts; `size`: bytes of a number."""
     if kernel in forced:
         return forced[kernel] if cut else dataclasses.replace(forced[kernel], parts=0)
@@ -103,12 +105,12 @@ def plan(
     return Plan(1, block // lanes, lanes, True, warps)
 
 
-RAGGED = 16, 4, 8  # segments of a program, and K of a long one and of short ones
+RAGGED = 16, 4, 8  # the most segments of a program, the largest K of a long segment, and of short ones
 
 
 def loosened(p: Plan) -> Plan:
-    """Of segments, which begin anywhere: each row has numbers of its own in registers, and each score an address. No load is wide, so of
-    short ones a thread takes as many entries of one segment as there are loads, which it sums without the others."""
+    """The plan for segments, which begin anywhere: each row keeps numbers in registers, and each score has an address. No load is wide,
+    so for short segments each load of a thread is of the same segment, and the thread sums its entries alone."""
     rows, deep, short = RAGGED
     if p.whole and p.R > 1 and p.warps == 1:
         k = min(p.K * p.L, short)
@@ -116,22 +118,22 @@ def loosened(p: Plan) -> Plan:
     return dataclasses.replace(p, R=min(p.R, rows), K=p.K if p.whole else min(p.K, deep))
 
 
-ANYWHERE = 4  # K of a long row that begins anywhere
+ANYWHERE = 4  # the largest K of a long unaligned row
 
 
 def shallow(p: Plan) -> Plan:
-    """Of rows that begin anywhere: what is at their two ends takes registers."""
+    """The plan for unaligned rows, whose two ends take registers."""
     return p if p.whole or p.parts else dataclasses.replace(p, K=min(p.K, ANYWHERE))
 
 
 def packed(n: int, pack: int) -> bool:
-    """Whether rows that begin anywhere are read in packs of so many numbers: not short ones, nor where it would double their tile."""
+    """Whether unaligned rows are read in packs of `pack` numbers: not short rows, nor rows whose tile that would double."""
     return n >= SHIFTED and (n > LONGEST_TILE or _power_of_two(n) == _power_of_two(n + pack - 1))
 
 
 def span(p: Plan, n: int) -> int:
-    """Classes of a part, whole steps of them; all of them where the row is not cut, and more, so that a kernel knows by what a part's
-    beginning can be divided."""
+    """The classes of a part, in whole steps. For a row that is not cut, n rounded up to 16, so that the compiler knows a divisor of the
+    beginning of a part."""
     if not p.parts:
         return -(-n // 16) * 16
     step = p.K * p.L
@@ -139,7 +141,7 @@ def span(p: Plan, n: int) -> int:
 
 
 def few_lanes(p: Plan, n: int) -> tuple[int, int]:
-    """(FEW, DEPTH): so many live lanes of a row in steps or in parts are gathered to one tile, of as many classes each; (0, 1): none."""
+    """(FEW, DEPTH): up to FEW live lanes of a row in steps or parts are gathered to one tile, with DEPTH classes each; (0, 1): never."""
     depth = _power_of_two(-(-span(p, n) // p.L))
     few = min(FEW, p.L, GATHERED // depth)
     return (0, 1) if p.whole or p.R > 1 or few < 16 else (few, depth)
@@ -154,8 +156,8 @@ def _power_of_two(n: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A tile of scores is [M rows, N classes], F features at a time. In half precision F is 64 and more: Triton 3.6 multiplies narrower
-    tiles wrongly on Hopper."""
+    """A tile of scores is [M rows, N classes], computed from F features at a time. In half precision F is at least 64, since Triton 3.6
+    multiplies narrower tiles wrongly on Hopper."""
 
     M: int
     N: int
@@ -164,13 +166,13 @@ class Panel:
     stages: int
 
 
-PANELS = {  # by the kernel, in half precision and in fp32
+PANELS = {  # by kernel: (half precision, fp32)
     "sums": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
     "slopes": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
     "candidates": (Panel(128, 128, 64, 8, 3), Panel(64, 64, 32, 4, 2)),
 }
-TURNS, MOST_PANELS = 2, 16  # programs for each processor, and parts of the classes at most
-forced_panels: list[Panel] = []  # of the tuner and of the tests
+TURNS, MOST_PANELS = 2, 16  # programs for each processor, and the most parts of the classes
+forced_panels: list[Panel] = []  # set by the tuner and the tests
 
 
 def panel(kernel: str, size: int) -> Panel:
@@ -179,7 +181,7 @@ def panel(kernel: str, size: int) -> Panel:
 
 
 def parts_of(p: Panel, tall: int, n: int, processors: int) -> tuple[int, int]:
-    """(parts of the classes, classes of a part), for so many programs that have the rows."""
+    """(parts of the classes, classes of a part), where `tall` programs share the rows."""
     tiles = -(-n // p.N)
     parts = max(1, min(MOST_PANELS, TURNS * processors // tall, tiles))
     span = -(-tiles // parts) * p.N
@@ -191,23 +193,23 @@ def parts_of(p: Panel, tall: int, n: int, processors: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """A tile of attention is [M queries, N keys]; the same forward and backward, which share the lists of tiles."""
+    """A tile of attention is [M queries, N keys], the same in the forward and the backward, which share the lists of tiles."""
 
     M: int
     N: int
     warps: int
     stages: int
-    part: int = 0  # queries that the kernel of keys and values takes at a time, a divisor of M; 0: all
+    part: int = 0  # queries that the gradient kernel of keys and values takes at a time, a divisor of M; 0: all
     registers: int = (
-        0  # of a thread of that kernel and of the forward, at most, so that three programs fit a processor; 0: any
+        0  # the most of a thread in that kernel and the forward, so that three programs fit a processor; 0: no limit
     )
 
 
-forced_blocks: list[Blocks] = []  # of the tuner and of the tests
+forced_blocks: list[Blocks] = []  # set by the tuner and the tests
 
 
 def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
-    """`width`: the wider of the heads' two dimensions; `size`: bytes of a number; `long`: much is done for each score."""
+    """`width`: the larger number of features, of q or v; `size`: bytes of a number; `long`: the map does much work for each score."""
     if forced_blocks:
         return forced_blocks[-1]
     if size > 2:
@@ -218,46 +220,46 @@ def blocks(width: int, size: int, rows: int, hip: bool, long: bool) -> Blocks:
         m, n, warps, stages = 64, 32, 8, 1
     if long:
         m, n, warps = min(m, 64), min(n, 32), 8 if width > 128 or size > 2 else 4
-    if hip:  # 64 KB of shared memory
+    if hip:  # it has 64 KB of shared memory
         m, n, warps, stages = min(m, 64), min(n, 32 if width > 64 else 64), 4, 1
-    pairs = m == n == 64  # a tile and its transpose are of one group of four warps, the unit of wgmma
+    pairs = m == n == 64  # one group of four warps, the unit of wgmma, holds a tile and its transpose
     part, registers = 32 if pairs else 0, 168 if pairs and width <= 64 else 0
-    while m > 16 and m // 2 >= rows:  # rows may be a symbol of torch.compile
+    while m > 16 and m // 2 >= rows:  # under torch.compile `rows` may be a symbol
         m, warps, part = m // 2, max(1, warps // 2), 0
     return Blocks(m, n, warps, stages, part, 0 if hip else registers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Attention of a few queries: tiles of [M queries of the heads that share keys, N keys], every parts-th of them a program's."""
+    """Attention of few queries: tiles are [M queries of the heads that share keys, N keys]; each program takes every `parts`-th tile."""
 
     M: int
     N: int
     parts: int
     warps: int
     stages: int
-    solve_tops: int = 1024  # maxima of blocks that a query is solved from, and scores, at a time
+    solve_tops: int = 1024  # maxima of blocks, and scores, that the solver of a query reads at a time
     solve_scores: int = 4096
-    value_tops: int = 64  # maxima that a tile looks through at a time
-    merged: int = 16  # parts at a time
+    value_tops: int = 64  # maxima that a tile reads at a time
+    merged: int = 16  # parts that are merged at a time
 
 
-LISTED = 2048  # blocks of keys that are listed for a block of queries, at most
+LISTED = 2048  # the most blocks of keys that are listed for a block of queries
 KEPT = 256  # blocks of queries that are listed for a block of keys at a time
-SKIPPED = 2048  # keys, from which on blocks are left out by their centres
-TILE = 64  # queries of a tile, at most; a call of more is not decoding
+SKIPPED = 2048  # from so many keys on, blocks are skipped by their centres
+TILE = 64  # the most queries of a tile; a call with more is not decoding
 FEWEST_KEYS = 1024
-MOST_SCORES = 2**26  # kept between the passes of a threshold map, fp32
-RESIDENT = 4  # programs a processor, whose reads hide one another's
+MOST_SCORES = 2**26  # the most scores kept, in fp32, between the passes of a threshold map
+RESIDENT = 4  # programs for each processor, so that one computes while others read
 MOST_PARTS = 128
-forced_split: list[Split | None] = []  # of the tuner and of the tests; its M is that of the call
+forced_split: list[Split | None] = []  # set by the tuner and the tests; M is still that of the call
 
 
 def split(
     width: int, size: int, shared: int, groups: int, rows: int, keys: int, processors: int, hip: bool, dense: bool
 ) -> Split | None:
-    """How the keys are cut; None: they are not. `shared`: heads of keys in all batches, each of `groups` heads of `rows` queries; `width`,
-    `size` and `hip`: see `blocks`; `dense`: no scores are kept, as for softmax."""
+    """How the keys are cut, or None. `shared`: heads of keys in all batches, each for `groups` heads of `rows` queries; `width`, `size`
+    and `hip`: see `blocks`; `dense`: no scores are kept, as for softmax."""
     if rows > TILE:
         return None
     m = min(TILE, max(16, _power_of_two(groups * rows)))
@@ -267,6 +269,6 @@ def split(
     programs = shared * -(-groups * rows // m)
     if keys < FEWEST_KEYS or programs >= processors or (not dense and shared * groups * rows * keys > MOST_SCORES):
         return None
-    n = (64 if width <= 128 else 32) // (2 if size > 2 else 1)  # keys of 16 KB at most
+    n = (64 if width <= 128 else 32) // (2 if size > 2 else 1)  # so many keys take 16 KB or less
     parts = min(MOST_PARTS, -(-RESIDENT * processors // programs), -(-keys // n) // 2)
     return Split(m, n, parts, 8 if m > 16 and width > 128 else 4, 1 if hip else 3)

@@ -1,7 +1,7 @@
-"""What the row kernels share at their ends: a row's target and its numbers, and the house's policy for what they write."""
+"""Shared by the row kernels: a row's target, its four saved numbers, and the rules for special rows in the output."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tile import lanes, lead_of, put
 
 @triton.jit
 def recall(STATE, row, valid):
-    """The four numbers of a row, and whether it is poisoned: its scores are then infinitely far below the maximum."""
+    """The four saved numbers of a row, and whether the row is poisoned (it had NaN or +inf)."""
     mine = STATE + row.to(tl.int64) * 4
     s0 = tl.load(mine, mask=valid, other=0.0)
     s1 = tl.load(mine + 1, mask=valid, other=0.5)
@@ -33,7 +33,7 @@ def remember(STATE, row, valid, bad, s0, s1, s2, s3):
 
 @triton.jit
 def class_of(INDEX, row, ignore, at):
-    """The column of each row's class: -1 for a sample that is left out, the one after the last for an index that is no class."""
+    """The column of each row's class: -1 for a sample that is left out, the column after the last for an index that is no class."""
     n, valid, lead = at[6], at[7], lead_of(at)
     t = tl.load(INDEX + row, mask=valid, other=0).to(tl.int64)
     return tl.where((t == ignore) | (valid == 0), -1, tl.where((t < 0) | (t >= n - lead), n, t + lead))
@@ -41,8 +41,8 @@ def class_of(INDEX, row, ignore, at):
 
 @triton.jit
 def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.constexpr):
-    """(target class, factor) of a row that is written: -1 and 1 where it is no gradient; NaN for a poisoned row, 0 for a sample that is
-    left out. EACH: a factor for each row."""
+    """(target class, factor) of a row to write: -1 and 1 unless MODE is "grad". The factor is NaN for a poisoned row, and 0 for a sample
+    that is left out. EACH: a factor for each row."""
     t = tl.full(row.shape, -1, tl.int64)
     scale = tl.where(bad, float("nan"), 1.0)
     if MODE == "grad":
@@ -57,7 +57,7 @@ def wanted(INDEX, SCALE, row, ignore, at, bad, MODE: tl.constexpr, EACH: tl.cons
 
 @triton.jit
 def aimed(at, t, MASKED: tl.constexpr):
-    """The score of the class t of each row, -inf where it is masked."""
+    """The score of class t of each row, -inf if it is masked."""
     X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     inside = (t >= 0) & (t < n) & valid
     aim = tl.load(X + xo + t * xc, mask=inside, other=0.0).to(tl.float32)
@@ -68,8 +68,8 @@ def aimed(at, t, MASKED: tl.constexpr):
 
 @triton.jit
 def lose(VALUE, row, rows, value, aim, t, bad, at):
-    """The loss of a row, and behind those of all rows whether it counts. +inf for a class that has no score, NaN for a poisoned row or a
-    class that is none, 0 for a row that is left out."""
+    """Stores the loss of a row, and after the losses of all rows whether it counts. The loss is +inf for a class with score -inf, NaN for a
+    poisoned row or an index that is no class, and 0 for a row that is left out."""
     value = tl.where(aim == float("-inf"), float("inf"), value)
     value = tl.where(bad | (t >= at[6]), float("nan"), value)
     tl.store(VALUE + row, tl.where(t < 0, 0.0, value), mask=at[7])
@@ -79,7 +79,7 @@ def lose(VALUE, row, rows, value, aim, t, bad, at):
 @triton.jit
 def finish(OUT, oo, oc, begin, p, t, scale, at, MODE: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr,
            L: tl.constexpr):  # fmt: skip
-    """Probabilities, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, and so is all of it."""
+    """Writes `scale p`, or the gradient `scale (p - y)`; the scale of a poisoned row is NaN, which makes the whole row NaN."""
     if MODE == "grad":
         p = tl.where(lanes(begin, K, L) == t, p - 1.0, p)
     put(OUT, oo, oc, begin, scale * p, at, FAR, K, L)

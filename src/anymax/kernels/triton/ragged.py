@@ -1,7 +1,7 @@
-"""Ragged rows on a GPU: the row kernels over segments of one array, without padding; one launch for the segments of about one length.
+"""Ragged rows on a GPU: the row kernels over segments of one array, without padding; segments of about the same length share a launch.
 
-Short segments are tiles that are read once, several of them to a program of one warp; a segment too long for a tile goes by in steps. The
-entries of an index that is not sorted are put in order first.
+A short segment is a tile that is read once, and a program of one warp has several. A segment too long for a tile is read in steps. If the
+index is not sorted, the entries are sorted first.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LENGTHS = (
     1024,
     4096,
     16384,
-)  # the longest segments of a launch; the last one is for those that are longer
-_SPARE = 1 << 18  # scores: a launch costs as much as that many places which are read for nothing
+)  # the longest segments of each launch; one more launch is for longer ones
+_SPARE = 1 << 18  # scores: a launch costs as much as reading so many places of padding
 _INTS = 2**31
 
 
 class Launch(NamedTuple):
-    """Which segments are of about one length, and the longest of them."""
+    """The indices of segments of about the same length, and the longest length."""
 
     ids: Any
     longest: int
@@ -41,7 +41,7 @@ Layout = tuple[Any, int]  # the segments, and the axis of their entries
 
 
 def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
-    """Why these kernels don't serve segments of tensors like x; None where they do."""
+    """Why these kernels can't take segments of tensors like x; None if they can."""
     if asked() not in (None, ENGINE.name):
         return f"the engine {asked()} is asked for"
     reason = ENGINE.refuse(op, mapping, x)
@@ -54,7 +54,7 @@ def refuse(op: str, mapping: Mapping, x: Array) -> str | None:
 
 
 def launches(ptr: np.ndarray) -> tuple[Launch, ...]:
-    """The segments by their lengths; few of one length go with the next longer ones."""
+    """The segments grouped by length; a small group joins the next longer one."""
     lengths = np.diff(ptr)
     kinds = np.searchsorted(_LENGTHS, lengths)
     groups = [ids for kind in range(len(_LENGTHS) + 1) if (ids := np.flatnonzero(kinds == kind)).size]
@@ -88,7 +88,7 @@ class _Entries:
         return a if self.order is None else a.index_select(0, self.order)
 
     def room(self) -> tuple[Array, Array]:
-        """(a result of the shape of the scores, itself as [entries, heads])."""
+        """(a result with the shape of the scores, a view of it as [entries, heads])."""
         torch = sys.modules["torch"]
         if 0 < self.axis < len(self.shape) - 1:
             flat = torch.empty((self.count, self.heads), dtype=self.kind, device=self.device)
@@ -97,14 +97,14 @@ class _Entries:
         return out, out.movedim(self.axis, 0).view(self.count, self.heads)
 
     def each(self, call: Any, like: Array) -> None:
-        """call(cut) for the segments of each length."""
+        """Runs call(cut) for each group of segments."""
         made = self.segments.cached("launches", like, lambda: launches(self.segments.ptr))
         ptr = self.segments.placed("ptr", like)
         for ids, longest in made:
             call(self.launch.Cut(ptr, ids, longest))
 
     def written(self, call: Any, like: Array) -> Array:
-        """What call(cut, out [entries, heads]) writes, where the scores are."""
+        """The result of call(cut, out [entries, heads]), in the shape and order of the scores."""
         result, flat = self.room()
         if not result.numel():
             return result
@@ -115,7 +115,7 @@ class _Entries:
         return result
 
     def numbers(self, *parts: int) -> Array:
-        """Room for numbers of each head of each segment, fp32."""
+        """An uninitialized fp32 tensor with a number for each head of each segment."""
         torch = sys.modules["torch"]
         return torch.empty((*parts, self.segments.num_segments, self.heads), dtype=torch.float32, device=self.device)
 
@@ -126,7 +126,7 @@ def forward(mapping: Mapping, x: Array, layout: Layout) -> Array:
 
 
 def forward_keeping(mapping: Mapping, x: Array, layout: Layout) -> tuple[Array, None]:
-    """The same; these kernels' gradient needs nothing beside p."""
+    """p(x), and None, since these kernels' gradient needs only p."""
     return forward(mapping, x, layout), None
 
 
@@ -158,12 +158,12 @@ def _backward(mapping: Mapping, logs: bool, x: Array | None, p: Array, g: Array,
 
 
 def index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout) -> Array:
-    """The loss of each segment for the place of its target among its entries, fp32, 0 below 0."""
+    """The loss of each segment for the index of its target within the segment, in fp32; 0 for an index below 0."""
     return _index_loss(mapping, x, index, layout, False)[0]
 
 
 def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout) -> tuple[Array, Array | None]:
-    """The same, and the numbers of the rows for its gradient."""
+    """`index_loss`, and the four numbers of each row for its gradient."""
     return _index_loss(mapping, x, index, layout, True)
 
 
@@ -183,7 +183,7 @@ def _index_loss(mapping: Mapping, x: Array, index: Array, layout: Layout, save: 
 
 
 def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: Array) -> Array:
-    """`scale (p - y)`, scale one a segment, from what `index_loss_keeping` kept."""
+    """`scale (p - y)`, with a scale for each segment, from the numbers of `index_loss_keeping`."""
     entries = _Entries(mapping, x, layout)
     rows, index, scale = entries.rows(x), index.reshape(-1), scale.float().reshape(-1)
     run = entries.launch.run
@@ -195,7 +195,7 @@ def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layo
 
 
 def threshold(mapping: Mapping, x: Array, layout: Layout) -> Array:
-    """tau of each segment, fp32; logsumexp for softmax; -inf of an empty one, NaN of a poisoned one."""
+    """tau of each segment in fp32; logsumexp for softmax; -inf for an empty segment, NaN for one with NaN or +inf."""
     entries = _Entries(mapping, x, layout)
     tau, rows = entries.numbers(), entries.rows(x)
     if tau.numel():

@@ -1,11 +1,11 @@
 """The score at which a running sum over the scores in descending order reaches a target: top-k counts them, top-p adds their weights.
 
-No sort: a pivot between a bound from below and one from above, by interpolation and, every third time, half-way in the order of the floats.
-It stops as soon as the scores from the pivot on are those that are looked for; equal scores are what then remains.
+Nothing is sorted. Pivots between a lower and an upper bound are chosen by interpolation and, every third time, half-way in the order of
+the floats. The search stops when the scores from the pivot on are those wanted, or when only equal scores are left to decide on.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def key(x):
-    """Integers in the order of the floats; both zeros are one."""
+    """Integers in the order of the floats, the same for both zeros."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -31,20 +31,20 @@ def unkey(k):
 
 @triton.jit
 def weigh(x, top):
-    """Its exponential below the maximum, which is finite."""
+    """exp(x - top) for a finite maximum."""
     return tl.exp(x - top)
 
 
 @triton.jit
 def chosen(x, cols, edge, last):
-    """The scores above the edge, and those at it up to the class `last`."""
+    """True for the scores above the edge, and for those equal to it up to the class `last`."""
     return (x > edge) | ((x == edge) & (cols <= last))
 
 
 @triton.jit
 def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(weight, number) of the scores from m on."""
+    """(weight, number) of the scores >= m."""
     if WHOLE:
         from_m = x >= m
         number = total(tl.where(from_m, 1.0, 0.0))
@@ -72,16 +72,16 @@ def probe(x, tops, top, m, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.c
 @triton.jit
 def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
            K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(pivot, few, tied): the scores from the pivot on weigh `target`, and no less would. few: the whole row has less, and all of it
-    counts; tied: the lowest of them are equal, and not all of them are needed.
+    """(pivot, few, tied): the scores >= the pivot weigh at least `target`, and less without their lowest value. few: the whole row weighs
+    less, and all of it is kept; tied: several scores have the lowest value, and not all of them are needed.
 
-    `bound`: a score from which on there is surely enough, or LOWEST.
+    `bound`: a score such that those >= it surely weigh enough, or LOWEST.
     """
-    GRAIN: tl.constexpr = (  # between the keys of two neighbours
+    GRAIN: tl.constexpr = (  # the distance between the keys of neighbouring numbers
         65536 if at[0].dtype.element_ty == tl.bfloat16 else (8192 if at[0].dtype.element_ty == tl.float16 else 1)
     )
     low = key(bound) & -GRAIN
-    high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # no score reaches it
+    high = (key(tl.maximum(top, bound)) & -GRAIN) + GRAIN  # above every score
     weight_low, number_low = probe(x, tops, top, unkey(low), at, BY, MASKED, FAR, R, K, L, WHOLE)
     weight_high, number_high = weight_low * 0.0, number_low * 0.0
     few = live & (weight_low < target)
@@ -111,7 +111,7 @@ def select(x, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def from_lanes(tops, top, live, target, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
-    """A score that at least `target` lane maxima reach, each another score; LOWEST where there are fewer lanes."""
+    """A number that at least `target` lane maxima, so at least `target` scores, reach; LOWEST where there are fewer lanes."""
     lowest = top * 0.0 + LOWEST
     pivot, _, _ = select(tops, tops, top, live, lowest, target, at, "count", MASKED, FAR, R, 1, L, True)
     return tl.where(live, pivot, LOWEST)
@@ -120,7 +120,7 @@ def from_lanes(tops, top, live, target, at, MASKED: tl.constexpr, FAR: tl.conste
 @triton.jit
 def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
         WHOLE: tl.constexpr):  # fmt: skip
-    """(the k-th largest score, few): the lowest of all where the row has no more."""
+    """(the k-th largest score, few); the lowest score where the row has fewer than k."""
     bound = top * 0.0 + LOWEST
     if (K > 1) | (not WHOLE):
         bound = from_lanes(tops, top, live, k, at, MASKED, FAR, R, L)
@@ -131,7 +131,7 @@ def kth(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: t
 @triton.jit
 def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                 WHOLE: tl.constexpr):  # fmt: skip
-    """The lowest score from m on; m where there is none."""
+    """The lowest score >= m; m where there is none."""
     if WHOLE:
         found = smallest(tl.where(x >= m, x, float("inf")))
     else:
@@ -147,7 +147,7 @@ def lowest_from(x, tops, m, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.c
 @triton.jit
 def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
           L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(number, weight exp(x - top)) of the scores above the edge and of those at it up to the class `last`."""
+    """(number, sum of exp(x - top)) of the `chosen` scores."""
     if WHOLE:
         kept = chosen(x, cols, edge, last)
         return total(tl.where(kept, 1.0, 0.0)), wide(tl.where(kept, weigh(x, top), 0.0))
@@ -166,7 +166,7 @@ def tally(x, cols, tops, top, edge, last, at, MASKED: tl.constexpr, FAR: tl.cons
 @triton.jit
 def cut(x, cols, tops, top, edge, room, go, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
         L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """The class up to which scores at the edge are kept, so that they are `room` with those above it: ties are broken by position."""
+    """The class up to which scores equal to the edge are kept, so that `room` scores are kept in all: ties are broken by position."""
     low = (edge * 0.0).to(tl.int32) - 1
     high = low + at[6]
     turn = 0

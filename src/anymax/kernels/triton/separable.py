@@ -1,11 +1,11 @@
-"""Threshold maps: sparsemax, entmax, budget, normmax. One row is searched for one number, and written from it.
+"""Threshold maps: sparsemax, entmax, budget, normmax. The threshold of a row is searched for, and the row is written from it.
 
-A row is written from four numbers: (top, z or q, lost, 1 / sum of the rates for normmax), (edge, z, lost, 0) for a budget, (near, rest,
-lost, 1 / sum of the rates) for normmax above alpha = 2, and (anchor, q, lost, 0) above alpha = 2. See `links` for what they mean.
+A row is written from four numbers (see `links` and `thresholds`): (top, z or q, lost, 1 / sum of the rates for normmax); (edge, z, lost, 0)
+for a budget; above alpha = 2 (near, rest, lost, 1 / sum of the rates) for normmax, and (anchor, q, lost, 0) for entmax.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def emit(x, a, s0, s1, s2, s3, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE:
 
 @triton.jit
 def height(top, s0, s1, s2, c, r, LINK: tl.constexpr, NORM: tl.constexpr):
-    """How far the maximum is above tau."""
+    """The maximum minus tau."""
     if LINK == "edge":
         return (top - s0) + (s1 - s2 / r)
     elif LINK == "budget":
@@ -73,7 +73,7 @@ def height(top, s0, s1, s2, c, r, LINK: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def potential(top, s0, s1, s2, c, r, dot, LINK: tl.constexpr, NORM: tl.constexpr):
-    """What Omega* is above the maximum, from dot = sum p (x - top): `(1 - 1/alpha) dot + zeta / alpha`, where p_top = (1 - c zeta)^(1/c).
+    """Omega* minus the maximum, from dot = sum p (x - top): `(1 - 1/alpha) dot + zeta / alpha`, where p_top = (1 - c zeta)^(1/c).
     No large numbers cancel."""
     if NORM:  # tau is the potential
         return 1.0 - height(top, s0, s1, s2, c, r, LINK, NORM)
@@ -99,14 +99,15 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
                    PARTS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """MODE "p": probabilities, and "loss": VALUE, both with the row's numbers if SAVE; "grad": scale (p - y) from those; "tau": the
-    threshold; "write": probabilities of what has not been written by "p", from the numbers.
+    """MODE "p" writes probabilities and "loss" the losses to VALUE; with SAVE both store the row's four numbers. "tau" writes the
+    threshold. "grad" writes scale (p - y) from the numbers, and "write" writes, from the numbers, the rows in parts that "p" did not.
 
-    EXACT: to fp32's last digits. FEW: a longer row is solved from so many live lanes, DEPTH classes each, where no more are live; 0: always
-    in steps. LATE: OUT is X, and such a row is filled with zeros once it has been read, not on the way. KEEP: their number goes to COUNT,
-    and the list is for the backward. PARTS > 0: `survey_parts` has been over the row, and "p" writes it where the lanes were few.
+    EXACT: to fp32's last digits. FEW: a longer row with at most so many live lanes, of DEPTH classes each, is solved from these lanes; 0:
+    always in steps. LATE: OUT is X, so zeros are written after the row is read, not meanwhile. KEEP: the list of lanes and their COUNT
+    are for the backward. PARTS > 0: `survey_parts` has read the row, and "p" writes it only if its live lanes are few.
 
-    `param` is alpha - 1, or the budget; PER_ROW: one a row, in PARAMS, of either side of alpha = 2. RAGGED: see `tile`, UNIT: see `place`.
+    `param` is alpha - 1, or the budget; PER_ROW: one for each row, in PARAMS, below or above alpha = 2. RAGGED: see `tile`, UNIT: see
+    `place`.
     """
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
@@ -161,7 +162,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             LIVE: tl.constexpr = L * PARTS if PARTS > 0 else L
             wanted_ = matters(cells, top, live, par, at, LINK, P, SLOPE, NORM, MASKED, FAR, R, LIVE)
             tile, cols, count = gather(at, wanted_, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
-            count += some(bad) * (FEW + 1)  # all lanes of a poisoned row
+            count += some(bad) * (FEW + 1)  # a poisoned row has NaN in all lanes
             small = count <= FEW
             if KEEP or PARTS > 0:
                 tl.store(COUNT + tl.program_id(0), count)
@@ -207,7 +208,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             p = shares(x, a, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW)
             finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and MODE == "p":
-            if small:  # over the zeros
+            if small:  # the other classes are zeros already, or are set to zero now
                 if LATE:
                     tl.debug_barrier()
                     for begin in range(0, at[6], K * L):
@@ -218,7 +219,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
-            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
+            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else "p" has written the row
                 in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at,
                          MODE, LINK, P, SLOPE, NORM, EXACT, PER_ROW, MASKED, FAR, R, K, L)  # fmt: skip
         elif MODE == "write" or PARTS == 0:
@@ -264,7 +265,7 @@ def separable_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
 @triton.jit
 def shares(x, a, s0, s1, s2, s3, c, r, high, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
            EXACT: tl.constexpr, PER_ROW: tl.constexpr):  # fmt: skip
-    """p; with one alpha a row, by the form of its side of 2."""
+    """p of a tile; with an alpha for each row, by the link for its side of alpha = 2."""
     if PER_ROW and LINK == "any":
         if high:
             p = emit(x, a, s0, s1, s2, s3, c, r, "steep", P, SLOPE, NORM, EXACT)
@@ -279,7 +280,7 @@ def shares(x, a, s0, s1, s2, s3, c, r, high, LINK: tl.constexpr, P: tl.constexpr
 def in_steps(OUT, oo, oc, first, span, tops, s0, s1, s2, s3, c, r, high, t, scale, at, MODE: tl.constexpr, LINK: tl.constexpr,
              P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr, PER_ROW: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """Writes a longer row, or a part of it; a lane that has no probability is not read again."""
+    """Writes a longer row, or a part of it, without reading the lanes that have no probability."""
     live = tl.full([R, 1, L], 1, tl.int1)
     if MODE != "grad":
         live = shares(tops, s0, s0, s1, s2, s3, c, r, high, LINK, P, SLOPE, NORM, EXACT, PER_ROW) > 0.0
@@ -306,7 +307,7 @@ def dot_in_steps(tops, top, s0, s1, s2, s3, c, r, high, at, LINK: tl.constexpr, 
 @triton.jit
 def matters(tops, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
             MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """The lanes that may have some of the support, by a bound of the threshold from the lane maxima."""
+    """The lanes that may contain some of the support, by a bound of the threshold from the lane maxima."""
     if LINK == "budget":  # tau is at most 1 below the ceil(k)-th largest score
         edge, _ = kth(tops, tops, top, live, tl.ceil(param), at, MASKED, FAR, R, 1, L, True)
         held = tops >= edge - 1.0
@@ -318,7 +319,7 @@ def matters(tops, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLO
             held = tops >= top - 1.0
         else:
             b = descent(tops, top, top, c, r, LINK, P, SLOPE)
-            b += 1e-6 * b  # more than rounding has taken off
+            b += 1e-6 * b  # more than the rounding error
             value, _ = share_of(tops, top, b, fitted(top, b, c, r, LINK), r, LINK, P, SLOPE, False)
             held = value > 0.0
     return held & (tops > float("-inf"))

@@ -1,12 +1,12 @@
 """The search of a threshold map: the numbers of a row, from its lane maxima and a few passes over its scores.
 
-All in fp32. The search starts on the lane maxima, whose own root is a bound of the row's and nearly exact, so that one or two steps over
-the row are left. For fp32 results (EXACT) a last pass sums in fp64 at the number found; what is missing from 1 goes back to first order
-along the rates. For half-precision results the last step of the search is as good.
+The search is in fp32. It starts on the lane maxima, whose root is a bound of the row's and nearly exact, so one or two steps over the row
+remain. For fp32 results (EXACT) a last pass sums in fp64, and a first-order correction along the rates brings the sum to 1. Half-precision
+results don't need that.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tile import fetch, largest, smallest, some, total, wide
 
 @triton.jit
 def fitted(top, b, c, r, LINK: tl.constexpr):
-    """k of `share_of` from b: the slope over the r-th root of q."""
+    """k of `share_of` from b: the slope over the r-th root of b."""
     if LINK == "any":
         return c * tl.exp2(-tl.log2(b) / r)
     else:
@@ -30,7 +30,7 @@ def fitted(top, b, c, r, LINK: tl.constexpr):
 @triton.jit
 def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr,
          K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
-    """Sums of value and rate over the row, in fp32 or (FINE) in fp64."""
+    """The sums of value and rate over the row, in fp32, or in fp64 if FINE."""
     if WHOLE:
         value, rate = share_of(x, a, b, k, r, LINK, P, SLOPE, FINE)
         if FINE:
@@ -54,13 +54,13 @@ def sums(x, tops, a, b, k, r, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl
 
 @triton.jit
 def over(a, b):
-    """a / b, 0 where b is not positive."""
+    """a / b, or 0 where b is not positive."""
     return tl.where(b > 0.0, a / tl.where(b > 0.0, b, 1.0), 0.0)
 
 
 @triton.jit
 def moved(b, s0, s1, r, LINK: tl.constexpr, P: tl.constexpr):
-    """A step of Newton on the r-norm of u, which is convex: from a b that is too large (a threshold too low) it never overshoots."""
+    """One Newton step on the r-norm of u, which is convex: from a b that is too large (a threshold too low) it never overshoots."""
     by = over(bent(s0, r, LINK, P), s1)
     if LINK == "any":
         return b * tl.exp(r * log1p(-tl.minimum(by, 0.999)))
@@ -70,8 +70,8 @@ def moved(b, s0, s1, r, LINK: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def descent(tops, a, top, c, r, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr):
-    """Four steps on the lane maxima, which the whole row only adds to: a b that is not below the row's."""
-    b = top * 0.0 + 1.0  # where the maximum alone has probability 1
+    """A lower bound of the threshold, as a b: four steps on the lane maxima, whose sum is at most that of the row."""
+    b = top * 0.0 + 1.0  # the maximum alone has probability 1
     for _ in range(4):
         value, rate = share_of(tops, a, b, fitted(top, b, c, r, LINK), r, LINK, P, SLOPE, False)
         b = moved(b, total(value), total(rate), r, LINK, P)
@@ -83,7 +83,7 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
            MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """(b, lost, sum of the rates): p = value - lost rate. `a` is the maximum, or 0 where it has been subtracted from the scores.
 
-    What a step leaves is its square, but where the rate jumps at the edge of the support: then the search goes on to the end.
+    A step squares the error, so a rough sum of 1 is enough to stop, except for power 1, whose rate jumps at the edge of the support.
     """
     if (K > 1) | (not WHOLE):
         b = descent(tops, a, top, c, r, LINK, P, SLOPE)
@@ -110,7 +110,7 @@ def newton(x, tops, a, top, go, c, r, at, LINK: tl.constexpr, P: tl.constexpr, S
 @triton.jit
 def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
-    """(near, rest, lost, sum of the rates) for normmax above alpha = 2, infinitely steep at the edge: tau in two fp32 numbers."""
+    """(near, rest, lost, sum of the rates) for normmax above alpha = 2. tau is in two fp32 numbers, since the link is infinitely steep."""
     z = top.to(tl.float64) * 0.0 + 1.0
     go = live
     turn = 0
@@ -129,9 +129,9 @@ def edged(x, tops, top, live, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K:
 @triton.jit
 def bracketed(x, tops, top, live, k, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
               WHOLE: tl.constexpr):  # fmt: skip
-    """(edge, z, lost) of the budget k: tau is between the ceil(k)-th largest score and one below it.
+    """(edge, z, lost) of the budget k: tau is between the ceil(k)-th largest score and that score minus 1.
 
-    All classes are full where the row has no more than k.
+    Where the row has fewer than ceil(k) classes, all have probability 1.
     """
     edge, few = kth(x, tops, top, live, tl.ceil(k), at, MASKED, FAR, R, K, L, WHOLE)
     low = edge * 0.0
@@ -172,7 +172,7 @@ def reach_terms(x, m, c, r):
 @triton.jit
 def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
-    """The mass that the scores above m would have with the threshold at m; the lowest of those from m on, and the highest below."""
+    """(mass of the scores above m with the threshold at m, the lowest score >= m, the highest score below m)."""
     if WHOLE:
         return (
             total(reach_terms(x, m, c, r)),
@@ -195,7 +195,7 @@ def reach(x, tops, m, low, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, R:
 @triton.jit
 def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
                WHOLE: tl.constexpr, FINE: tl.constexpr):  # fmt: skip
-    """Sums of p, of dp/dq, and of the support."""
+    """The sums of p and of dp/dq, and the size of the support."""
     if WHOLE:
         p, rate = steep(x, anchor, base, q, c, r)
         size = total(tl.where(x >= anchor, 1.0, 0.0))
@@ -222,15 +222,15 @@ def steep_sums(x, tops, anchor, base, q, c, r, at, MASKED: tl.constexpr, FAR: tl
 
 @triton.jit
 def raised(q, c):
-    """q^c, 0 for 0."""
+    """q^c, and about 0 for q = 0."""
     return tl.exp2(c * tl.log2(tl.maximum(q, 1.2e-38)))
 
 
 @triton.jit
 def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
              WHOLE: tl.constexpr):  # fmt: skip
-    """(anchor, q, lost): the smallest supported score and its probability. A score is supported if those above it would not fill the row
-    with the threshold there; the candidates lie within 1/c of the maximum."""
+    """(anchor, q, lost): the smallest supported score and its probability. A score is supported if the scores above it have a mass below 1
+    with the threshold at that score; such scores lie within 1/c of the maximum."""
     r = 1.0 / c
     anchor = top
     low = anchor - r
@@ -266,11 +266,11 @@ def anchored(x, tops, top, live, c, at, MASKED: tl.constexpr, FAR: tl.constexpr,
 
 @triton.jit
 def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr):
-    """Of u = slope (x - tau) and u^power: entmax has alpha - 1 and 1 / (alpha - 1), normmax 1 and alpha / (alpha - 1)."""
+    """(slope, power) of p = (slope (x - tau))^power: alpha - 1 and 1 / (alpha - 1) for entmax, 1 and alpha / (alpha - 1) for normmax."""
     if NORM:
         return param * 0.0 + 1.0, (param + 1.0) / param
     else:
-        c = tl.where(tl.abs(param) < 1e-7, 1e-7, param)  # alpha = 1, but for 1e-8 of p
+        c = tl.where(tl.abs(param) < 1e-7, 1e-7, param)  # for alpha = 1 this changes p by 1e-8
         return c, 1.0 / c
 
 
@@ -278,7 +278,7 @@ def slope_and_power(param, LINK: tl.constexpr, P: tl.constexpr, NORM: tl.constex
 def solve(x, tops, a, top, live, param, at, LINK: tl.constexpr, P: tl.constexpr, SLOPE: tl.constexpr, NORM: tl.constexpr,
           EXACT: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
           WHOLE: tl.constexpr):  # fmt: skip
-    """The four numbers of a row. `live`: rows that are to be solved."""
+    """The four numbers of each row (see `separable`). `live`: the rows to solve."""
     c, r = slope_and_power(param, LINK, P, NORM)
     if LINK == "budget":
         s0, s1, s2 = bracketed(x, tops, top, live, param, at, MASKED, FAR, R, K, L, WHOLE)

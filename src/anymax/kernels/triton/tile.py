@@ -1,19 +1,19 @@
-"""Tiles: rows of any strides as [R, K, L] of fp32: R rows, and class k * L + l in lane l.
+"""Tiles: rows of any strides as [R, K, L] in fp32, with R rows, and class k * L + l in lane l.
 
 The maximum of each lane is then a reduction within a thread.
 
-A row that fits on chip is one tile, read once (WHOLE). A longer one goes by in steps of K * L classes; once the maximum of each lane is
-known, only lanes that reach above a bound are read again: where they are few, as one tile (`gather`), from which the row is solved.
+A row that fits on chip is one tile, read once (WHOLE). A longer row is read in steps of K * L classes. Once the maximum of each lane is
+known, only lanes that reach above a bound are read again; if they are few, as one tile (`gather`), from which the row is solved.
 
-RAGGED rows are segments of one array, of unequal length: PTR has the entry at which each begins, and IDS says which of them a launch is
-for, which are of about one length, and whose heads lie side by side. n is then a number of each row.
+RAGGED rows are segments of one array, with different lengths. PTR has the entry at which each begins. IDS lists the segments of a launch,
+which have about the same length; the heads of a segment lie side by side. n is then one number a row.
 
-Few rows of very many classes are shared out in PARTS of `span` classes, each to a program: one reads its part for the maxima of its lanes
-(`survey_parts`), one program a row solves it from those, and the parts are written.
+Few rows of very many classes are cut in PARTS of `span` classes, with a program for each. A first kernel finds the maxima of the lanes of
+each part (`survey_parts`), one program a row solves it from those, and then the parts are written.
 """
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def total(v):
 
 @triton.jit
 def wide(v):
-    """As `total`, of many numbers: fp32 within a thread, then fp64."""
+    """`total` of many numbers: in fp32 within a thread, then in fp64."""
     return tl.sum(tl.sum(v, 1, keep_dims=True).to(tl.float64), 2, keep_dims=True)
 
 
@@ -42,14 +42,14 @@ def largest(v):
 
 @triton.jit
 def higher(a, b):
-    """The larger of two, NaN where one is: one instruction."""
+    """The larger of two numbers, NaN if one is NaN, by one instruction."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def highest(v, AXIS: tl.constexpr):
-    """The largest along an axis, NaN where one is: one instruction an element tells whether a row is sound."""
-    if INTERPRETED:  # which takes a function of two numbers element by element
+    """The largest along an axis, NaN if one is NaN: it finds invalid rows at one instruction an element."""
+    if INTERPRETED:  # the interpreter reduces by a function one element at a time
         strange = tl.max((v != v).to(tl.int32), AXIS, keep_dims=True)
         return tl.where(strange > 0, float("nan"), tl.max(tl.where(v == v, v, float("-inf")), AXIS, keep_dims=True))
     else:
@@ -58,7 +58,7 @@ def highest(v, AXIS: tl.constexpr):
 
 @triton.jit
 def poisoned(top):
-    """Of the `highest` score: a row with NaN or +inf."""
+    """True for a row with NaN or +inf, by its `highest` score."""
     return (top < float("inf")) == 0
 
 
@@ -69,7 +69,7 @@ def smallest(v):
 
 @triton.jit
 def some(condition):
-    """True where it holds for any row of the program."""
+    """True if the condition holds for any row of the program."""
     return tl.max(condition.to(tl.int32)) > 0
 
 
@@ -77,7 +77,7 @@ def some(condition):
 def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
     """The offset of each row; rows have up to three axes, the inner two of the sizes D1 and D2.
 
-    The strides come in UNITs, and so does the number of classes: what is a multiple of 8 by construction is read 8 numbers at a time.
+    The strides and the number of classes are in UNITs: the compiler then knows that offsets are multiples of UNIT, and loads are wide.
     """
     inner = row % D2
     outer = row // D2
@@ -87,8 +87,8 @@ def place(row, D1, D2, s0, s1, s2, UNIT: tl.constexpr):
 
 @triton.jit
 def rows_of(PTR, IDS, slots, n, heads, RAGGED: tl.constexpr, UNIT: tl.constexpr, R: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(number, whether it is there, length, first entry of its segment) of each row of a program; the first entry is 0 where rows are of
-    one length. A row in steps is alone in its program, and its length a scalar, to which a loop can go."""
+    """(index, whether it exists, length, first entry of its segment) of each row of a program; the first entry is 0 unless RAGGED. A row
+    in steps is alone in its program, so its length is a scalar, which can bound a loop."""
     if RAGGED:
         if WHOLE:
             slot = tl.program_id(0) * R + tl.arange(0, R)[:, None, None]
@@ -106,7 +106,7 @@ def rows_of(PTR, IDS, slots, n, heads, RAGGED: tl.constexpr, UNIT: tl.constexpr,
 
 @triton.jit
 def first_of(row, start, D1, D2, s0, s1, s2, sc, RAGGED: tl.constexpr, UNIT: tl.constexpr):
-    """The offset of each row: of a segment's head, or by `place`."""
+    """The offset of each row: that of a segment's head, or that of `place`."""
     if RAGGED:
         return start * sc + (row % D2).to(tl.int64) * s2
     else:
@@ -115,7 +115,7 @@ def first_of(row, start, D1, D2, s0, s1, s2, sc, RAGGED: tl.constexpr, UNIT: tl.
 
 @triton.jit
 def step(cols, stride, FAR: tl.constexpr):
-    """The offset of each class within its row; FAR: past 2^31."""
+    """The offset of each class within its row; FAR: it may exceed 2^31."""
     if FAR:
         return cols.to(tl.int64) * stride
     else:
@@ -130,7 +130,7 @@ def lanes(begin, K: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def aligned(X, offset, SHIFT: tl.constexpr):
-    """The offset itself, or that of the 16 bytes in which it lies."""
+    """The offset, which SHIFT rounds down to 16 bytes."""
     if SHIFT:
         PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
         return offset // PACK * PACK
@@ -140,10 +140,10 @@ def aligned(X, offset, SHIFT: tl.constexpr):
 
 @triton.jit
 def operand(X, xo, xc, M, mo, mc, n, valid, SHIFT: tl.constexpr, WHOLE: tl.constexpr):
-    """What the kernels call `at`: scores, offset of the row, stride; the same of a mask; the column after the last class; whether there is
-    such a row; where rows begin anywhere, the column of the first class, and once more if the last row is open (see `fetch`). Of what it
-    is made tells the compiler how to read it: a constant in it would be none. A row in steps is alone in its program, and its columns are
-    scalars."""
+    """The tuple that the kernels call `at`: scores, offset of the row, stride; the same for a mask; the column after the last class;
+    whether the row exists. With SHIFT, for unaligned rows, also the column of the first class, twice if the last row is open (see
+    `fetch_one`). The length of the tuple tells the compiler how to read it, since a flag in it would not be a constant. A row in steps is
+    alone in its program, so its columns are scalars."""
     if SHIFT:
         PACK: tl.constexpr = 128 // X.dtype.element_ty.primitive_bitwidth
         lead = (xo % PACK).to(tl.int32)
@@ -177,7 +177,7 @@ def there(at, cols):
 
 @triton.jit
 def joined(low, high):
-    """[R, 2 K, L] of two tiles [R, K, L]; no number leaves its thread."""
+    """[R, 2 K, L] from two tiles [R, K, L]; no number leaves its thread."""
     R: tl.constexpr = low.shape[0]
     K: tl.constexpr = low.shape[1]
     L: tl.constexpr = low.shape[2]
@@ -186,7 +186,7 @@ def joined(low, high):
 
 @triton.jit
 def halves(v):
-    """The two tiles that `joined` made one of."""
+    """The inverse of `joined`."""
     R: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1] // 2
     L: tl.constexpr = v.shape[2]
@@ -195,7 +195,7 @@ def halves(v):
 
 @triton.jit
 def both(live, K: tl.constexpr):
-    """The two halves of what says for K tiles which lanes are live: of each for itself, or of all at once."""
+    """The live lanes for the two halves of K tiles; `live` has one set for each tile, or one for all."""
     if live.shape[1] == K:
         return halves(live)
     else:
@@ -207,10 +207,10 @@ def fetch_one(
     at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
     OTHER: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """`fetch` by one load. Calls little: a function in a loop is part of its kernel only if calls are not nested deeply.
+    """`fetch` by one load. It calls few functions, since a function in a loop is inlined only if calls are not nested deeply.
 
-    Rows that begin anywhere are read in whole packs of 16 bytes, their neighbours' numbers with them, which
-    are OTHER too if the row is to be ALONE; the last row number by number, where memory ends within a pack."""
+    Unaligned rows are read in whole packs of 16 bytes. These contain numbers of neighbouring rows, which ALONE replaces by OTHER.
+    The last row is read number by number if the memory may end within a pack."""
     X, xo, xc, M, mo, mc, n, valid = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
     EVICT: tl.constexpr = "evict_last" if AGAIN else ""
     cols = lanes(begin, K, L)
@@ -268,10 +268,10 @@ def fetch(
     at, begin, live, MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr, AGAIN: tl.constexpr,
     OTHER: tl.constexpr = OUTSIDE, ALONE: tl.constexpr = True,
 ):  # fmt: skip
-    """Scores of the live lanes (OTHER elsewhere) as fp32; AGAIN: they will be wanted again.
+    """Scores of the live lanes in fp32, OTHER elsewhere; AGAIN: the cache should keep them.
 
-    Of several rows each of the K is a load of its own: the threads of a warp then lie along a row's L and its neighbours, and all of a
-    thread's numbers are of one row. Of a load of [R, K, L] Triton from 3.7 on would give threads to K before R."""
+    With several rows each of the K is a separate load. The threads of a warp then lie along L and along rows, and all numbers of a thread
+    are of one row. In one load of [R, K, L], Triton 3.7 and later would spread threads along K before R."""
     several: tl.constexpr = at[7].shape[0] > 1
     if several and K == 2:
         return fetch_two(at, begin, live & at[7], MASKED, FAR, L, AGAIN, OTHER, ALONE)
@@ -322,8 +322,8 @@ def put_four(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):
-    """Writes a tile, of several rows as `fetch` reads it. Of rows that begin anywhere, the packs of 16 bytes that are theirs, then what is
-    left at their two ends."""
+    """Writes a tile, of several rows as `fetch` reads it. For unaligned rows it writes the packs of 16 bytes within the row, then the
+    numbers at both ends."""
     several: tl.constexpr = at[7].shape[0] > 1
     if several and K == 2:
         put_two(OUT, oo, oc, begin, v, at, FAR, L)
@@ -340,9 +340,9 @@ def put(OUT, oo, oc, begin, v, at, FAR: tl.constexpr, K: tl.constexpr, L: tl.con
 @triton.jit
 def survey(at, ot, FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
            WHOLE: tl.constexpr):  # fmt: skip
-    """(tile, maximum of each lane, maximum, poisoned): one read of the row. The maximum of a poisoned row is NaN or +inf.
+    """(tile, maximum of each lane, maximum, poisoned), by one read of the row. The maximum of a poisoned row is NaN or +inf.
 
-    FILL: what a longer row is filled with on the way, in ot = (OUT, offset, stride), for most classes have nothing else; None: nothing.
+    FILL: a number to write to a longer row's output, ot = (OUT, offset, stride), since most classes keep it; None: write nothing.
     """
     if WHOLE:
         x = fetch(at, 0, True, MASKED, FAR, K, L, False)
@@ -367,8 +367,8 @@ def fill(at, ot, begin, FILL: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr, 
 def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1, m2, mc, o0, o1, o2, oc,
                  FILL: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                  PARTS: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN where a score of the lane is. WIDE: numbers that are read side by
-    side, a multiple of L. FILL: as in `survey`."""
+    """Writes TOPS [rows, PARTS, L]: the maximum of each lane of each part, NaN if a score of the lane is NaN. WIDE: how many numbers are
+    read side by side, a multiple of L. FILL: as in `survey`."""
     n = n * UNIT
     row = tl.program_id(0) + tl.arange(0, 1)[:, None, None]
     valid = row < rows
@@ -388,7 +388,7 @@ def survey_parts(X, M, OUT, TOPS, rows, n, span, d1, d2, x0, x1, x2, xc, m0, m1,
 
 @triton.jit
 def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
-    """(lanes of all parts [1, 1, PARTS L], lanes of the row, maximum, poisoned), from what `survey_parts` found."""
+    """(lane maxima of all parts [1, 1, PARTS L], lane maxima of the row, maximum, poisoned), from the TOPS of `survey_parts`."""
     part = tl.arange(0, PARTS)[None, :, None] * L + tl.arange(0, L)[None, None, :]
     found = tl.load(TOPS + row.to(tl.int64) * PARTS * L + part)
     tops = highest(found, 1)
@@ -398,14 +398,14 @@ def surveyed(TOPS, row, PARTS: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def one(v):
-    """The number of a single row as a scalar, which has no layout. Beside a number in the layout of another tile, a gathered tile would be
-    converted to that one, down to its loads, and computed many times over."""
+    """The number of a single row as a scalar, which has no layout. A number in the layout of another tile would convert a gathered tile to
+    that layout, down to its loads, and repeat its computation many times."""
     return tl.sum(v)
 
 
 @triton.jit
 def apart(v):
-    """The same as a tensor that may have any layout: of that of the gathered tile beside it."""
+    """`one` as a tensor, which can take the layout of the gathered tile."""
     return tl.full([1, 1, 1], 0, v.dtype) + one(v)
 
 
@@ -421,8 +421,8 @@ def listed(
     FAR: tl.constexpr,
     L: tl.constexpr,
 ):
-    """(tile, classes, those that are there): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
-    lane l of the i-th part of the row, `span` classes each."""
+    """(tile, classes, which of them exist): the scores of the `count` lanes listed at `mine` as a tile [1, DEPTH, FEW]. Lane l + i L is
+    lane l of the i-th part of the row, and a part has `span` classes."""
     X, xo, xc, M, mo, mc = at[0], at[1], at[2], at[3], at[4], at[5]
     slots = tl.arange(0, FEW)[None, None, :]
     lane = tl.load(mine + slots, mask=slots < count, other=0)
@@ -439,9 +439,9 @@ def listed(
 @triton.jit
 def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, L: tl.constexpr,
            LIVE: tl.constexpr):  # fmt: skip
-    """(tile, classes, number of live lanes): the scores of up to FEW of LIVE lanes as a tile, of a row that goes by in steps or in parts.
+    """(tile, classes, number of live lanes): the scores of up to FEW of LIVE lanes as a tile, for a row in steps or in parts.
 
-    The lanes are listed in LIST, memory of this program; what is beyond FEW is not, and the tile is then of no use.
+    The lanes are listed in LIST, where each program has its own memory. If more than FEW are live, the tile must not be used.
     """
     mine = LIST + tl.program_id(0).to(tl.int64) * FEW
     slot = tl.cumsum(live.to(tl.int32), 2) - 1
@@ -454,6 +454,6 @@ def gather(at, live, LIST, span, FEW: tl.constexpr, DEPTH: tl.constexpr, MASKED:
 
 @triton.jit
 def scatter(OUT, oo, oc, cols, v, keep, at, FAR: tl.constexpr):
-    """What `keep` says of a gathered tile, after the rest of the row has been written by all threads."""
+    """Writes the entries of a gathered tile where `keep` is True, after all threads have written the rest of the row."""
     tl.debug_barrier()
     tl.store(OUT + oo + step(cols, oc, FAR), v.to(OUT.dtype.element_ty), mask=keep & (cols < at[6]) & at[7])

@@ -1,7 +1,7 @@
-"""Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p; equal scores by position."""
+"""Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p; ties are broken by position."""
 
 # pyright: reportAssignmentType=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
-# what is traced by Triton is no Python to a type checker
+# type checkers can't read the code that Triton traces
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def emit(x, cols, top, edge, last, share, log_z, LOGS: tl.constexpr):
 @triton.jit
 def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: tl.constexpr, FAR: tl.constexpr, R: tl.constexpr,
          K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """(edge, last, Z): kept are the scores above the edge, and those at it up to the class `last`."""
+    """(edge, last, Z): the kept scores are those above the edge and those equal to it up to the class `last`; Z is their mass."""
     edge, _, tied = select(x, tops, top, live, bound, target, at, BY, MASKED, FAR, R, K, L, WHOLE)
     last = (edge * 0.0).to(tl.int32) + at[6]
     if some(tied):
@@ -78,7 +78,7 @@ def find(x, cols, tops, top, live, bound, target, at, BY: tl.constexpr, MASKED: 
 @triton.jit
 def in_steps(OUT, oo, oc, first, span, live, top, edge, last, share, log_z, t, scale, at, MODE: tl.constexpr, LOGS: tl.constexpr,
              MASKED: tl.constexpr, FAR: tl.constexpr, K: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """Writes a longer row, or a part of it; a lane without a kept score is not read again."""
+    """Writes a longer row, or a part of it, without reading the lanes that keep no score."""
     for begin in range(first, tl.minimum(first + span, at[6]), K * L):
         v = fetch(at, begin, live, MASKED, FAR, K, L, False, OUTSIDE, False)
         p = emit(v, lanes(begin, K, L), top, edge, last, share, log_z, LOGS)
@@ -92,7 +92,8 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                    EACH: tl.constexpr, FAR: tl.constexpr, FEW: tl.constexpr, DEPTH: tl.constexpr, LATE: tl.constexpr, KEEP: tl.constexpr,
                    PARTS: tl.constexpr, LOGS: tl.constexpr, RAGGED: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr,
                    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """As `separable_rows`, and MODE "log". BY "count": `param` scores, BY "exp": that mass. LOGS: what is written is log p."""
+    """`separable_rows` for sparse softmax, with MODE "log" too. BY "count" keeps `param` scores, BY "exp" the mass `param`. LOGS: write
+    log p."""
     row, valid, n, start = rows_of(PTR, IDS, slots, n, d2, RAGGED, UNIT, R, WHOLE)
     xo = first_of(row, start, d1, d2, x0, x1, x2, xc, RAGGED, UNIT)
     mo = first_of(row, start, d1, d2, m0, m1, m2, mc, RAGGED, UNIT)
@@ -110,7 +111,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             tops = tl.load(TOPS + (row.to(tl.int64) * PARTS + tl.program_id(1)) * L + tl.arange(0, L)[None, None, :])
         top, edge, last, z, bad = recall(STATE, row, valid)
         last = last.to(tl.int32, bitcast=True) + lead_of(at)
-        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last)  # keeps none
+        edge, last = tl.where(bad, float("inf"), edge), tl.where(bad, -1, last)  # keeps no score
         empty = bad
         small = False
         log_z = z
@@ -137,13 +138,13 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
         else:
             whole = tl.maximum(mass(x, tops, top, at, MASKED, FAR, R, K, L, WHOLE), 1e-300)
             target = tl.where(par >= 1.0, float("inf"), par.to(tl.float64) * whole)
-            # lower scores have less than the mass that is left out, all together
+            # all scores below this bound together weigh less than the mass that is left out
             bound = top + (tl.log(tl.maximum(1.0 - par, 1.2e-38) * whole.to(tl.float32) / n) - 1e-3)
             bound = tl.where(live & (par < 1.0), tl.maximum(bound, lowest), lowest)
         if FEW > 0:
             held = (cells >= bound) & (cells > float("-inf"))
             tile, cols, count = gather(at, held, LIST, span, FEW, DEPTH, MASKED, FAR, L, LIVE)
-            count += some(bad) * (FEW + 1)  # all lanes of a poisoned row
+            count += some(bad) * (FEW + 1)  # a poisoned row has NaN in all lanes
             small = count <= FEW
             if KEEP or PARTS > 0:
                 tl.store(COUNT + tl.program_id(0), count)
@@ -167,7 +168,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
             p = emit(x, lanes(0, K, L), top, edge, last, share, log_z, LOGS)
             finish(OUT, oo, oc, 0, p, t, scale, at, MODE, FAR, K, L)
         elif FEW > 0 and (MODE == "p" or MODE == "log"):
-            if small:  # over what is not kept
+            if small:  # the other classes are filled already, or are filled now
                 if LATE:
                     tl.debug_barrier()
                     for begin in range(0, at[6], K * L):
@@ -178,7 +179,7 @@ def truncated_rows(X, M, OUT, PARAMS, INDEX, SCALE, VALUE, STATE, LIST, COUNT, T
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
         elif MODE == "write" and FEW > 0:
-            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else it is written
+            if tl.load(COUNT + tl.program_id(0)) > FEW:  # else the row is written already
                 in_steps(OUT, oo, oc, first, span, reaching, top, edge, last, share, log_z, t, scale, at,
                          MODE, LOGS, MASKED, FAR, K, L)  # fmt: skip
         elif MODE == "write" or PARTS == 0:
