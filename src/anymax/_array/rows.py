@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
-    if not is_int(number(axis)):
+    if not is_int(axis) and not is_int(number(axis)):
         raise TypeError(f"axis: expected an integer, got {shown(axis)}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")

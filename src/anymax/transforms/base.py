@@ -79,7 +79,7 @@ class Transform(ABC):
     def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
         """The new scores. The classes are the last axis of x, and `params` are the parameters by name, aligned to x."""
 
-    def level(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Any:
+    def level(self, x: Array, *args: Any, **params: Any) -> Any:
         """The value that the engine's step takes: a number, or one for each row. By default the first parameter."""
         return params[self.params[0][0]]
 
@@ -107,7 +107,7 @@ class Transform(ABC):
 
     def as_step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
         """The engine's step in its place, where `is_step`. It may draw random numbers, so call it once, when the step will be run."""
-        return decode.Step(str(self.step), self.level(rows, namespace(rows), **params), params.get("min_keep", 1))
+        return decode.Step(str(self.step), self.level(rows, **params), params.get("min_keep", 1))
 
     def replace(self, **params: Any) -> Self:
         """The same transform with other values of these parameters."""
@@ -160,12 +160,14 @@ class Composed:
 def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
     """Truncations that follow each other along one axis, which the engine does in one pass; the others one by one."""
     out: list[list[Any]] = []
+    before = False
     for t in transforms:
-        last = out[-1][-1] if out else None
-        if _truncates(t) and _truncates(last) and t.axis == last.axis:  # type: ignore[union-attr]
+        truncates = _truncates(t)
+        if truncates and before and t.axis == out[-1][-1].axis:  # type: ignore[attr-defined]
             out[-1].append(t)
         else:
             out.append([t])
+        before = truncates
     return out
 
 

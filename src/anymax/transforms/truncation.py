@@ -6,7 +6,19 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-from .._array import Array, Namespace, finite_scores, is_array, is_int, number, pick_axis, stop_gradient, top, total
+from .._array import (
+    Array,
+    Namespace,
+    finite_scores,
+    is_array,
+    is_int,
+    namespace,
+    number,
+    pick_axis,
+    stop_gradient,
+    top,
+    total,
+)
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
@@ -277,11 +289,11 @@ class _XTC(Truncation):
     whole = True  # which rows are cut depends on their places
 
     def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-        return xtc_keep(x, self.level(x, xp, threshold, probability, generator), xp)
+        return xtc_keep(x, self.level(x, threshold, probability, generator), xp)
 
-    def level(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
+    def level(self, x: Array, threshold: Any, probability: Any, generator: Any) -> Array:
         """The probability from which a row is cut, [..., 1]: the threshold, or infinity where it is to stay as it is."""
-        u = uniform((*x.shape[:-1], 1), x, generator)
+        xp, u = namespace(x), uniform((*x.shape[:-1], 1), x, generator)
         level = threshold + xp.zeros_like(u)
         least = xp.finfo(u.dtype).smallest_normal  # a threshold of 0: all that have a probability
         level = xp.where(level > least, level, least * xp.ones_like(u))
