@@ -10,6 +10,9 @@ from .. import kernels
 from .._array import Array, is_jax, is_torch
 from .._core.mapping import Mapping
 from ..kernels import native
+from ..kernels.engine import BELOW
+
+_FLOATS = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # found quickly
 
 
 class plain:
@@ -33,16 +36,16 @@ class plain:
         return None if engine is None else engine.log_forward(mapping, x)
 
     @staticmethod
-    def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
-        """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-        engine = kernels.compiled("index_loss", mapping, x)
-        made = engine and engine.index_loss(mapping, x, index, save=False)
-        return made and made.value
+    def reduces(x: Array) -> bool:
+        """True for scores whose losses `index_loss` has along any axis, their sum and mean too, without the rows of a negative index."""
+        return type(x) is np.ndarray and (x.dtype in _FLOATS or x.dtype.name == "bfloat16")
 
     @staticmethod
-    def reduced_loss(mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str) -> Array | None:
-        """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
-        None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
+    def index_loss(
+        mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
+    ) -> Array | None:
+        """The loss of class indices, fp32 or fp64, by an engine that has it in one pass.
+        None where none has, or where an index is no class: the caller composes the loss, or says what is wrong."""
         engine = kernels.compiled("index_loss", mapping, x) if type(index) is np.ndarray else None
         made = engine and engine.index_loss(
             mapping, x, index, save=False, axis=axis, ignored=ignored, reduction=reduction

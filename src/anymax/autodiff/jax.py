@@ -269,6 +269,10 @@ def loss(mapping: Mapping, x: Array, y: Array) -> Array:
     return _compiled_loss(_key(mapping), dict(zip(params, values)), x, y)
 
 
+def reduces(x: Array) -> bool:
+    return False
+
+
 def index_loss(mapping: Mapping, x: Array, index: Array) -> Array | None:
     """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
     mapping = _opened(mapping, x)
@@ -324,8 +328,4 @@ def into(mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
 
 
 def log(mapping: Mapping, x: Array) -> Array | None:
-    return None
-
-
-def reduced_loss(mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str) -> Array | None:
     return None

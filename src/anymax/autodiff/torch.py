@@ -249,55 +249,40 @@ def log(mapping: Mapping, x: Tensor) -> Tensor | None:
     return engine.log_forward(mapping, x)
 
 
-def index_loss(mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
-    """The loss of each row for its class index (below 0: none), fp32 or fp64; None: no engine has it in one pass."""
-    if traced(mapping):
-        return None
-    engine = kernels.compiled("index_loss", mapping, x)
-    if engine is None:
-        return None
-    wants = recorded(x)
-    made = engine.index_loss(mapping, x, index, save=wants and not (engine.takes_strides and hooked()))
-    return _recorded(wants, x, index, made, mapping, engine, -1, BELOW, "none")
-
-
 def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping, *call: Any) -> Tensor | None:
     if made is None or not wants:
         return made and made[0]
     return _IndexLoss.apply(x, index, (*made, mapping, *call), *params_of(mapping))
 
 
-def reduced_loss(mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str) -> Tensor | None:
-    """The reduced loss of class indices, fp32 or fp64, by an engine that has it in one pass along any axis.
-    None where it has not, or where an index is no class: the caller composes the loss, or says what is wrong."""
+def reduces(x: Tensor) -> bool:
+    return x.dtype in _WIDE
+
+
+def index_loss(
+    mapping: Mapping, x: Tensor, index: Tensor, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
+) -> Tensor | None:
+    """The loss of class indices, fp32 or fp64, by an engine that has it in one pass.
+    None where none has, or where an index is no class: the caller composes the loss, or says what is wrong."""
     if compiling() or type(x) not in KINDS or type(index) is not Tensor:
         return None
     wants = _grad() and x.requires_grad
-    if x.is_cpu and index.is_cpu:
+    if x.is_cpu and native.load() is _engine and index.dtype is torch.int64 and x.dtype in _WIDE:
         link = link_of(mapping)
-        if (
-            native.load() is not _engine
-            or isinstance(link, str)
-            or link.kind in WITHOUT_LOSS
-            or (wants and _functorch())
-        ):
+        if isinstance(link, str) or link.kind in WITHOUT_LOSS or (wants and _functorch()):
             return None
-        save = wants and not hooked()
-        if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
+        if link.params is None:
+            save = wants and not hooked()
             value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
             made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
-            made = made and (value, made[1], made[0])
-        elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
-            made = native.ENGINE.index_loss(
-                mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction
-            )
-        else:
-            made = None
-        return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
-    engine = None if traced(mapping) else kernels.compiled("index_loss", mapping, x)
+            if made is not None or kernels.asked() is None:
+                made = made and (value, made[1], made[0])
+                return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
+    engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
     if engine is None:
         return None
-    made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
+    save = wants and not (engine.takes_strides and hooked())
+    made = engine.index_loss(mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction)
     return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
 
 

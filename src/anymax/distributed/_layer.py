@@ -11,10 +11,10 @@ from .. import _array
 from .._array import Array, is_integer, is_torch, namespace, upcast
 from ..linear.ask import loss_of
 from ..linear.layer import Layer
-from ..losses.targets import check_reduction, class_weights, reduced
+from ..losses.options import LossOptions, class_weights
 from ._agree import Talk, agreeing
 from ._group import Group
-from ._losses import Options, loss_of_call, target_is
+from ._losses import columns, loss_of_call, say_options, target_is
 from ._shard import Asked, Call, described, form_of, place_of
 
 _WHO = "linear_loss"
@@ -23,15 +23,13 @@ _PARTS = 16  # in a program of JAX, which has each of them written out
 
 
 def linear_loss(
-    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, ignore_index: Any,
-    reduction: Any, label_smoothing: Any,
+    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
 ) -> Any:  # fmt: skip
-    check_reduction(reduction)
+    options = LossOptions.read(_WHO, weight, given)
     layer = Layer.of(_WHO, asked.x, linear_weight, asked.mapping, linear_bias, asked.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
-    whole = Options.of(_WHO, weight, ignore_index, reduction, label_smoothing)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not is_integer(target)
     if tuple(target.shape) != ((*lead, n) if soft else lead):
@@ -42,7 +40,7 @@ def linear_loss(
     call = Call.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
     sizes = [n] * shared.size
     if shared.strict:
-        whole.say(talk)
+        say_options(talk, options)
         target_is(talk, target, xp)
         talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
@@ -52,25 +50,25 @@ def linear_loss(
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
     layer = dataclasses.replace(layer, x=shared.own(layer.x))
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    options = Options.of(loss_of(layer.mapping), weight, ignore_index, "none", label_smoothing)
+    each = options._replace(reduction="none")
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        form = form_of(where.stop - begin, 2 + options.columns, layer.x) if shared.strict else None
+        form = form_of(where.stop - begin, 2 + columns(options), layer.x) if shared.strict else None
         part = Talk(loss_of(layer.mapping), shared, layer.x, form)
 
         def loss() -> Array:
             these = layer.part(where)
             call = Call.of(part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None)
-            return loss_of_call(call, target[where, ...], options)
+            return loss_of_call(call, target[where, ...], each)
 
         return agreeing(part, loss)
 
     again = _again(some, layer.x) if rows > step else some
     # of no rows too, so that all that learns has a gradient: zeros
     value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
-    norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
-    return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
+    norm = _norm(target, soft, options, start, n, shared, value, xp)
+    return options.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
 def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
@@ -88,18 +86,18 @@ def _again(function: Callable[[int], Array], x: Array) -> Callable[[int], Array]
 
 
 def _norm(
-    target: Array, soft: bool, weight: Any, ignore_index: Any, start: Any, n: int, group: Group, value: Array, xp: Any
+    target: Array, soft: bool, options: LossOptions, start: Any, n: int, group: Group, value: Array, xp: Any
 ) -> Array:
     """What a mean divides by: 1 for a row that counts, or the weight of its target, which one process knows."""
     if soft:
         return xp.ones_like(value)
     index = _array.counts(target, xp)
-    counts = xp.astype(index != ignore_index, value.dtype)
-    if weight is None:
+    counts = xp.astype(index != options.ignore_index, value.dtype)
+    if options.weight is None:
         return counts
     first = n * group.rank if start is None else start
-    w = class_weights(weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
+    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
     at = index - first
-    own = (at >= 0) & (at < n) & (index != ignore_index)
+    own = (at >= 0) & (at < n) & (index != options.ignore_index)
     mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)
     return xp.sum(group.stack(mine), axis=0)
