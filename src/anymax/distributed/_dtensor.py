@@ -217,7 +217,8 @@ def _loss(
     if w is not None:
         w = w if is_torch(w) else torch.as_tensor(np.asarray(w), device=x.device)
         w = w.full_tensor() if isinstance(w, DTensor) else w
-    axis: Any = layout.axes if len(layout.axes) > 1 else layout.axes[0]
+    axis: Any = layout.axes
+    axis = axis if len(axis) > 1 else axis[0]
     each = options._replace(weight=w, axis=axis, mask=layout.mask(options.mask), reduction="none")
     mapping = layout.mapping(mapping)
     if layout.along is None:

@@ -11,12 +11,10 @@ from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
-from .._core.separable import Separable
 from ..autodiff import bridge
 from ..losses.options import LossOptions, class_weights
 from ..losses.targets import ask_for_axis, result_dtype, to_spread
 from ..losses.verbs import fenchel_young as whole_loss
-from ..mappings import NormMax, PerturbMax, SparseSoftmax
 from ._agree import Talk
 from ._exponential import size_of
 from ._shard import Asked, Call, Shard, place_of
@@ -181,35 +179,31 @@ class Aim:
         """This process's part of Omega(y), as columns of the second collective."""
         smooth = bool(self.options.label_smoothing)
         mapping, xp = out.shard.mapping, out.shard.xp
-        if (self.indices and not smooth) or self.call.who != "fenchel_young" or isinstance(mapping, PerturbMax):
+        if (self.indices and not smooth) or self.call.who != "fenchel_young":
             return []
         refused = mapping.no_constant(smooth)
         if refused is not None:
             raise ValueError(refused)
         y = self.smoothed(out)
-        if isinstance(mapping, Separable):
-            return [mapping.constant(y, xp)]
-        if isinstance(mapping, NormMax):
-            return [mapping.omega(y, xp) + 1.0]
-        if isinstance(mapping, SparseSoftmax):
-            return [total(_array.xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
-        raise TypeError(
-            f"fenchel_young: the constant of {mapping.name} for a distribution as target is known for all classes together only; give "
-            "class indices, or the scores as one tensor"
-        )
+        terms = mapping.constant_terms(y, xp)
+        self.apart = terms is not None
+        if terms is not None:
+            return terms
+        most, n = max(out.met.sizes), out.shard.n
+        none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **place_of(y))
+        y = xp.concat([y[..., :n], none], axis=-1)
+        return [y[..., i : i + 1] for i in range(most)]
 
     def constant(self, out: Solved) -> Any:
         """Omega(y) from the parts of all."""
         mapping, xp = out.shard.common, out.shard.xp
         if not out.later:
             return 0.0
-        if isinstance(mapping, NormMax):
-            return mapping.omega(xp.moveaxis(out.later[0][..., 0], 0, -1), xp)
-        value = xp.sum(out.later[0], axis=0)
-        if isinstance(mapping, SparseSoftmax) and mapping.k is not None:
-            size = xp.sum(out.later[1], axis=0)
-            return xp.where(size <= mapping.k, value, math.inf * xp.ones_like(value))
-        return value
+        if self.apart:
+            return mapping.constant_of(out.later, xp)
+        stacked, met = xp.concat(out.later, axis=-1), out.met  # of the processes, in the order of the classes
+        parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order or range(len(met.sizes)))]
+        return mapping.constant(xp.concat(parts, axis=-1), xp)
 
     # -- the end of every loss ---------------------------------------------------------------------------------------------------
 

@@ -45,8 +45,8 @@ class Asked(NamedTuple):
     count: Any
 
     def call(self, talk: Talk, classes_last: bool = True) -> Call:
-        axis = pick_axis(self.axis, self.dim, -1 if classes_last else None)
-        axis = LossOptions(axis=axis).class_axis(self.x)
+        default: Any = -1 if classes_last else None
+        axis = LossOptions(axis=pick_axis(self.axis, self.dim, default)).class_axis(self.x)
         return Call.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
 
 

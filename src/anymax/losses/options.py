@@ -43,7 +43,8 @@ class LossOptions(NamedTuple):
         smoothing = _array.number(given.get("label_smoothing", 0.0))
         if type(smoothing) is bool or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        axis = _array.pick_axis(given.get("axis"), given.get("dim"), None)
+        neither: Any = None
+        axis = _array.pick_axis(given.get("axis"), given.get("dim"), neither)
         return cls(weight, axis, given.get("mask"), ignored, reduction, smoothing)
 
     def class_axis(self, x: Array) -> Any:
