@@ -203,7 +203,8 @@ class Mapping(ABC):
 
     @property
     def sums_to_one(self) -> bool:
-        return not is_array(self.mass) and self.mass == 1.0
+        mass = self.mass
+        return not is_array(mass) and mass == 1.0
 
     # -- classes that lie on several processes: what is true of every map by default; more makes `anymax.distributed` send less ----
 

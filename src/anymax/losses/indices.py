@@ -20,7 +20,7 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     link = link_of(mapping)
     if isinstance(link, str) or options.label_smoothing or not mapping.sums_to_one:
         return None
-    if not is_array(scores) or not is_array(target) or is_torch(scores) != is_torch(target):
+    if is_torch(scores) != is_torch(target) or not (is_torch(scores) or (is_array(scores) and is_array(target))):
         return None
     if not is_integer(target):
         return None
