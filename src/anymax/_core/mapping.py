@@ -73,7 +73,7 @@ class Mapping(ABC):
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
         ):
-            cls.kernel = None
+            cls.kernel, cls.zero_below_threshold = None, False
             if "formula" not in vars(cls):
                 cls.formula = ""
 
@@ -203,7 +203,32 @@ class Mapping(ABC):
 
     @property
     def sums_to_one(self) -> bool:
-        return not is_array(self.mass) and self.mass == 1.0
+        mass = self.mass
+        return not is_array(mass) and mass == 1.0
+
+    # -- classes that lie on several processes: what is true of every map by default; more makes `anymax.distributed` send less ----
+
+    zeros_stay: bool = False  # True where a class without a probability gets none when there are more classes
+    zero_below_threshold: bool = False  # True where p is above 0 exactly where the score is above `threshold`
+    full_up_to: Any = 0.0  # as many classes get all that a class can have; their `threshold` says nothing of more
+    most_kept: int | None = None  # the largest scores, so many, are all that have a probability
+    nucleus: Any = None  # the mass of the likeliest classes of softmax, where p is softmax over these
+
+    def exponents(self, x: Array, xp: Namespace) -> Array | None:
+        """a(x) with p = softmax(a), -inf where masked; None for a map that has none or is a softmax of the scores."""
+        return None
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        """What is to be taken from `anchor - level` of a separable map for its `threshold`."""
+        return 0.0
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
+        """What `constant_of` wants of each process's part of y, numbers [..., 1]; None: it is `constant` of all of y."""
+        return None
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        """`constant` of all classes, from the terms of all processes, each [processes, ..., 1]."""
+        raise TypeError(f"{self.name} has no constant_terms")
 
     # -- data ---------------------------------------------------------------------------------------------------------
 

@@ -221,6 +221,24 @@ class Separable(Mapping):
         rise = self.omega_terms(zero + 1.0, xp) - base
         return total(self.omega_terms(q, xp) - base - rise * q, xp)
 
+    # -- classes that lie on several processes ---------------------------------------------------------------------------
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.facts.sparse
+
+    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        """True where `search` finds the level of rows like x from sums along the classes alone."""
+        kind = type(self)
+        generic = kind.search is Separable.search and kind.solve is Separable.solve
+        return generic and self.ceiling(x[..., :1], xp) is None
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
+        return [self.constant(y, xp)]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        return xp.sum(terms[0], axis=0)
+
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.slope(safe(q, q > 0, 1.0, xp), xp)
 

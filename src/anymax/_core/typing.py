@@ -50,7 +50,7 @@ class ApplyOptions(LogOptions, total=False):
     out: AnyArray | None
 
 
-class LossOptions(TypedDict, total=False):
+class LossKeywords(TypedDict, total=False):
     """Options of every loss."""
 
     axis: Axes

@@ -13,7 +13,8 @@ from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
-from .targets import class_axis, class_weights, reduced, result_dtype
+from .options import LossOptions, class_weights
+from .targets import result_dtype
 
 
 @answering()
@@ -42,8 +43,9 @@ def multilabel_softmax_loss(
     np.float64(0.476)
     """
     refuse_sharded("multilabel_softmax_loss", scores)
-    x = asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
+    given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
+    options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
+    x, rows, _, axis = prepare(Softmax(), x, options.class_axis(x), options.mask, None)
     xp = namespace(rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
@@ -61,7 +63,7 @@ def multilabel_softmax_loss(
     with quiet(s):
         value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
         value = xp.squeeze(value, axis=-1)
-        return reduced(value, xp.ones_like(value), reduction, dtype, xp)
+        return options.reduce(value, xp.ones_like(value), dtype, xp)
 
 
 def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:

@@ -42,6 +42,7 @@ class Budget(Separable):
     name = "budget"
     formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
     kernel = "budget"
+    zero_below_threshold = True
     array_field = "k"
     example: ClassVar[dict[str, Any]] = {"k": 2}
 
@@ -52,6 +53,10 @@ class Budget(Separable):
 
     @property
     def mass(self) -> Any:  # type: ignore[override]
+        return self.k
+
+    @property
+    def full_up_to(self) -> Any:  # type: ignore[override]
         return self.k
 
     @property

@@ -15,6 +15,7 @@ from .._array import (
     is_array,
     is_jax,
     known,
+    known_any,
     like,
     log1p_over,
     poison,
@@ -56,6 +57,7 @@ class Entmax(Separable):
     name = "entmax"
     formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
     kernel = "entmax"
+    zero_below_threshold = True
     array_field = "alpha"
 
     def __post_init__(self) -> None:
@@ -188,6 +190,20 @@ class Entmax(Separable):
         ratio = xp.where(inside, level / safe(p, inside, 1.0, xp), xp.zeros_like(p))
         sharp = power(ratio, c - 1.0, xp)
         return sharp if not flat else xp.where(c > 1.0, sharp, s)
+
+    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        kind = type(self)
+        alpha: Any = self.alpha
+        if (
+            kind.search is not Entmax.search
+            or kind.solve is not Entmax.solve
+            or self.ceiling(x[..., :1], xp) is not None
+        ):
+            return False
+        return not known_any(~(alpha <= 2.0), xp) and known(alpha) if is_array(alpha) else alpha <= 2.0
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        return 1.0 / (like(self.alpha, level, xp) - 1.0)
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
         """tau with `p = ((alpha-1)(x - tau))_+^(1/(alpha-1))`; logsumexp at alpha = 1."""

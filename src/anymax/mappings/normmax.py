@@ -46,6 +46,7 @@ class NormMax(Mapping):
     name = "normmax"
     formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
+    zero_below_threshold = True
     array_field = "alpha"
     iterative = True
     needs_scores = False
@@ -134,6 +135,17 @@ class NormMax(Mapping):
         alpha = like(self.alpha, q, xp)
         mass = total(power(q, alpha, xp), xp)
         return power(mass, 1.0 / alpha, xp) - 1.0
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.zero_below_threshold  # not of a map that changes this one
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return [self.omega(y, xp) + 1.0]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        """The norm of the parts' norms."""
+        return self.omega(xp.moveaxis(terms[0][..., 0], 0, -1), xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         """`(q / ||q||)^(alpha-1)`."""

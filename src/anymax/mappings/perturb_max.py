@@ -169,6 +169,9 @@ class PerturbMax(Mapping):
         """0: the loss for a distribution y is the y-weighted mean of the losses of the classes, and no minimum is subtracted."""
         return xp.zeros_like(y[..., :1])
 
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return []
+
     def omega(self, q: Array, xp: Namespace) -> Array:
         raise TypeError("perturb_max: Omega has no closed form, it is the conjugate of expected_max(x); use loss(...)")
 

@@ -124,6 +124,25 @@ class SparseSoftmax(Mapping):
         most = like(self.k, value, xp) if is_array(self.k) else self.k
         return xp.where(size <= most, value, math.inf * xp.ones_like(value))
 
+    @property
+    def most_kept(self) -> int | None:  # type: ignore[override]
+        return None if self.kernel is None or is_array(self.k) else self.k  # type: ignore[return-value]
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.most_kept is not None
+
+    @property
+    def nucleus(self) -> Any:  # type: ignore[override]
+        return None if self.kernel is None else self.p
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        value, size = (xp.sum(each, axis=0) for each in terms)
+        return value if self.k is None else xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
+
     def no_constant(self, smoothed: bool) -> str | None:
         if self.k is not None:
             return (

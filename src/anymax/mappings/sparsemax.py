@@ -25,6 +25,7 @@ class Sparsemax(Separable):
     name = "sparsemax"
     formula = "pᵢ = (xᵢ − τ)₊, the point of the simplex nearest to x"
     kernel = "sparsemax"
+    zero_below_threshold = True
 
     @property
     def facts(self) -> Facts:
