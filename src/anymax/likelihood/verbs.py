@@ -257,7 +257,7 @@ def topk_kl(
                 f"{float(xp.max(stop_gradient(sums))):g}"
             )
         value = total(divergences(t, log_p, xp), xp)
-        if log_rest is not None:  # None if the teacher gives all classes
+        if log_rest is not None:  # if the teacher gives all classes, `left` is 0
             left = xp.where(sums < 1.0 - noise, 1.0 - sums, xp.zeros_like(sums))
             value = value + divergences(_array.log(left, xp), log_rest, xp)
     return value[..., 0]
