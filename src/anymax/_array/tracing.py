@@ -102,7 +102,7 @@ def recorded(*values: Any) -> bool:
 
 
 def differentiates(x: Array) -> bool:
-    """True if a derivative through x is or may be taken: by autograd, a transform or forward mode, or unknown since x is traced."""
+    """True if a derivative through x is taken (autograd, a transform, forward mode) or may be (JAX, or x is traced)."""
     if not is_torch(x):
         return is_jax(x)
     return recorded(x) or transformed() or not eager(x)

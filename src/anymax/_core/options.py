@@ -175,7 +175,7 @@ class Said(NamedTuple):
     def with_all(self, home: Said, parameters: Iterable[str]) -> str:
         """The docstring as one text, with the lines of `home` for parameters that are not described here."""
         blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
-        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
+        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once if two names share their lines
         return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
 
 

@@ -166,8 +166,8 @@ def kl(
     axis: the axis of the classes, the last by default, or several axes that are read as one row; `dim` is another name for it.
     mask: boolean, broadcastable to x, True = keep; applied to both scores.
 
-    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf where q is
-    0 for a class of p, with a finite gradient (that of `log_prob`); 0 for a row without classes.
+    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf if q is 0
+    for a class with p > 0, with a finite gradient (that of `log_prob`); 0 for a row without classes.
 
     >>> import anymax
     >>> x = [[1.0, 0.8, -3.0]]
@@ -258,7 +258,7 @@ def topk_kl(
                 f"{float(xp.max(stop_gradient(sums))):g}"
             )
         value = total(divergences(t, log_p, xp), xp)
-        if log_rest is not None:  # None if the teacher gives all classes
+        if log_rest is not None:  # if the teacher gives all classes, `left` is 0
             left = xp.where(sums < 1.0 - noise, 1.0 - sums, xp.zeros_like(sums))
             value = value + divergences(_array.log(left, xp), log_rest, xp)
     return value[..., 0]
@@ -309,7 +309,9 @@ def _check_twice(ids: Array, xp: Namespace) -> None:
 def _supported(
     who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
 ) -> tuple[Mapping, Array, Array]:
-    """(mapping, scores of each row's support with a masked class at the end, places of the classes); under a trace the masked rows."""
+    """(mapping, scores of each row's support with a masked class at the end, places of the classes).
+
+    The rows are masked instead if they are traced, or if a parameter varies along the classes."""
     *lead, n = rows.shape
     ids, offsets = support_of(who, rows, math.prod(lead), n, support, xp)
     if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):

@@ -43,7 +43,7 @@ class Entmax(Separable):
     total variation error below 2e-7.
 
     alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned, with an
-        exact gradient through the map and through the loss. An entry of an array that is not positive makes its rows NaN.
+        exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
 
     >>> anymax.apply(anymax.Entmax(alpha=1.5), [1.0, 0.0, -1.0]).round(4)
     array([0.8307, 0.1693, 0.    ])

@@ -106,7 +106,7 @@ class Transform(ABC):
         )
 
     def as_step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
-        """The equivalent step of the engine, if `is_step`. It may draw random numbers, so call it only if the step will run."""
+        """The equivalent step of the engine, if `is_step`. It may draw random numbers: call it once, and only if the step will run."""
         return decode.Step(str(self.step), self.level(rows, **params), params.get("min_keep", 1))
 
     def replace(self, **params: Any) -> Self:
