@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .typing import Axes, Mask, Reduction
 
@@ -91,8 +91,12 @@ def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) 
 def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[Function], Function]:
     """A function that says, of a keyword that it has not, which of its own is meant.
 
-    others: further names of its parameters, as other libraries have them: what is said under such a name is taken.
-    hints: what to say of a keyword, where that differs from what all functions say of it.
+    Parameters
+    ----------
+    others
+        Further names of its parameters, as other libraries have them: what is said under such a name is taken.
+    hints
+        What to say of a keyword, where that differs from what all functions say of it.
     """
 
     def wrap(function: Function) -> Function:
@@ -138,8 +142,8 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
 def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
     """What `home` says of its options is said of this function's too: in its signature for `**options`, and in its docstring.
 
-    The docstring gets the lines `name: text` of `home` for each parameter that it does not describe itself, and what is returned
-    where it does not say so. The function is the same object: a call costs nothing more.
+    The docstring gets what `home` says of each parameter that it does not describe itself, and of what is returned where it does
+    not say so. The function is the same object: a call costs nothing more.
     """
 
     def spell(function: Function) -> Function:
@@ -155,7 +159,7 @@ def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
             function.__signature__ = own  # type: ignore[attr-defined]
             parameters = own.parameters
         if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), parameters)
+            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), parameters)
         return function
 
     return spell
@@ -166,55 +170,39 @@ def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-class Said(NamedTuple):
-    """The parts of a docstring: prose, the lines of each argument by name, what is returned, examples and what follows them."""
-
-    prose: list[str]
-    arguments: dict[str, str]
-    returns: list[str]
-    examples: list[str]
-
-    def with_all(self, home: Said, parameters: Iterable[str]) -> str:
-        """As one text, with what `home` says of parameters that are not described here."""
-        blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
-        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
-        return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
-
-
 @functools.cache
-def said(text: str) -> Said:
-    """The parts of a docstring, as it is indented."""
-    out = Said([], {}, [], [])
-    for part in text.split("\n\n"):
-        part, start = part.rstrip(), part.lstrip()
-        if out.examples or start.startswith(">>>"):
-            out.examples.append(part)
-        elif start.startswith("Returns "):
-            out.returns.append(part)
-        elif out.prose and _about(start):
-            _read(part, out.arguments)
+def sections(text: str) -> dict[str, list[str]]:
+    """The lines of a docstring in NumPy's style by the titles of its sections; what stands before the first has the title ""."""
+    lines = inspect.cleandoc(text).split("\n")
+    now: list[str] = []
+    found = {"": now}
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if line and below == "-" * len(line):
+            now = found[line] = []
+        elif line.strip("-") or not line:
+            now.append(line)
+    return found
+
+
+def entries(lines: Iterable[str]) -> dict[str, str]:
+    """The text of each parameter by its name, in a section of them; parameters that share a line share their text."""
+    blocks: list[list[str]] = []
+    for line in filter(None, lines):
+        if line[0] == " ":
+            blocks[-1].append(line)
         else:
-            out.prose.append(part)
-    return out
+            blocks.append([line])
+    return {name: "\n".join(block) for block in blocks for name in block[0].partition(" : ")[0].split(", ")}
 
 
-def _about(line: str) -> list[str]:
-    """The arguments that a line is about: `name: text`, or `name, name: text`."""
-    names, colon, _ = line.partition(": ")
-    if colon and names.isidentifier():
-        return [names]
-    many = names.split(", ")
-    return many if colon and all(map(str.isidentifier, many)) else []
-
-
-def _read(part: str, arguments: dict[str, str]) -> None:
-    """The lines of each argument, further ones indented."""
-    margin, now = len(part) - len(part.lstrip()), []
-    for line in part.split("\n"):
-        further = line[margin:].startswith(" ")
-        now = now if further else _about(line[margin:])
-        for name in now:
-            arguments[name] = f"{arguments[name]}\n{line}" if further else line
+def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
+    """One docstring of two: what `home` says of the parameters that `own` does not describe, and of what is returned, is added."""
+    described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
+    both = dict.fromkeys(described[name] for name in parameters if name in described)  # once, where two names share their lines
+    parts = {"": own[""], "Parameters": list(both), "Returns": home.get("Returns", []), **own}
+    parts["Parameters"] = list(both)
+    texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
+    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text)
 
 
 def loss(
@@ -232,19 +220,32 @@ def loss(
 ) -> None:
     """What every loss takes; read by `spelled`, and never called.
 
-    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
-    scores: the scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
-    target: class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    scores
+        The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
+    target
+        Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
         classes (floating point, of the shape of the scores).
-    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
-    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
+    weight
+        One factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
         all their entries.
-    dim: another name of `axis`.
-    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; where it is the target, a loss
+    mask
+        Booleans that broadcast to the scores, True = keep. A masked class has probability 0; where it is the target, a loss
         without an upper bound is +inf.
-    ignore_index: the class index of samples that are left out; a mean does not count them.
-    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
-    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value a sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
 
-    Returns the loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
+    Returns
+    -------
+    None
+        The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
     """
