@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
@@ -55,6 +56,9 @@ myst_links_external_new_tab = False
 
 default_role = "literal"
 autodoc_typehints = "signature"
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_param = False
 autodoc_member_order = "bysource"
 autosummary_generate = False  # the entries stand on the same page as their table
 python_use_unqualified_type_names = True
@@ -131,7 +135,7 @@ def setup(app):
     generated = HERE / "generated"
     assets.write(generated)
     build.write(generated)
-    app.connect("autodoc-process-docstring", docstrings.process)
+    app.connect("autodoc-process-docstring", docstrings.process, priority=400)  # before napoleon's, at 500
     app.connect("autodoc-process-signature", docstrings.signature)
     # the search index forgets the entries of pages that are not written again
     app.connect("env-updated", lambda app, env: sorted(env.found_docs))

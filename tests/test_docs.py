@@ -412,29 +412,16 @@ def test_evidence_is_whatever_was_found(tmp_path, monkeypatch):
     ("given", "meant"),
     [
         (["`x_i` and *a* of p_ here."], ["``x_i`` and \\*a\\* of p\\_ here."]),
-        (["See `x", "y`s."], ["See ``x y``\\ s."]),
+        (["See `x", "y`s."], ["See ``x", "y``\\ s."]),
         ([">>> f(*a)", "1 * 2"], [">>> f(*a)", "1 * 2"]),
         (
-            ["Parameters", "----------", "a_ : int", "    One.", "", "Text"],
-            ["**Parameters**", "", "- a\\_ : int", "  One.", "", "Text"],
+            ["Parameters", "----------", "a_, b", "    One *.", "", "Examples", "--------", ">>> a_ * b"],
+            ["Parameters", "----------", "a\\_, b", "    One \\*.", "", "Examples", "--------", ">>> a_ * b"],
         ),
     ],
 )
 def test_docstrings_are_plain_english(given, meant):
     assert docstrings.plain(given) == meant
-
-
-def test_arguments_and_what_is_returned_are_fields():
-    given = [
-        "Words, x: none.", "", "x: the `scores_`;", "    they *go* on.", "q, k: two.", "other: text.", "",
-        "Returns p,", "of x.", "", ">>> x: int",
-    ]  # fmt: skip
-    meant = [
-        "Words, x: none.", "", ":param x: the ``scores_``; they \\*go\\* on.", ":param q: two.", ":param k: two.", "", "other: text.",
-        "", ":returns: p, of x.", "", ">>> x: int",
-    ]  # fmt: skip
-    assert docstrings.plain(given, {"x", "q", "k"}) == meant
-    assert docstrings.plain(["x: text."]) == ["x: text."]
 
 
 def test_signatures_name_types_as_they_are_written():

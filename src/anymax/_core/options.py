@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .typing import Axes, Mask, Reduction
 
@@ -90,8 +90,12 @@ def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) 
 def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[Function], Function]:
     """A function that says, of a keyword that it has not, which of its own is meant.
 
-    others: further names of its parameters, as other libraries have them: what is said under such a name is taken.
-    hints: what to say of a keyword, where that differs from what all functions say of it.
+    Parameters
+    ----------
+    others
+        Further names of its parameters, as other libraries have them: what is said under such a name is taken.
+    hints
+        What to say of a keyword, where that differs from what all functions say of it.
     """
 
     def wrap(function: Function) -> Function:
@@ -136,8 +140,8 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
 def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
     """What `home` says of its options is said of this function's too: in its signature for `**options`, and in its docstring.
 
-    The docstring gets the lines `name: text` of `home` for each parameter that it does not describe itself, and what is returned
-    where it does not say so. The function is the same object: a call costs nothing more.
+    The docstring gets what `home` says of each parameter that it does not describe itself, and of what is returned where it does
+    not say so. The function is the same object: a call costs nothing more.
     """
 
     def spell(function: Function) -> Function:
@@ -153,7 +157,7 @@ def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
             function.__signature__ = own  # type: ignore[attr-defined]
             parameters = own.parameters
         if function.__doc__ and home.__doc__:  # `python -OO` has none
-            function.__doc__ = said(function.__doc__).with_all(said(home.__doc__), parameters)
+            function.__doc__ = joined(sections(function.__doc__), sections(home.__doc__), parameters)
         return function
 
     return spell
@@ -164,55 +168,39 @@ def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-class Said(NamedTuple):
-    """The parts of a docstring: prose, the lines of each argument by name, the result, and the examples with what follows them."""
-
-    prose: list[str]
-    arguments: dict[str, str]
-    returns: list[str]
-    examples: list[str]
-
-    def with_all(self, home: Said, parameters: Iterable[str]) -> str:
-        """The docstring as one text, with the lines of `home` for parameters that are not described here."""
-        blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
-        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once if two names share their lines
-        return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
-
-
 @functools.cache
-def said(text: str) -> Said:
-    """The parts of a docstring, as it is indented."""
-    out = Said([], {}, [], [])
-    for part in text.split("\n\n"):
-        part, start = part.rstrip(), part.lstrip()
-        if out.examples or start.startswith(">>>"):
-            out.examples.append(part)
-        elif start.startswith("Returns "):
-            out.returns.append(part)
-        elif out.prose and _about(start):
-            _read(part, out.arguments)
+def sections(text: str) -> dict[str, list[str]]:
+    """The lines of a docstring in NumPy's style by the titles of its sections; what stands before the first has the title ""."""
+    lines = inspect.cleandoc(text).split("\n")
+    now: list[str] = []
+    found = {"": now}
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if line and below == "-" * len(line):
+            now = found[line] = []
+        elif line.strip("-") or not line:
+            now.append(line)
+    return found
+
+
+def entries(lines: Iterable[str]) -> dict[str, str]:
+    """The text of each parameter by its name, in a section of them; parameters that share a line share their text."""
+    blocks: list[list[str]] = []
+    for line in filter(None, lines):
+        if line[0] == " ":
+            blocks[-1].append(line)
         else:
-            out.prose.append(part)
-    return out
+            blocks.append([line])
+    return {name: "\n".join(block) for block in blocks for name in block[0].partition(" : ")[0].split(", ")}
 
 
-def _about(line: str) -> list[str]:
-    """The arguments that a line `name: text` or `name, name: text` describes."""
-    names, colon, _ = line.partition(": ")
-    if colon and names.isidentifier():
-        return [names]
-    many = names.split(", ")
-    return many if colon and all(map(str.isidentifier, many)) else []
-
-
-def _read(part: str, arguments: dict[str, str]) -> None:
-    """Add the lines of each argument to `arguments`; its further lines are indented."""
-    margin, now = len(part) - len(part.lstrip()), []
-    for line in part.split("\n"):
-        further = line[margin:].startswith(" ")
-        now = now if further else _about(line[margin:])
-        for name in now:
-            arguments[name] = f"{arguments[name]}\n{line}" if further else line
+def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
+    """One docstring of two: what `home` says of the parameters that `own` does not describe, and of what is returned, is added."""
+    described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
+    both = dict.fromkeys(described[name] for name in parameters if name in described)  # once, where two names share their lines
+    parts = {"": own[""], "Parameters": list(both), "Returns": home.get("Returns", []), **own}
+    parts["Parameters"] = list(both)
+    texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
+    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text)
 
 
 def loss(
