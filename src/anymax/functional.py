@@ -90,20 +90,20 @@ def apply(
     return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
 
 
-_QUICK: dict[type, Any] = {}  # what serves calls as they come, or answers None, for each kind of array that has it
-_dynamo = _array.compiling  # as quickly as it can be asked: the tracer of torch.compile reads this as True
+_QUICK: dict[type, Any] = {}  # `Bridge.quick` of the kinds of array that have come
+_dynamo = _array.compiling  # the fastest way to know it, `Bridge.compiling`: torch.compile reads this as True
 
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
     """p(x) by an engine that takes the call as it is, if there is one."""
-    if _dynamo() or isinstance(mapping, tuple):
+    if _dynamo() or isinstance(mapping, tuple):  # the engine reads a tuple as a link
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
     return None if quick is None else quick(mapping, x, axis, mask, out)
 
 
 def _learned(x: Any) -> Any:
-    """The same of a framework whose first array has come; None where x is of no kind that has it."""
+    """`Bridge.quick` for x, kept for later calls; None if there is none for this kind of array."""
     global _dynamo
     leaf = bridge(x)
     if type(x) not in leaf.kinds:
