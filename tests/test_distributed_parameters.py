@@ -32,7 +32,31 @@ class Softplus(A.RatioMap):
         return xp.log1p(xp.exp(self.sharpness * x)), self.sharpness / (1.0 + xp.exp(-self.sharpness * x))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Warm(A.Mapping):
+    """A map of no family with a potential and a parameter: softmax(x / heat)."""
+
+    heat: object = 1.0
+    name = "warm"
+    facts = A.Facts(monotone=True, shift_invariant=True, sparse=False, has_potential=True)
+
+    def forward(self, x, xp):
+        keep = x != -xp.inf
+        e = xp.where(keep, xp.exp(xp.where(keep, x, 0.0 * keep) / self.heat), 0.0)
+        return e / xp.sum(e, axis=-1, keepdims=True)
+
+    def vjp(self, x, p, g, xp):
+        return p * (g - xp.sum(p * g, axis=-1, keepdims=True)) / self.heat
+
+    def omega(self, q, xp):
+        return self.heat * xp.sum(q * xp.log(xp.where(q > 0, q, 1.0)), axis=-1, keepdims=True)
+
+    def omega_slope(self, q, xp):
+        return self.heat * (xp.log(xp.where(q > 0, q, 1.0)) + 1.0)
+
+
 MAPS = {
+    "of no family": (Warm, 0.8),
     "entmax": (A.Entmax, 1.4), "entmax, steep": (A.Entmax, 2.6), "entmax, heavy": (A.Entmax, 0.7), "normmax": (A.NormMax, 2.3),
     "budget": (A.Budget, 2.4), "softplus": (Softplus, 1.3), "gumbel": (lambda v: A.PerturbMax("gumbel", scale=v), 0.7),
     "normal": (lambda v: A.PerturbMax("normal", scale=v), 1.3),

@@ -524,7 +524,7 @@ def test_margins(name, margin):
     torch, free, y = torch_operands()
     y[3] = -100
     unit = [torch.nn.functional.normalize(a, dim=-1) for a in free[:2]]
-    got = margin_linear_loss(*unit, y, MAPS[name], margin, 8.0, -100, "mean")
+    got = margin_linear_loss(*unit, y, MAPS[name], margin, 8.0, ignore_index=-100, reduction="mean")
     want = A.margin_loss(MAPS[name], unit[0] @ unit[1].T, y, margin=margin, scale=8.0, axis=-1)
     close(got.detach(), want.detach(), 1e-10)
     for a, b in zip(torch.autograd.grad(got, free[:2], retain_graph=True), torch.autograd.grad(want, free[:2])):

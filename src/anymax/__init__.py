@@ -96,13 +96,13 @@ if TYPE_CHECKING:
 
 
 def _notebook_page(mapping: Mapping) -> str:
-    from .plot import notebook  # late: plots are loaded when they are first used
+    from .plot import notebook  # late: plots are loaded on first use
 
     return notebook.page(mapping)
 
 
 def _over_devices() -> Any:
-    from .distributed import torch_dtensor  # late: a DTensor is at hand, so torch is loaded
+    from .distributed import torch_dtensor  # late: there is a DTensor, so torch is loaded
 
     return torch_dtensor
 
@@ -132,14 +132,14 @@ _LATE = (
     "numpyro",
     "plot",
     "sklearn",
-)  # a framework, matplotlib or scikit-learn is needed
-_LATE_NAMES = {  # functions whose modules take a while to load, and where they are
+)  # these need a framework, matplotlib or scikit-learn
+_LATE_NAMES = {  # functions whose modules are slow to load, and those modules
     "attention_varlen": "_attention.packed",
     "linear_log_prob": "linear",
     "linear_loss": "linear",
 }
 
-_MOVED = {  # names that were here once, and where they are
+_MOVED = {  # names that have moved, and where they are now
     **dict.fromkeys(
         ("epsilon_cutoff", "eta", "logit_bias", "repetition_penalty", "scalable", "topnsigma", "typical", "xtc"),
         "transforms",
@@ -171,7 +171,7 @@ __all__ = [
 __all__ += mappings.__all__
 
 
-if not TYPE_CHECKING:  # who checks types sees the modules that are imported above, and no other names
+if not TYPE_CHECKING:  # type checkers see only the names that are imported above
 
     def __getattr__(name: str) -> Any:
         if name in _LATE:

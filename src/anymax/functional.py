@@ -1,4 +1,4 @@
-"""`apply(mapping, x)`, and one line of sugar for each map."""
+"""`apply(mapping, x)`, and a function for each map."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ def apply(
 ) -> ArrayT:
     """The probabilities p(x) that a map gives to scores.
 
-    The most used maps have functions of their own (`softmax`, `sparsemax`, `entmax`, ...); `apply` takes every map, also one
-    of your own.
+    The most common maps also have functions (`softmax`, `sparsemax`, `entmax`, ...); `apply` takes every map, also your own.
 
     mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
     x: the scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
         becomes NaN.
-    axis: the axis of the classes, the last one by default; a tuple of axes makes one row of all their entries.
-    dim: another name of `axis`.
-    mask: booleans that broadcast to x, True = keep. A masked class gets 0, and so does every class of a row without any.
-    out: the array to write the result to, of NumPy or torch and of the result's shape and dtype; without a gradient.
+    axis: the axis of the classes, the last one by default; a tuple of axes is read as one row of all their entries.
+    dim: another name for `axis`.
+    mask: booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
+    out: a NumPy array or torch tensor to write the result to, with the shape and dtype of the result; allows no gradient.
     dtype: the floating-point dtype to which the scores are cast first, as in `torch.softmax`.
 
-    Returns p, an array of the shape, kind and dtype of x; integers become floats, and lists arrays of NumPy.
+    Returns p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
 
     >>> anymax.apply(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [0.0, 0.0, -1.0]])
     array([[0.75, 0.25, 0.  ],
@@ -90,12 +89,12 @@ def apply(
     return _store(like_scores(restore_axis(leaf.apply(mapping, rows, keep), axis), scores), out)
 
 
-_QUICK: dict[type, Any] = {}  # `Bridge.quick` of the kinds of array that have come
-_dynamo = _array.compiling  # the fastest way to know it, `Bridge.compiling`: torch.compile reads this as True
+_QUICK: dict[type, Any] = {}  # for a type of array, the function that computes simple calls at once, or returns None
+_dynamo = _array.compiling  # replaced by the fastest check; torch.compile evaluates it to True while tracing
 
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
-    """p(x) by an engine that takes the call as it is, if there is one."""
+    """p(x) by an engine that takes these arguments directly; None if there is none."""
     if _dynamo() or isinstance(mapping, tuple):  # the engine reads a tuple as a link
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
@@ -103,7 +102,7 @@ def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | No
 
 
 def _learned(x: Any) -> Any:
-    """`Bridge.quick` for x, kept for later calls; None if there is none for this kind of array."""
+    """Store and return the entry of `_QUICK` for the framework of x, called for its first array; None if it has none."""
     global _dynamo
     leaf = bridge(x)
     if type(x) not in leaf.kinds:
@@ -128,12 +127,12 @@ def log_apply(
 ) -> ArrayT:
     """The logarithms of the probabilities p(x), -inf where p is exactly 0.
 
-    More accurate than the logarithm of `apply` where p is tiny: softmax, sparse softmax, sigsoftmax and perturb-max have a
-    form of their own for it, which does not underflow.
+    It is more accurate than the logarithm of `apply` where p is tiny: softmax, sparse softmax, sigsoftmax and perturb-max compute
+    log p directly, without underflow.
 
     mask: booleans that broadcast to x, True = keep; a masked class gets -inf.
 
-    Returns log p, an array of the shape, kind and dtype of x; integers become floats, and lists arrays of NumPy.
+    Returns log p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
 
     >>> anymax.log_apply(anymax.Softmax(), [0.0, -1000.0])
     array([    0., -1000.])
@@ -150,7 +149,7 @@ def log_apply(
 
 
 def log_rows(mapping: Mapping, rows: Array) -> Array:
-    """log p of rows whose classes are the last axis."""
+    """log p of rows, classes last."""
     leaf = bridge(rows)
     out = leaf.log(mapping, rows)
     if out is not None:
@@ -166,18 +165,18 @@ _APPLY, _LOG_APPLY = names(apply), names(log_apply)
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
 
-@functools.lru_cache(maxsize=256, typed=True)  # 2.0 is no order
+@functools.lru_cache(maxsize=256, typed=True)  # typed, since Taylor accepts 2 and rejects 2.0
 def _kept_map(kind: Any, value: Any) -> Mapping:
     return kind(value)
 
 
 def _made(kind: Any, value: Any) -> Mapping:
-    """kind(value); one that is kept where that is a number as calls have it over and over."""
+    """kind(value), from a cache if value is a Python number, since calls repeat it."""
     return _kept_map(kind, value) if type(value) in (float, int) and not _dynamo() else kind(value)
 
 
 def _second(kind: Any, value: Any) -> Mapping:
-    """The same for a parameter in the second place, where functions of maps without one have the axis."""
+    """Like `_made`, for a parameter in second place. Functions without a parameter have the axis there, so an error hints at it."""
     try:
         return _made(kind, value)
     except (TypeError, ValueError) as error:
@@ -186,7 +185,7 @@ def _second(kind: Any, value: Any) -> Mapping:
 
 
 def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any) -> Array:
-    """`apply` in the name of a function of its own."""
+    """`apply` for the function `name`, which errors about options mention."""
     if options:
         return apply(mapping, x, axis, out=out, **allowed(name, _APPLY, options))
     if not _dynamo() and (quick := _QUICK.get(type(x))) is not None:
@@ -196,7 +195,7 @@ def call(name: str, mapping: Mapping, x: Any, axis: Any, out: Any, options: Any)
     return apply(mapping, x, axis, out=out)
 
 
-# -- sugar -------------------------------------------------------------------------------------------------------------------
+# -- a function for each map ---------------------------------------------------------------------------------------------------
 
 
 @spelled(apply)
@@ -217,7 +216,7 @@ def softmax(
 def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOptions]) -> ArrayT:
     """The logarithm of the softmax, `x_i - logsumexp(x)`, which never underflows.
 
-    Use it for log-likelihoods, and wherever the logarithm of `softmax` would be taken.
+    Use it for log-likelihoods, and instead of the logarithm of `softmax`.
 
     >>> anymax.log_softmax([2.0, 1.0, -1.0]).round(3)
     array([-0.349, -1.349, -3.349])
@@ -231,7 +230,7 @@ def sparsemax(
 ) -> ArrayT:
     """The distribution nearest to the scores, `p_i = max(x_i - tau, 0)`: most classes get exactly 0.
 
-    Use it where few classes matter and you want to see which. Its loss is `sparsemax_loss`; its map is `Sparsemax` (Martins and
+    Use it if few classes matter and you want to see which. Its loss is `sparsemax_loss`; its map is `Sparsemax` (Martins and
     Astudillo 2016). `entmax` is less sparse.
 
     >>> anymax.sparsemax([2.0, 1.5, -1.0])
@@ -251,8 +250,8 @@ def entmax(
 ) -> ArrayT:
     """alpha-entmax: the family from softmax (alpha = 1) to sparsemax (alpha = 2), with exact zeros for alpha above 1.
 
-    Use it between the two, 1.5 first, or learn alpha. Its loss is `entmax_loss`; its map is `Entmax`, which gives the formula
-    (Peters, Niculae and Martins 2019).
+    Start with alpha = 1.5, or learn alpha. Its loss is `entmax_loss`; its map is `Entmax`, which has the formula (Peters, Niculae and
+    Martins 2019).
 
     alpha: a number above 0, or an array that broadcasts to x with size 1 along the classes; a tensor may be learned.
 
@@ -280,7 +279,7 @@ def entmax15(
 def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """Softmax with its Taylor polynomial for exp, `1 + x + x^2/2` for order 2: long tails, no exact zeros.
 
-    Use it where softmax is too sure of itself. It is not shift-invariant, and scores far below 0 get much probability. Its loss is
+    Use it if softmax is overconfident. It is not shift-invariant, and scores far below 0 get a large probability. Its loss is
     `taylor_softmax_loss`; its map is `Taylor` (de Brebisson and Vincent 2015).
 
     order: the degree of the polynomial, an even number from 2.
@@ -303,18 +302,18 @@ def sparse_softmax(
 ) -> ArrayT:
     """Softmax over the k largest scores, or over the fewest classes whose softmax mass reaches p; the others get exactly 0.
 
-    Use it to fine-tune or to decode with many classes: those that are left out get no gradient. Give either k or p. Its loss is
+    Use it to fine-tune or to decode with many classes; classes that are left out get no gradient. Give either k or p. Its loss is
     `sparse_softmax_loss`; its map is `SparseSoftmax` (Sun et al. 2021).
 
-    k: the number of classes to keep, at least 1; an array has one value a row.
-    p: the mass to keep, above 0 and at most 1; an array has one value a row.
+    k: the number of classes to keep, at least 1; an array has one value per row.
+    p: the mass to keep, above 0 and at most 1; an array has one value per row.
 
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
     array([0.731, 0.269, 0.   ])
     """
-    if type(k) is int and p is None and not options and not _dynamo():  # as calls have it over and over
+    if type(k) is int and p is None and not options and not _dynamo():  # the common call, from a cache
         return call("sparse_softmax", _kept_map(SparseSoftmax, k), x, axis, out, options)
-    allowed("sparse_softmax", _APPLY, options)  # before the map misses what was meant to be k or p
+    allowed("sparse_softmax", _APPLY, options)  # first, since a misspelt k or p is a better error than a missing one
     if k is None and p is None and type(axis) is int:
         raise TypeError(f"sparse_softmax: give k=<number of classes to keep> or p=<mass>; did you mean k={axis}?")
     return call("sparse_softmax", SparseSoftmax(k=k, p=p), x, axis, out, options)
@@ -322,7 +321,7 @@ def sparse_softmax(
 
 @spelled(apply)
 def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
-    """The shares of `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
+    """Probabilities in proportion to `exp(x_i) sigmoid(x_i)`: a softmax whose logarithm is not linear in the scores.
 
     Use it in the output layer of a language model that is narrow for its vocabulary. It is not shift-invariant. Its loss is `nll`;
     its map is `Sigsoftmax` (Kanai et al. 2018).
@@ -343,14 +342,14 @@ def perturb_max(
     scale: Parameter = 1.0,
     **options: Unpack[ApplyOptions],
 ) -> ArrayT:
-    """The probability that each score is the largest once noise is added: `P[argmax(x + scale * noise) = i]`.
+    """The probability that each score is the largest after noise is added: `P[argmax(x + scale * noise) = i]`.
 
     Use it for a model of noisy choice, such as probit. It is computed by quadrature, not by sampling; Gumbel noise gives softmax. Its
     loss is `perturb_max_loss`; its map is `PerturbMax`.
 
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
-    nodes: the points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
-    scale: the factor of the noise, a number above 0 or an array with one value a row.
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
+    nodes: the number of quadrature points, at least 8; None takes 32 in fp32 and 64 in fp64.
+    scale: the factor of the noise, a number above 0 or an array with one value per row.
 
     >>> anymax.perturb_max([2.0, 1.0, -1.0], noise="normal").round(3)
     array([0.756, 0.237, 0.007])
@@ -366,7 +365,7 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
     Use it to choose a set of classes and treat them alike. Its loss is `normmax_loss`; its map is `NormMax` (Blondel, Martins and
     Niculae 2020).
 
-    alpha: the order of the norm, a number above 1 or an array with one value a row; the larger, the more equal.
+    alpha: the order of the norm, a number above 1 or an array with one value per row; a larger alpha gives more equal shares.
 
     >>> anymax.normmax([2.0, 1.8, -1.0], alpha=2.0).round(3)
     array([0.571, 0.429, 0.   ])
@@ -378,9 +377,9 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
 def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpack[ApplyOptions]) -> ArrayT:
     """k units of probability shared among the classes, at most 1 for each: `p_i = min(max(x_i - tau, 0), 1)`.
 
-    Use it to choose k of n, as a layer with a gradient. Its loss is `fenchel_young`; its map is `Budget`.
+    Use it to choose k of n classes, as a layer with a gradient. Its loss is `fenchel_young`; its map is `Budget`.
 
-    k: the sum of p, a number above 0 or an array with one value a row.
+    k: the sum of p, a number above 0 or an array with one value per row.
 
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
     array([1.  , 0.75, 0.25, 0.  ])

@@ -1,5 +1,5 @@
-"""Arrays of any kind, the ground floor: one idea a file, and every name of them here. Imports no framework."""
-# ruff: noqa: F401 (names are handed on)
+"""Helpers for arrays of any framework; the lowest layer of the package. Imports no framework."""
+# ruff: noqa: F401 (names are re-exported)
 
 from .convert import (
     adopt,

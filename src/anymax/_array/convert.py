@@ -1,4 +1,4 @@
-"""From what a caller gives to arrays and numbers of one kind, or a sentence that says why not."""
+"""Converts what a caller gives into arrays and numbers, or raises an error that says what to give instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tracing import compiling
 
 
 def _foreign(x: Any) -> bool:
-    """True for what has a dtype and a shape and is no array: a column of pandas or polars, a labelled array of xarray."""
+    """True for an object with a dtype and a shape that is not an array: a column of pandas or polars, a DataArray of xarray."""
     if is_torch(x) or is_jax(x):
         return False
     from array_api_compat import is_array_api_obj  # late: not at `import anymax`
@@ -23,7 +23,7 @@ def _foreign(x: Any) -> bool:
 
 
 def in_memory(x: Any, name: str) -> Any:
-    """A memory-mapped array (joblib makes such of large arguments) as a plain view of its memory; anything else as it is."""
+    """A plain view of a memory-mapped array, which joblib makes from large arguments; anything else is returned unchanged."""
     if type(x) is np.ndarray or not isinstance(x, np.ndarray):
         return x
     if isinstance(x, np.matrix):
@@ -32,7 +32,7 @@ def in_memory(x: Any, name: str) -> Any:
 
 
 def asarray(x: Any, name: str = "scores") -> Array:
-    """`x` itself where it is an array; lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
+    """`x` if it is an array; lists, numbers and columns of pandas become NumPy arrays. NumPy arrays get the native byte order."""
     if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
@@ -44,7 +44,7 @@ def asarray(x: Any, name: str = "scores") -> Array:
         return dense(x, name)
     try:
         out = np.asarray(x)
-    except (TypeError, ValueError, RuntimeError):  # the last: of tensors in a list, which want a gradient
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a list of tensors that require a gradient
         out = None
     if out is None or out.dtype.kind not in "fiub" or _of_tensors(x):
         raise TypeError(f"{name}: expected an array or a list of numbers, got {_said(x)}")
@@ -55,14 +55,14 @@ _PADDING = "pad it, and say mask=, or use a verb on segments such as anymax.segm
 
 
 def duplicate(x: Array, xp: Namespace) -> Array:
-    """A copy of `x` that may be changed in place, through which gradients go; JAX's arrays, which nobody can change, as they are."""
+    """A copy of `x` that may be changed in place and passes gradients on. JAX's arrays are immutable and returned unchanged."""
     if is_jax(x):
         return x
     return x.clone() if is_torch(x) else xp.asarray(x, copy=True)
 
 
 def dense(a: Array, name: str, padding: str = _PADDING) -> Array:
-    """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
+    """`a`, or an error if it is a sparse or nested tensor of torch; `padding` is the advice for a nested one."""
     if is_ragged(a):
         kind, remedy = ("nested", padding) if a.is_nested else ("sparse", "call its to_dense()")
         raise TypeError(f"{name} must be a dense tensor, got a {kind} one; {remedy}")
@@ -74,7 +74,7 @@ def _of_tensors(x: Any) -> bool:
 
 
 def _said(x: Any) -> str:
-    """What was given in place of numbers, and what to do about it."""
+    """Words for an error: what was given instead of numbers, and what to do about it."""
     if is_array(x):
         hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
         return f"{shown(x)} and dtype {x.dtype}{hint}"
@@ -103,7 +103,7 @@ def _said(x: Any) -> str:
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:
-    """A NumPy array as one of the framework of `x`, on its device. torch warns of read-only arrays and takes no negative strides."""
+    """A NumPy array converted to the framework and device of `x`. torch warns of read-only arrays and rejects negative strides."""
     if not is_torch(x):
         return xp.asarray(value)
     if isinstance(value, np.ndarray) and not compiling():
@@ -112,7 +112,7 @@ def adopt(value: Any, x: Array, xp: Namespace) -> Array:
 
 
 def like(value: Any, x: Array, xp: Namespace) -> Any:
-    """A parameter in the dtype of `x`: arrays are cast, Python numbers stay (they adopt any dtype)."""
+    """A parameter in the dtype of `x`: arrays are cast, Python numbers stay, since they adopt any dtype."""
     if not is_array(value):
         return value
     if not is_torch(x) and is_torch(value):
@@ -123,8 +123,8 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
 
 
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
-    """A target, a weight or a mask as an array of the scores' framework, on their device."""
-    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+    """A target, weight or mask as an array of the scores' framework, on their device."""
+    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace NumPy's dtypes
         return xp.asarray(value, device=rows.device)
     value = asarray(value, name)
     if is_torch(value) and not is_torch(rows):
@@ -139,22 +139,22 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
 
 
 def number(value: Any) -> Any:
-    """NumPy's scalars as Python's, which adopt the dtype of any array; everything else as it is."""
+    """NumPy's scalars as Python's, which adopt the dtype of any array; anything else is returned unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """True for a real number of Python; a bool is not one. Give `number(value)` where NumPy's scalars count too."""
+    """True for a Python int or float, not for a bool. Give `number(value)` where NumPy's scalars count too."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """True for an integer of Python; a bool is not one. Give `number(value)` where NumPy's scalars count too."""
+    """True for a Python int, not for a bool. Give `number(value)` where NumPy's scalars count too."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """A value in an error: as Python writes it where that is short, else its kind."""
+    """How an error shows a value: its repr if that is short, else its type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if is_array(value):
@@ -166,7 +166,7 @@ def shown(value: Any) -> str:
 
 
 def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
-    """The parameter, if it is a finite number above a bound or an array; the values of an array are looked at in NumPy only.
+    """The parameter, if it is a real array or a finite number above a bound; the values of an array are checked in NumPy only.
 
     NumPy's scalars become Python's, which adopt the dtype of any scores.
     """
@@ -180,14 +180,14 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
     value = number(value)
     if not is_number(value):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
-    # torch.compile(dynamic=True) makes a symbol of it, which math.isfinite does not take
+    # torch.compile(dynamic=True) turns it into a symbol, which math.isfinite rejects
     if not above < value < math.inf:
         raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
     return value
 
 
 def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
-    """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
+    """The parameter as a Python integer; anything else is an error, also 2.0 and True."""
     found = number(value)
     if not is_int(found):
         raise TypeError(f"{owner}({name}={value!r}): {name} must be {hint}")

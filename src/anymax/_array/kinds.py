@@ -1,6 +1,6 @@
-"""Kinds of arrays: whose they are, and their array-API namespace. Imports no framework.
+"""Finds the framework of an array and its array-API namespace. Imports no framework.
 
-A framework is found through `sys.modules`: an array of torch can only exist where torch is loaded.
+A framework is looked up in `sys.modules`: an array of torch can only exist if torch is loaded.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-Array = Any  # an array of any kind: NumPy, torch, JAX, or of the array-API standard
+Array = Any  # an array of NumPy, torch, JAX or another library that follows the array-API standard
 Namespace = Any
 
 
 def torch_loaded() -> Any:
-    """torch, None where it is not loaded, or is still being imported by another thread: `compiler` comes last of what we ask for."""
+    """torch, or None if it is not loaded, or another thread is still importing it: `compiler` is the last attribute that we need."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "compiler") else None
 
@@ -31,13 +31,13 @@ def is_ragged(x: Any) -> bool:
 
 
 def is_jax(x: Any) -> bool:
-    # while another thread is importing jax, half of the module is there: then x is none of its arrays
+    # while another thread is importing jax, the module may lack `Array`; then x cannot be a JAX array
     return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def is_array(x: Any) -> bool:
     """True for an array with a dtype and a shape, False for numbers (NumPy's scalars too), lists and None."""
-    if isinstance(x, (int, float, str)):  # said first, for torch.compile(dynamic=True), which makes symbols of numbers
+    if isinstance(x, (int, float, str)):  # first, since torch.compile(dynamic=True) turns numbers into symbols
         return False
     return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic))
 
@@ -50,9 +50,7 @@ def namespace(x: Array) -> Namespace:
         return xp
     if is_jax(x):
         return sys.modules["jax"].numpy
-    if isinstance(
-        x, np.ndarray
-    ):  # which array_namespace knows only after it has asked modules that may be half imported
+    if isinstance(x, np.ndarray):  # array_namespace would first query modules that another thread may be importing
         import array_api_compat.numpy as xp  # late: not at `import anymax`
 
         return xp

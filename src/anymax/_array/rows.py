@@ -1,4 +1,4 @@
-"""Rows: the axis of the classes, moved last; what is done along it; masked entries and poisoned rows."""
+"""Rows of scores: moving the axis of the classes last, operations along it, masked entries and poisoned rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 def check_axis(axis: Any, ndim: int) -> int:
     """The axis as a non-negative number, or an error that says what is allowed."""
-    if not is_int(number(axis)):
+    if not is_int(axis) and not is_int(number(axis)):
         raise TypeError(f"axis: expected an integer, got {shown(axis)}")
     if not ndim:
         raise ValueError("scores: expected at least one dimension, the classes, got a 0-d array")
@@ -23,7 +23,7 @@ def check_axis(axis: Any, ndim: int) -> int:
 
 
 def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to: str = "scores of shape ") -> Array:
-    """`value` with as many axes as `shape`, to which it broadcasts; an error that calls it `name` where it does not."""
+    """`value` reshaped to as many axes as `shape`; an error, in which it is called `name`, if it does not broadcast to `shape`."""
     given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
     if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
         raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to {to}{shape}{hint}")
@@ -31,7 +31,7 @@ def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to
 
 
 def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
-    """`axis` and `dim` are one keyword under two names."""
+    """The axis, which may be given as `axis` or as `dim`."""
     if dim is None:
         return default if axis is None else axis
     if axis is not None and axis != dim:
@@ -40,21 +40,21 @@ def pick_axis(axis: _T | None, dim: _T | None, default: int = -1) -> _T | int:
 
 
 def to_last(x: Array, axis: int, xp: Namespace) -> Array:
-    """The axis moved last. A permutation, since torch.func.vmap has no rule for moveaxis."""
+    """Move the axis last. This is a permutation, since torch.func.vmap has no rule for moveaxis."""
     axes = list(range(x.ndim))
     axes.append(axes.pop(axis))
     return x if axes[axis] == axis else xp.permute_dims(x, tuple(axes))
 
 
 def from_last(x: Array, axis: int, xp: Namespace) -> Array:
-    """The last axis moved back to where it came from."""
+    """Move the last axis back to where it came from."""
     axes = list(range(x.ndim))
     axes.insert(axis, axes.pop())
     return x if axes[-1] == x.ndim - 1 else xp.permute_dims(x, tuple(axes))
 
 
 def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
-    """0, 1, ... along the last axis, [1, ..., n]: of the rank of `x`, since JAX can be told to add no axes by itself."""
+    """0, 1, ... along the last axis, [1, ..., n], with the rank of `x`, since JAX may be set to forbid rank promotion."""
     n = x.shape[-1]
     place = {"device": x.device} if is_torch(x) else {}
     return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
@@ -68,15 +68,15 @@ def take(x: Array, index: Array, xp: Namespace) -> Array:
 
 
 def descending(x: Array, xp: Namespace) -> Array:
-    """Each row sorted, the largest first."""
+    """Each row sorted in descending order."""
     if is_torch(x):
         return x.sort(-1, descending=True).values  # the standard's stable sort can't be exported to ONNX
     return xp.flip(xp.sort(x, axis=-1), axis=-1)
 
 
 def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
-    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning; of a DTensor with
-    classes on several devices cumsum(-1) gives local sums, and cumsum of the same axis counted from 0 does not (torch 2.13)."""
+    """Cumulative sums along each row. torch.compile would warn of array_api_compat's function. For a DTensor with its classes on several
+    devices cumsum(-1) gives local sums, but cumsum(ndim - 1) gives the right ones (torch 2.13)."""
     dtype = x.dtype if dtype is None else dtype
     return (
         x.cumsum(x.ndim - 1, dtype=dtype)
@@ -86,28 +86,28 @@ def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
 
 
 def total(x: Array, xp: Namespace) -> Array:
-    """Sum over the classes (the last axis), kept as an axis of one."""
+    """The sum over the classes, [..., 1]."""
     return xp.sum(x, axis=-1, keepdims=True)
 
 
 def dot(a: Array, b: Array, xp: Namespace) -> Array:
-    """<a, b> over the classes, kept as an axis of one; 0 times an infinity counts as 0."""
+    """<a, b> over the classes, [..., 1]; a 0 in a times an infinity or NaN counts as 0."""
     lost = (a == 0) & ~xp.isfinite(b)
     return total(a * xp.where(lost, xp.zeros_like(b), b), xp)
 
 
 def top(x: Array, xp: Namespace) -> Array:
-    """The maximum over the classes, kept as an axis of one."""
+    """The maximum over the classes, [..., 1]."""
     if not x.shape[-1]:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along their axis; at least one is needed")
     return xp.max(x, axis=-1, keepdims=True)
 
 
 def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
-    """Rows made harmless: `(y, keep, poisoned)`.
+    """`(y, keep, poisoned)`: the scores without infinities and NaN, and where these were.
 
-    `keep` is False at masked (-inf) entries, `poisoned` is True [..., 1] for rows with a NaN or +inf; `y` equals `x`
-    where the row is sound and the entry kept, and 0 elsewhere, so that no arithmetic on it can go wrong.
+    `keep` is False at masked (-inf) entries. `poisoned`, [..., 1], is True for rows with a NaN or +inf. `y` equals `x` at kept
+    entries of the other rows and is 0 elsewhere, so that arithmetic on it is safe.
     """
     keep = x != -math.inf
     high = top(x, xp)
@@ -116,11 +116,11 @@ def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 
 
 def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
-    """What every map ends with: masked entries get `masked`, poisoned rows are NaN."""
+    """The last step of every map: masked entries get `masked`, poisoned rows get NaN."""
     p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
     return poison(p, poisoned, xp)
 
 
 def poison(out: Array, where: Array, xp: Namespace) -> Array:
-    """NaN where a row is poisoned. JAX gets the bare number: an array of NaNs trips its debug_nans in sound rows too."""
+    """NaN where `where` is True. JAX gets a scalar: an array of NaNs would trigger its debug_nans for sound rows too."""
     return xp.where(where, math.nan if is_jax(out) else math.nan * xp.ones_like(out), out)

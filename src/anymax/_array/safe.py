@@ -1,4 +1,4 @@
-"""Powers and logarithms whose derivatives are finite where their values are."""
+"""Powers and logarithms with finite derivatives wherever their values are finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .kinds import Array, Namespace, is_array
 
 
 def safe(x: Array, keep: Array, fill: float, xp: Namespace) -> Array:
-    """`x` where `keep`, else the harmless `fill`: the inner half of a double `where`, so that no derivative is NaN."""
+    """`x` where `keep`, else `fill`: the inner half of a double `where`, which keeps NaN out of derivatives."""
     return xp.where(keep, x, fill * xp.ones_like(x))
 
 
@@ -46,7 +46,7 @@ def _series(w: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def log1p_over(c: Any, t: Array, xp: Namespace) -> Array:
-    """log(1 + c t) / c, which is t at c = 0; as a series near 0, where the derivative in c would cancel."""
+    """log(1 + c t) / c, which is t at c = 0. For an array c a series is used near 0, where the derivative in c would cancel."""
     return _over(xp.log1p, _LOG1P, c, t, xp)
 
 

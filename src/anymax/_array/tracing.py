@@ -1,4 +1,4 @@
-"""Tracing: whether a compiler, an export, a transform or a mode is active, so that no value may be asked for; derivatives; loops."""
+"""Detects tracing and differentiation: whether values may be read, and whether a derivative is taken; and loops that can be traced."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .kinds import Array, Namespace, is_jax, is_torch, namespace, torch_loaded
 
 
 def compiling() -> bool:
-    """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
+    """True while torch.compile traces. It then warns of functools' caches, and treats NumPy arrays as tensors without strides."""
     torch = torch_loaded()
     return torch is not None and torch.compiler.is_compiling()
 
 
 def exporting(x: Array) -> bool:
-    """True under torch.export, where the sizes of an array may be symbols that must stay free."""
+    """True for a tensor under torch.export, where sizes may be symbols that must not be specialised to numbers."""
     return is_torch(x) and sys.modules["torch"].compiler.is_exporting()
 
 
 def eager(x: Array) -> bool:
-    """True where a value of `x` may be asked for: no tracing, no functional transform."""
+    """True if values of `x` may be read: it is not traced, and no functional transform is active."""
     if is_torch(x):
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
@@ -42,16 +42,16 @@ _asked_of_torch: tuple[Any, Any, Any] | None = None
 
 
 def modes() -> bool:
-    """True where a dispatch mode of torch is on: of fake tensors, make_fx (before dispatch too), a counter of operations.
+    """True if a dispatch mode of torch is on: fake tensors, make_fx (also before dispatch), a counter of operations.
 
-    Only where torch is loaded. Every call of a torch tensor asks this, so the functions that answer it are looked up once.
+    Call it only if torch is loaded. It runs in every call with a torch tensor, so the functions that it needs are looked up once.
     """
     stack, included, before = _asked_of_torch or ask_torch()
     return stack() > 0 or included(before)
 
 
 def ask_torch() -> tuple[Any, Any, Any]:
-    """What `modes` asks of torch: the number of modes on, whether dispatch has a key, and the key of a trace before dispatch."""
+    """Look up what `modes` needs: the number of active modes, the test for a dispatch key, the key of a trace before dispatch."""
     global _asked_of_torch
     c = sys.modules["torch"]._C
     _asked_of_torch = c._len_torch_dispatch_stack, c._dispatch_tls_is_dispatch_key_included, c.DispatchKey.PreDispatch
@@ -59,39 +59,39 @@ def ask_torch() -> tuple[Any, Any, Any]:
 
 
 def known(x: Array) -> bool:
-    """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
+    """True if values of x can be read at no cost: not while tracing, and not if reading would wait for a GPU."""
     return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
 
 
 def decides(x: Array) -> bool:
-    """True where a value of x may decide what is done: known, and in no trace of torch.jit, which would keep what was done."""
+    """True if a value of x may choose a branch: it is known, and torch.jit is not tracing, which would record one branch only."""
     return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
 
 
 def known_any(condition: Array, xp: Namespace) -> bool:
-    """True where some entry is known to be True."""
+    """True if some entry is known to be True."""
     return known(condition) and bool(xp.any(condition))
 
 
 def known_largest(x: Array) -> float | None:
-    """The largest entry, where it may be asked for and may decide what is done; None where it may not, or there is no entry."""
+    """The largest entry, if it may be read and may choose a branch (`decides`); else, or if x is empty, None."""
     if not decides(x) or not math.prod(x.shape):
         return None
     most = namespace(x).max(stop_gradient(x))
-    return float(most) if known(most) else None  # under jax.jit what is made of a constant is traced
+    return float(most) if known(most) else None  # under jax.jit the result of an operation on a constant is traced
 
 
-# -- whether a derivative is taken: every verb asks here ------------------------------------------------------------------------
+# -- whether a derivative is taken ----------------------------------------------------------------------------------------------
 
 
 def transformed() -> bool:
-    """True under the transforms of torch.func and in forward mode, whose tangents no tensor shows. Only where torch is loaded."""
+    """True under the transforms of torch.func and in forward mode, which no tensor shows. Call it only if torch is loaded."""
     torch = sys.modules["torch"]
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def recorded(*values: Any) -> bool:
-    """True where autograd's graph records what is done with one of these; what is no tensor of torch needs no graph."""
+    """True if autograd records operations on one of these values; only a tensor of torch is recorded."""
     torch = torch_loaded()
     if torch is None or not torch.is_grad_enabled():
         return False
@@ -102,14 +102,14 @@ def recorded(*values: Any) -> bool:
 
 
 def differentiates(x: Array) -> bool:
-    """True where a derivative through x is taken, or may be: a graph, a transform or forward mode, or a trace that does not say."""
+    """True if a derivative through x is taken (autograd, a transform, forward mode) or may be (JAX, or x is traced)."""
     if not is_torch(x):
         return is_jax(x)
     return recorded(x) or transformed() or not eager(x)
 
 
 def plain_backward(*grads: Array | None) -> bool:
-    """True where a backward pass of torch is to be in plain operations: it is itself differentiated, or has a batch of gradients."""
+    """True if a backward pass of torch must use plain operations, because it is itself differentiated or gets a batch of gradients."""
     if sys.modules["torch"].is_grad_enabled() or transformed():
         return True
     for g in grads:
@@ -119,13 +119,13 @@ def plain_backward(*grads: Array | None) -> bool:
 
 
 def batched(g: Array) -> bool:
-    """True for a batch of gradients in one backward pass: of torch's `is_grads_batched`, or of torch.vmap around it."""
+    """True if g is a batch of gradients in one backward pass, from torch's `is_grads_batched` or from torch.vmap around it."""
     c: Any = sys.modules["torch"]._C
     return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
 
 
 def stop_gradient(x: Any) -> Any:
-    """`x` as a constant of differentiation."""
+    """`x` as a constant for differentiation."""
     if is_torch(x):
         return x.detach()
     if is_jax(x):
@@ -134,8 +134,8 @@ def stop_gradient(x: Any) -> Any:
 
 
 def quiet(x: Array) -> contextlib.AbstractContextManager:
-    """For formulas of ours: NumPy's floating-point warnings off, since infinities are part of our contract, and arrays of
-    fewer axes allowed where JAX has been told to forbid them (jax_numpy_rank_promotion)."""
+    """A context for our formulas: NumPy's floating-point warnings are off, since infinities are part of our contract, and JAX may
+    promote ranks even if the user has forbidden it (jax_numpy_rank_promotion)."""
     if is_torch(x):
         return contextlib.nullcontext()
     return sys.modules["jax"].numpy_rank_promotion("allow") if is_jax(x) else np.errstate(all="ignore")
@@ -144,8 +144,8 @@ def quiet(x: Array) -> contextlib.AbstractContextManager:
 def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
     """Repeat `state = body(state)` while `cond(state)` holds for any row, at most `limit` times.
 
-    Under JAX's tracing this is one `while_loop`; under torch's, where no value can be asked for, `traced` rounds.
-    `body` must leave a row that has converged as it is.
+    With JAX this is one `while_loop`. Where no value can be read, as in a trace of torch, it runs `traced` rounds.
+    `body` must not change a row that has converged.
     """
     x = state[0]
     if is_jax(x):
@@ -167,7 +167,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
 
 
 def _together(state: tuple, jax: Any) -> tuple:
-    """The state, all of it varying over the devices of shard_map where a part is: before JAX 0.8 what is made inside does not by itself."""
+    """The state, with every part varying over the devices of shard_map if one part does. Versions before JAX 0.8 need this."""
     if hasattr(jax.lax, "pcast"):
         return state
     axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]

@@ -1,1 +1,1 @@
-"""What every verb stands on: the contract of a map, its names, the options that verbs share, rows and axes."""
+"""The foundation of every verb: the contract of a map, the names of maps, shared options, rows and axes."""

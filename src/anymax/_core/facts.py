@@ -1,4 +1,4 @@
-"""What a map promises."""
+"""`Facts`: the properties that a map declares."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a map promises; `anymax.facts` gives it for a map, and every entry is checked by numbers in the tests.
+    """Properties of a map. `anymax.facts` returns those of any map; the tests check every one numerically.
 
     monotone: x_i > x_j implies p_i >= p_j.
     shift_invariant: p(x + c) = p(x) for every number c.
     sparse: some p_i can be exactly 0.
     has_potential: the Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much; None where it never is.
+    margin: the loss is 0 once the target's score leads all others by this much; None if it never is 0.
 
     >>> anymax.facts(anymax.Entmax(alpha=1.5))
     Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0)
@@ -27,5 +27,5 @@ class Facts:
 
     @property
     def strict(self) -> bool:
-        """p_i > p_j exactly where x_i > x_j. Sparse maps break it: of two scores off the support neither has more than 0."""
+        """True if x_i > x_j always implies p_i > p_j. Sparse maps break this: two classes off the support both get 0."""
         return self.monotone and not self.sparse

@@ -1,7 +1,7 @@
-"""The contract of a map: `Mapping`. Its two families, `Separable` and `RatioMap`, write most of it once, each in a file of its own.
+"""The contract of a map: `Mapping`. `Separable` and `RatioMap`, in their own files, implement most of it for two families.
 
 A mapping is frozen data. Its methods work on rows: the classes are the last axis, the dtype is the one to compute in, -inf
-marks a masked entry. Axes, masks, dtypes, frameworks and engines are the business of the verbs above.
+marks a masked entry. The verbs take care of axes, masks, dtypes, frameworks and engines.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Mapping(ABC):
-    """A map from scores to probabilities: frozen data, checked when it is made. The base class of every map.
+    """A map from scores to probabilities, the base class of every map. It is frozen data, checked at construction.
 
-    Functions such as `apply`, `fenchel_young` and `attention` take it. To write one of your own derive from `Separable` or `RatioMap`,
-    which do most of the work, or else give `facts`, `forward` and `vjp` (and `omega`, where the Jacobian is symmetric); hold it to
+    Functions such as `apply`, `fenchel_young` and `attention` take one. To write your own map, derive from `Separable` or `RatioMap`,
+    which do most of the work, or implement `facts`, `forward` and `vjp` (and `omega` if the Jacobian is symmetric). Test it with
     `anymax.check_mapping`.
 
     >>> mapping = anymax.Entmax(alpha=1.5)
@@ -43,27 +43,27 @@ class Mapping(ABC):
     (Entmax(alpha=1.7), True)
     """
 
-    __slots__ = ("_link",)  # what the engines have found that it is in their words (kernels/link.py)
+    __slots__ = ("_link",)  # the map in the engines' terms, cached (kernels/link.py)
     _link: Any
 
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # p in plain text, for tables and notebooks
     kernel: ClassVar[str | None] = None  # the name of a scalar link that compiled engines know; see `__init_subclass__`
-    instead: ClassVar[str] = "nll"  # the loss to use where no Fenchel-Young loss exists
-    traced: bool = False  # True where only automatic differentiation of `differentiable` knows the derivative
-    iterative: bool = False  # True where `forward` iterates, and `hold` gives the outcome
-    mass: Any = 1.0  # what p sums to: a number, or an array with one value a row
+    instead: ClassVar[str] = "nll"  # the loss to use if no Fenchel-Young loss exists
+    traced: bool = False  # True if the derivative comes from automatic differentiation of `differentiable` alone
+    iterative: bool = False  # True if `forward` iterates; `hold` gives the outcome of the iteration
+    mass: Any = 1.0  # what p sums to: a number, or an array with one value per row
     array_field: ClassVar[str | None] = (
-        None  # the parameter of which every number runs the same program, as an array does
+        None  # the parameter that JAX passes as an array, so that one compiled program fits all its values
     )
-    needs_scores: bool = True  # False where `vjp` needs p and not x
-    # the parameters that show the map where none are given; needed for a field without a default
+    needs_scores: bool = True  # False if `vjp` needs p only, not x
+    # parameters to show the map with if none are given; needed for a field without a default
     example: ClassVar[dict[str, Any]] = {}
-    # those that may vary along the classes; others have one value a row
+    # the parameters that may vary along the classes; others have one value per row
     per_class: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Kernel and formula hold for the class that names them: one that inherits them and overrides a method is served by its own."""
+        """Kernel and formula hold for the class that sets them; a subclass that overrides a method loses them and runs its own methods."""
         super().__init_subclass__(**options)
         owner = next(c for c in cls.__mro__ if "kernel" in vars(c))
         fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
@@ -73,7 +73,7 @@ class Mapping(ABC):
             not a.startswith("__") and a not in spared and getattr(cls, a, None) is not getattr(owner, a)
             for a in dir(owner)
         ):
-            cls.kernel = None
+            cls.kernel, cls.zero_below_threshold = None, False
             if "formula" not in vars(cls):
                 cls.formula = ""
 
@@ -100,39 +100,39 @@ class Mapping(ABC):
         return self.vjp(x, p, v, xp)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array | None:
-        """log p(x), -inf where p is 0, where it can be had more exactly than as the logarithm of p."""
+        """log p(x), -inf where p is 0; None if it is no more accurate than the logarithm of p."""
         return None
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
         """p(x) in plain operations whose first and second derivatives, in x and in every parameter, are exact.
 
-        `held` is what `hold` returned, where it was computed elsewhere (by a kernel, or by an opaque operation).
+        `held` is the result of `hold` if it was computed elsewhere (by a kernel, or by an opaque operation).
         """
         return self.forward(x, xp)
 
     def hold(self, x: Array, xp: Namespace) -> Array:
-        """The numbers of each row, [..., m], that `differentiable` takes as constants: the outcome of its iteration.
+        """The outcome of the iteration for each row, [..., m]; `differentiable` takes it as a constant.
 
-        A map that is made of another, say of its p at scores `f(x)`, hands on all three: `iterative = True`, `hold(x)` is
-        `other.hold(f(x))`, and `differentiable(x, held)` is `other.differentiable(f(x), held)`. Programs then hold the other's iteration
-        as one opaque operation, and are not traced through it.
+        A map that wraps another, say one with p = other(f(x)), forwards all three: `iterative = True`, `hold(x)` is
+        `other.hold(f(x))`, and `differentiable(x, held)` is `other.differentiable(f(x), held)`. Programs then contain the iteration of
+        the other map as one opaque operation and are not traced through it.
         """
         raise TypeError(f"{self.name} has no iteration")
 
     def as_softmax(self) -> Any:
-        """The temperature T with which this map is `softmax(x / T)`, a number or an array; None for a map that is no softmax."""
+        """The temperature T, a number or an array, if this map is `softmax(x / T)`; None if it is not a softmax."""
         return None
 
     @property
     def is_softmax(self) -> bool:
-        """True where p is the softmax of the scores as they are."""
+        """True if p is the softmax of the scores, with temperature 1."""
         t = self.as_softmax()
         return type(t) is float and t == 1.0
 
     # -- the threshold ---------------------------------------------------------------------------------------------------
 
     def threshold(self, x: Array, xp: Namespace) -> Array:
-        """tau, [..., 1], the one number of each row from which p follows."""
+        """tau, [..., 1]: one number per row, from which p follows."""
         raise TypeError(self.no_threshold())
 
     @property
@@ -156,10 +156,10 @@ class Mapping(ABC):
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
         """`Omega*(x) - <x, y>`, [..., 1], with p = p(x); the Fenchel-Young loss is this plus `constant(y)`.
 
-        Written as `<p - y, x - c> - Omega(p)` with c = <y, x>, so that no large numbers cancel. Since p maximises
-        `psi(p) = <p, x> - Omega(p)`, the gradient p - y comes from psi at a constant p; the last term is 0, has gradient 0, and its
-        second derivatives complete those of psi. A parameter that changes the feasible set (a mass, an upper bound) moves the maximum
-        in a way that this leaves out: a map that has one adds that derivative, as `Budget.loss` does.
+        It is computed as `<p - y, x - c> - Omega(p)` with c = <y, x>, so that no large numbers cancel. Since p maximises
+        `psi(p) = <p, x> - Omega(p)`, the gradient p - y comes from psi at a constant p. The last term is 0, has gradient 0, and its
+        second derivatives complete those of psi. If a parameter changes the feasible set (a mass, an upper bound), the derivative
+        in it is not complete here, and the map must add the rest, as `Budget.loss` does.
         """
         x, _, _ = finite_scores(x, xp)
         mass = total(y, xp)
@@ -176,7 +176,7 @@ class Mapping(ABC):
         return value + 0.5 * dot(pull, p - held, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
-        """The part of the loss that depends on the target alone: Omega(y), 0 for a single class."""
+        """The part of the loss that depends on the target only: Omega(y), which is 0 for a single class."""
         return self.omega(y, xp)
 
     def no_potential(self) -> str:
@@ -186,29 +186,54 @@ class Mapping(ABC):
         )
 
     def no_constant(self, smoothed: bool) -> str | None:
-        """Why there is no Omega(y) of a distribution, which label smoothing made one where `smoothed`; None where there is."""
+        """Why Omega(y) does not exist for a distribution y (`smoothed`: label smoothing made y one); None if it exists."""
         return None
 
     def check(self, n: int) -> None:
-        """An error if the map can't serve rows of n classes."""
+        """Raise an error if the map is not defined for rows of n classes."""
 
     @property
     def least_classes(self) -> int:
-        """How many classes a row needs for its probabilities to reach `mass`; one with fewer gives each of them 1."""
+        """How many classes a row needs for its probabilities to reach `mass`; in a row with fewer each class gets 1."""
         if is_array(self.mass):
             most = known_largest(self.mass)
             return math.ceil(most) if most is not None and math.isfinite(most) else 1
-        over, under = self.mass.as_integer_ratio()  # a number again, where torch.compile(dynamic=True) has a symbol
+        over, under = self.mass.as_integer_ratio()  # turns a symbol of torch.compile(dynamic=True) into numbers
         return -(-over // under)
 
     @property
     def sums_to_one(self) -> bool:
-        return not is_array(self.mass) and self.mass == 1.0
+        mass = self.mass
+        return not is_array(mass) and mass == 1.0
+
+    # -- classes that lie on several processes: what is true of every map by default; more makes `anymax.distributed` send less ----
+
+    zeros_stay: bool = False  # True where a class without a probability gets none when there are more classes
+    zero_below_threshold: bool = False  # True where p is above 0 exactly where the score is above `threshold`
+    full_up_to: Any = 0.0  # as many classes get all that a class can have; their `threshold` says nothing of more
+    most_kept: int | None = None  # the largest scores, so many, are all that have a probability
+    nucleus: Any = None  # the mass of the likeliest classes of softmax, where p is softmax over these
+
+    def exponents(self, x: Array, xp: Namespace) -> Array | None:
+        """a(x) with p = softmax(a), -inf where masked; None for a map that has none or is a softmax of the scores."""
+        return None
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        """What is to be taken from `anchor - level` of a separable map for its `threshold`."""
+        return 0.0
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
+        """What `constant_of` wants of each process's part of y, numbers [..., 1]; None: it is `constant` of all of y."""
+        return None
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        """`constant` of all classes, from the terms of all processes, each [processes, ..., 1]."""
+        raise TypeError(f"{self.name} has no constant_terms")
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
     def check_width(self, name: str, value: Array) -> None:
-        """An error if a parameter, in the layout of the rows, varies along the classes and the map doesn't declare that it may."""
+        """An error if a parameter, in the layout of the rows, varies along the classes and is not in `per_class`."""
         if name not in self.per_class:
             one_a_row(value, f"{self.name}: {name}")
 
@@ -220,7 +245,7 @@ class Mapping(ABC):
         return dataclasses.replace(self, **changes) if changes else self  # type: ignore[type-var]
 
     def frozen(self) -> Self:
-        """The same map with its parameters as constants of differentiation."""
+        """The same map with its parameters as constants for differentiation."""
         return self.replace(**{k: stop_gradient(v) for k, v in self.params().items()})
 
     def constants(self) -> dict[str, Any]:
@@ -232,7 +257,7 @@ class Mapping(ABC):
         return vars(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: name, parameters, formula, promises and a picture."""
+        """The page that a notebook shows: name, parameters, formula, facts and a picture."""
         return handed.notebook_page(self)
 
     def __eq__(self, other: object) -> bool:
@@ -249,7 +274,7 @@ class Mapping(ABC):
 
 
 def one_a_row(value: Any, name: str) -> Any:
-    """`value`, in the layout of the rows, if it has one number for all classes of a row; an error otherwise."""
+    """`value`, in the layout of the rows, or an error if it varies along the classes."""
     if is_array(value) and value.ndim and value.shape[-1] != 1:
         raise ValueError(
             f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; it must have size 1 there, one value for "
@@ -259,11 +284,11 @@ def one_a_row(value: Any, name: str) -> Any:
 
 
 def positive(p: Array) -> Array:
-    """The support of p. NaN counts as supported, so that a poisoned row has a NaN gradient, not a silent 0."""
+    """True on the support of p, and where p is NaN, so that a poisoned row has a NaN gradient, not a silent 0."""
     return ~(p <= 0)
 
 
 def row_top(x: Array, keep: Array, xp: Namespace) -> Array:
-    """The maximum of the kept entries, [..., 1], and 0 for a row with none."""
+    """The maximum of the kept entries, [..., 1]; 0 for a row without kept entries."""
     high = top(xp.where(keep, x, -math.inf * xp.ones_like(x)), xp)
     return xp.where(high > -math.inf, high, xp.zeros_like(high))

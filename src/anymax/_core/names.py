@@ -1,4 +1,4 @@
-"""Maps by their names: "sparsemax", "entmax:alpha=1.3", "square". What a name means, wherever a map is taken: here and nowhere else."""
+"""Maps by name: "sparsemax", "entmax:alpha=1.3", "square". Every function that takes a map reads its name here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class UnknownMap(ValueError):
 
 
 def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
-    """The map that is given, or that a name means; a sentence, in the name of `who`, for anything else.
+    """The map itself, or the map that a name means; for anything else an error that begins with `who`.
 
-    place: what to say of where it stands, where an array was given.
+    place: the hint to give if an array stands where the map should be.
     """
     if isinstance(given, Mapping):
         return given
@@ -33,7 +33,7 @@ def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first,
 
 
 def _said(given: Any, place: str) -> str:
-    """What was given in place of a map, and what to write for it."""
+    """Words for an error: what was given instead of a map, and what to write."""
     if isinstance(given, type) and issubclass(given, Mapping):
         needed = required(given)
         return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
@@ -49,18 +49,18 @@ def _said(given: Any, place: str) -> str:
 
 
 def classes() -> dict[str, type[Mapping]]:
-    """The catalogue by names."""
+    """The classes of the catalogue by name."""
     return {kind.name: kind for kind in handed.catalogue}
 
 
 def ratios() -> dict[str, Callable[[], Mapping]]:
-    """The ready-made kinds of Ratio."""
+    """The predefined ratio maps by name."""
     ratio: Any = classes()["ratio"]
     return {"square": ratio.square, "sigmoid": ratio.sigmoid, "relu": ratio.relu}
 
 
 def names() -> list[str]:
-    """Every map once: the kinds of `ratio` stand for it."""
+    """The name of every map, with the predefined ratio maps instead of `ratio`."""
     kinds = ratios()
     return [name for each in classes() for name in (kinds if each == "ratio" else (each,))]
 
@@ -70,7 +70,7 @@ def _bare(name: str) -> str:
 
 
 def _spelled(name: str) -> str | None:
-    """The name as the catalogue spells it: sparse_softmax, sparse-softmax and SparseSoftmax are one."""
+    """The name as the catalogue spells it; sparse_softmax, sparse-softmax and SparseSoftmax are the same."""
     return next((known for known in (*classes(), *ratios()) if _bare(known) == _bare(name)), None)
 
 
@@ -88,25 +88,25 @@ def find(name: str) -> str:
 
 
 def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """The parameters of a map that words can give: all but functions."""
+    """The parameters of a map that a string can set: all but functions."""
     if name in ratios() or name == "ratio":
         return {}
     return {f.name: f for f in _fields(classes()[name]) if f.init and not callable(f.default)}
 
 
 def required(kind: type[Mapping]) -> list[str]:
-    """The parameters that a map can't do without."""
+    """The parameters of a map that have no default."""
     none = dataclasses.MISSING
     return [f.name for f in _fields(kind) if f.init and f.default is none and f.default_factory is none]
 
 
 def _fields(kind: type[Mapping]) -> list[dataclasses.Field[Any]]:
-    """As dataclasses.fields, which torch.compile can't look through for a class."""
+    """Like dataclasses.fields, which torch.compile can't trace when given a class."""
     return [f for f in kind.__dataclass_fields__.values() if "ClassVar" not in str(f.type)]  # type: ignore[attr-defined]
 
 
 def read(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name of a map and the parameters behind it, of `NAME` or `NAME:parameter=value,...`."""
+    """The name and the parameters in `NAME` or `NAME:parameter=value,...`."""
     name, _, rest = spec.partition(":")
     full = next((meant for alias, meant in ALIASES.items() if _bare(alias) == _bare(name)), name)
     if rest and ":" in full:
@@ -126,7 +126,7 @@ def read(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def number(word: str) -> int | float | bool | str:
-    """An integer, a float, true or false where the word is one, else the word itself."""
+    """The word as a bool, an int or a float if it is one, else the word itself."""
     if word in ("true", "false"):
         return word == "true"
     for kind in (int, float):
@@ -138,7 +138,7 @@ def number(word: str) -> int | float | bool | str:
 
 
 def make(name: str, given: dict[str, Any]) -> Mapping:
-    """The map of a name that `find` gave, with these parameters."""
+    """The map with a name that `find` returned and these parameters."""
     kinds = ratios()
     if name in kinds:
         return kinds[name]()
@@ -159,5 +159,5 @@ def make(name: str, given: dict[str, Any]) -> Mapping:
 
 
 def named(spec: str) -> Mapping:
-    """The map that the words mean."""
+    """The map that a string such as "entmax:alpha=1.3" means."""
     return make(*read(spec))

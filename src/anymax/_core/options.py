@@ -1,4 +1,4 @@
-"""Options that a function hands on to another: what its signature and its docstring say of them, and a sentence where a name is none."""
+"""Options that a function passes on to another: their signatures and docstrings, and the error for an unknown option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .typing import Axes, Mask, Reduction
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_HINTS = {  # what other libraries call it, and what to do here
+_HINTS = {  # names in other libraries, and what to do here
     "k": "leave it out, since any number of classes may have a probability",
     "n_iter": "leave it out, since the answer is exact",
     "ensure_sum_one": "leave it out, since it always is",
@@ -64,12 +64,12 @@ _HINTS = {  # what other libraries call it, and what to do here
 
 
 def names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The options of a function of (map, scores, axis); ask once, since a signature takes 20 us to read."""
+    """The options of a function of (map, scores, axis). Call it once, since reading a signature takes 20 us."""
     return "axis", *(p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def allowed(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str] | None = None) -> Any:
-    """The options, all of them among the names in `takes`; an error in the name of `who` otherwise."""
+    """The options, or an error in the name of `who` if one of them is not in `takes`."""
     for name in options:
         if name not in takes:
             raise TypeError(unknown(who, takes, name, {**_HINTS, **(hints or {})}))
@@ -77,10 +77,10 @@ def allowed(who: str, takes: tuple[str, ...], options: Any, hints: dict[str, str
 
 
 def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) -> str:
-    """The sentence for an option that there is not."""
+    """The error message for an unknown option."""
     said = hints.get(name)
     if said is None:
-        import difflib  # late: for a name that is wrong
+        import difflib  # late: needed only for this error
 
         near = difflib.get_close_matches(name, takes, 1)
         said = f"did you mean {near[0]}=?" if near else None
@@ -130,7 +130,7 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
     return wrap
 
 
-# -- what help() says -----------------------------------------------------------------------------------------------------------
+# -- docstrings and signatures -------------------------------------------------------------------------------------------------
 
 
 def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -165,7 +165,7 @@ def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 class Said(NamedTuple):
-    """The parts of a docstring: prose, the lines of each argument by name, what is returned, examples and what follows them."""
+    """The parts of a docstring: prose, the lines of each argument by name, the result, and the examples with what follows them."""
 
     prose: list[str]
     arguments: dict[str, str]
@@ -173,9 +173,9 @@ class Said(NamedTuple):
     examples: list[str]
 
     def with_all(self, home: Said, parameters: Iterable[str]) -> str:
-        """As one text, with what `home` says of parameters that are not described here."""
+        """The docstring as one text, with the lines of `home` for parameters that are not described here."""
         blocks = [self.arguments.get(name) or home.arguments.get(name) for name in parameters]
-        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once, where two names share their lines
+        lines = "\n".join(dict.fromkeys(filter(None, blocks)))  # once if two names share their lines
         return "\n\n".join([*self.prose, *filter(None, [lines]), *(self.returns or home.returns), *self.examples])
 
 
@@ -197,7 +197,7 @@ def said(text: str) -> Said:
 
 
 def _about(line: str) -> list[str]:
-    """The arguments that a line is about: `name: text`, or `name, name: text`."""
+    """The arguments that a line `name: text` or `name, name: text` describes."""
     names, colon, _ = line.partition(": ")
     if colon and names.isidentifier():
         return [names]
@@ -206,7 +206,7 @@ def _about(line: str) -> list[str]:
 
 
 def _read(part: str, arguments: dict[str, str]) -> None:
-    """The lines of each argument, further ones indented."""
+    """Add the lines of each argument to `arguments`; its further lines are indented."""
     margin, now = len(part) - len(part.lstrip()), []
     for line in part.split("\n"):
         further = line[margin:].startswith(" ")
@@ -228,20 +228,20 @@ def loss(
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> None:
-    """What every loss takes; read by `spelled`, and never called.
+    """The parameters of every loss. `spelled` reads this docstring; the function is never called.
 
     mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
     scores: the scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
     target: class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
         classes (floating point, of the shape of the scores).
-    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
-    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes makes one row of
-        all their entries.
-    dim: another name of `axis`.
-    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; where it is the target, a loss
+    weight: one factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
+    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
+        of all their entries.
+    dim: another name for `axis`.
+    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
         without an upper bound is +inf.
     ignore_index: the class index of samples that are left out; a mean does not count them.
-    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
+    reduction: "mean" over the samples, their "sum", or "none" for one value per sample.
     label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
 
     Returns the loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.

@@ -18,7 +18,7 @@ from .mapping import Mapping
 class RatioMap(Mapping):
     """`p_i = u(x_i) / sum_j u(x_j)` for a non-negative function u; `J^T g = u'/Z * (g - <p, g>)`.
 
-    A member gives `weights`, which returns u and its derivative. For a function of your own without a class see `Ratio`.
+    A subclass defines `weights`, which returns u and its derivative. `Ratio` takes u as a function, without a subclass.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class RatioMap(Mapping):
 
     @abstractmethod
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(u(x), u'(x)), both times any positive factor that is constant in the row and taken as a constant."""
+        """(u(x), u'(x)), both times the same positive factor; it is constant in the row and for differentiation."""
 
     def _parts(self, x: Array, xp: Namespace) -> tuple[Array, Array, Array, Array]:
         y, keep, poisoned = finite_scores(x, xp)

@@ -1,4 +1,4 @@
-"""Rows of what a caller gives: axes, masks, dtypes and parameters, once for every verb."""
+"""Turns what a caller gives into rows: axes, masks, dtypes and parameters, once for every verb."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .shards import refuse as refuse_sharded
 
 
 def join(mapping: Mapping | str, x: Any, axes: Any, mask: Any) -> tuple[Joined, Mapping, Any]:
-    """The scores, the mapping and the mask for rows along several axes, which become the last."""
+    """The scores, the mapping and the mask with several axes joined into the last."""
     mapping = as_mapping(mapping)
     joined = Joined.of(x, axes)
     params = {name: joined.lay_out(v, f"{mapping.name}: {name}") for name, v in mapping.params().items() if v.ndim}
@@ -44,9 +44,9 @@ def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) ->
 def split(
     mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
-    """The same with the mask beside the rows, broadcastable to them."""
+    """Like `prepare`, but the mask is returned last, broadcastable to the rows, and not applied to them."""
     mapping = as_mapping(mapping)
-    refuse_sharded("a function of rows", x)  # verbs have said so by their own names
+    refuse_sharded("a function of rows", x)  # most verbs have raised this error under their own names
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:
@@ -88,7 +88,7 @@ def aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
     """A parameter in the layout and dtype of the rows."""
     if not is_array(value):
         return value
-    if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
+    if value.ndim == 0:  # NumPy's become Python numbers; a 0-d array of torch or JAX adopts any dtype
         return value.item() if isinstance(value, np.ndarray) else value
     xp = namespace(rows)
     value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
@@ -108,5 +108,5 @@ def restore_axis(rows: Array, axis: int) -> Array:
 
 
 def like_scores(out: Array, x: Array) -> Array:
-    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
+    """`out` in the dtype of the scores: rows of 8-bit floats are computed in fp32 and rounded once, here."""
     return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out

@@ -1,4 +1,4 @@
-"""`Separable`: the maps `p_i = link(x_i - tau)`, their threshold, their loss and all of their derivatives."""
+"""`Separable`: the maps `p_i = link(x_i - tau)`, with their threshold, their loss and all derivatives."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from .solve import Totals, below_ceilings, below_one_ceiling, root, totals
 class Separable(Mapping):
     """`p = argmax <p, x> - sum_i omega(p_i)` on the simplex: `p_i = link(x_i - tau)`, tau such that the row sums to `mass`.
 
-    A member gives `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`; it may give a closed
-    form `closed(y, keep, xp)` of the level, which the tests hold to the generic solver. The link grows without bound, or its
-    upper bound is said by `ceiling`: a link that falls short of the mass is an error.
+    A subclass defines `omega_terms(q)`, `link(t)`, `slope(q) = omega'(q)` and `curvature(q) = omega''(q)`. It may define a closed
+    form `closed(y, keep, xp)` of the level, which the tests compare with the generic solver. If the link is bounded, `ceiling`
+    must return the bound; a link that does not reach the mass is an error.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Separable(Mapping):
 
     iterative = True
     needs_scores = False
-    steep: bool = False  # True where the link has infinite slope at the edge of the support
+    steep: bool = False  # True if the link has infinite slope at the edge of the support
 
     @abstractmethod
     def omega_terms(self, q: Array, xp: Namespace) -> Array: ...
@@ -67,42 +67,42 @@ class Separable(Mapping):
         return None
 
     def ceiling(self, x: Array, xp: Namespace) -> Any:
-        """The largest probability of each class, where the link is bounded: a number, or an array that broadcasts to rows; None: no bound.
+        """The upper bound of the link, for each class: a number, or an array that broadcasts to rows; None if there is none.
 
-        A link that comes to it in the limit only, as a sigmoid does, has an infinite slope there. A row whose ceilings sum to no more than
-        the mass gets its ceilings.
+        If a link reaches the bound only in the limit, as a sigmoid does, `slope` is infinite there. A row whose ceilings sum to no more
+        than the mass gets its ceilings.
         """
         return None
 
     def sensitivity(self, p: Array, xp: Namespace) -> Array:
-        """s = 1 / omega''(p) on the support and below the ceiling, else 0: dp_i/dt_i."""
+        """s_i = dp_i/dt_i: 1 / omega''(p_i) on the support and below the ceiling, else 0."""
         inside, most = positive(p), self.ceiling(p, xp)
         inside = inside if most is None else inside & ~(p >= most)
-        # a constant curvature knows nothing of p: 0 p hands on its NaN
+        # a constant curvature ignores p; adding 0 p passes on NaN
         return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.zeros_like(p))
 
     # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
 
     def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(anchor, level), both [..., 1], constants of differentiation."""
+        """(anchor, level), both [..., 1], constants for differentiation."""
         most = self.ceiling(x, xp)
         if most is not None:
             return self._below(most, x, keep, xp)
         anchor = row_top(x, keep, xp)
         y = x - anchor
-        # running sums over a long row may round the closed form away by any amount: a start for Newton, not the answer
+        # running sums over a long row can make the closed form arbitrarily inexact: it only starts Newton's method
         return anchor, self.search(y, keep, xp, self.closed(y, keep, xp))
 
     def search(
         self, y: Array, keep: Array, xp: Namespace, start: Array | None = None, totals: Totals = totals
     ) -> Array:
-        """The level by the generic solver, for rows whose maximum is 0; `start` is what is already known of it, `totals` adds up."""
+        """The level by the generic solver, for rows whose maximum is 0. `start` is a first guess; `totals` sums over the classes."""
         (count,), mass = totals([xp.astype(keep, y.dtype)], xp), like(self.mass, y, xp)
         high = self.slope(xp.ones_like(count) * mass, xp)
         return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start, totals)
 
     def _lowest(self, count: Array, mass: Any, xp: Namespace) -> Array:
-        """A level at which the largest score, and so every score, has at most its even share of the mass."""
+        """A level at which the largest score, and so every score, has at most an even share of the mass."""
         one = xp.ones_like(count)
         share = mass / xp.where(count > 0, count, one)
         return self.slope(xp.where(share < 1.0, share, one) * one, xp)
@@ -139,7 +139,7 @@ class Separable(Mapping):
         return poison(level, short, xp)
 
     def _below(self, most: Any, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(anchor, level) under a ceiling."""
+        """(anchor, level) for a link with a ceiling."""
         mass = like(self.mass, x, xp)
         if not is_array(most) or most.ndim == 0 or most.shape[-1] == 1:
             count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
@@ -178,7 +178,7 @@ class Separable(Mapping):
         return xp.concat(self.solve(y, keep, xp), axis=-1)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
-        """Two Newton steps on a constant level: the first carries the first derivative, the second the second."""
+        """Two Newton steps from a constant level: the first makes the first derivative exact, the second the second."""
         ends: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
         y, keep, poisoned = finite_scores(x, xp)
         return self.on_level(y, keep, poisoned, ends[..., :1], ends[..., 1:], xp)
@@ -196,7 +196,7 @@ class Separable(Mapping):
         return finish(p + stop_gradient(self.remainder(p, level, xp, totals)), keep, poisoned | xp.isnan(level), xp)
 
     def remainder(self, p: Array, level: Array, xp: Namespace, totals: Totals = totals) -> Array:
-        """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
+        """One Newton step in p along dp/dlevel. It restores what rounding the level to the working precision has lost."""
         rate = self.rate(p, level, xp)
         sum_p, sum_rate = totals([p, rate], xp)
         lost = like(self.mass, p, xp) - sum_p
@@ -207,7 +207,7 @@ class Separable(Mapping):
     def vjp(self, x: Array, p: Array, g: Array, xp: Namespace) -> Array:
         s = self.sensitivity(p, xp)
         if self.steep:
-            # One entry may outweigh all others by many orders: measured from its own g, nothing cancels.
+            # One s_i may exceed all others by many orders of magnitude; g minus its g_i does not cancel.
             largest = xp.finfo(s.dtype).max ** 0.75
             s = xp.where(s > largest, largest * xp.ones_like(s), s)
             g = g - take(g, xp.argmax(stop_gradient(s), axis=-1, keepdims=True), xp)
@@ -215,11 +215,29 @@ class Separable(Mapping):
         return s * (g - dot(s, g, xp) / xp.where(rate == 0, xp.ones_like(rate), rate))
 
     def omega(self, q: Array, xp: Namespace) -> Array:
-        """The sum of `omega_terms`, less the affine function that makes it 0 at every vertex: no term is to be normalised."""
+        """The sum of `omega_terms` minus an affine function, so that it is 0 at every vertex however the terms are normalised."""
         zero = xp.zeros_like(q[..., :1])
         base = self.omega_terms(zero, xp)
         rise = self.omega_terms(zero + 1.0, xp) - base
         return total(self.omega_terms(q, xp) - base - rise * q, xp)
+
+    # -- classes that lie on several processes ---------------------------------------------------------------------------
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.facts.sparse
+
+    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        """True where `search` finds the level of rows like x from sums along the classes alone."""
+        kind = type(self)
+        generic = kind.search is Separable.search and kind.solve is Separable.solve
+        return generic and self.ceiling(x[..., :1], xp) is None
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
+        return [self.constant(y, xp)]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        return xp.sum(terms[0], axis=0)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         return self.slope(safe(q, q > 0, 1.0, xp), xp)

@@ -1,7 +1,4 @@
-"""torch's DTensor: which tensors are spread over devices, and where verbs send them.
-
-`distributed/torch_dtensor.py` says what becomes of them, and nothing else does.
-"""
+"""torch's DTensor: tells which tensors are spread over devices. `distributed/torch_dtensor.py` computes with them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 from . import handed
 
-_APART = ("sample", "linear_loss")  # those of them that anymax.distributed has too
+_APART = ("sample", "linear_loss")  # verbs without DTensors that are in anymax.distributed too
 
 
 def sharded(x: Any) -> bool:
@@ -19,7 +16,7 @@ def sharded(x: Any) -> bool:
 
 
 def refuse(who: str, x: Any, **others: Any) -> None:
-    """An error where a verb does not take a DTensor, as x or as another operand by its name."""
+    """An error, for a verb that takes no DTensor, if x or another operand is one."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     for name, value in others.items():
@@ -34,5 +31,5 @@ def refuse(who: str, x: Any, **others: Any) -> None:
 
 
 def over_devices() -> Any:
-    """What serves DTensors, loaded for the first of them."""
+    """The module that handles DTensors, which is loaded when the first one appears."""
     return handed.over_devices()

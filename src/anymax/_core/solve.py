@@ -1,8 +1,8 @@
-"""The threshold finders, in array-API code: one row one number, all rows at once.
+"""Solvers for the threshold, in array-API code: one number for each row, all rows at once.
 
-A separable map is `p_i = phi(x_i - tau)`. Rows come centred at an anchor (their maximum, unless a map says otherwise) and the
-unknown is the `level`, the argument of phi at the anchor: `p_i = phi(y_i + level)` with `y_i = x_i - anchor <= 0`. So no
-common offset of the scores costs a digit, and the unknown lies in a known interval of the size of the answer.
+A separable map is `p_i = phi(x_i - tau)`. Rows are centred at an anchor (their maximum, unless a map chooses another), and the
+unknown is the `level`, the argument of phi at the anchor: `p_i = phi(y_i + level)` with `y_i = x_i - anchor`. So a common offset
+of the scores costs no digits, and the unknown lies in a known interval of about its own size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._array import Array, Namespace, counts, descending, known, loop, running_
 
 
 def totals(parts: list[Array], xp: Namespace) -> list[Array]:
-    """The sums over the classes, [..., 1], of several arrays; where classes are on several machines, something else adds up."""
+    """The sums of several arrays over the classes, [..., 1]. Classes on several machines need another function of this type."""
     return [total(a, xp) for a in parts]
 
 
@@ -31,16 +31,16 @@ def root(
     traced: int = 20,
     start: Array | None = None,
 ) -> Array:
-    """The root of an increasing function in [low, high], one a row: Newton's method inside a shrinking bracket.
+    """The root of an increasing function in [low, high], one per row: Newton's method inside a shrinking bracket.
 
-    `evaluate(level)` gives the residual (its sign is what counts) and the Newton step to take. Starting from `high`, Newton on
-    a convex function descends to the root without ever crossing it. A step that leaves the bracket, or that is not
-    at most half of the one before, is replaced by bisection, so the method cannot be slower than that.
+    `evaluate(level)` gives the residual, of which only the sign is used, and the Newton step. From `high`, Newton's method on a
+    convex function descends to the root without crossing it. A step that leaves the bracket, or is longer than half the step
+    before, is replaced by bisection, so the method is not slower than bisection.
     """
     eps = xp.finfo(high.dtype).eps
     level = high if start is None else start
-    traced = traced if start is None else 6  # enough from a closed form, even a badly rounded one
-    step = xp.where(high > low, high - low, xp.zeros_like(high))  # a NaN interval is done at once
+    traced = traced if start is None else 6  # enough after a closed form, even a badly rounded one
+    step = xp.where(high > low, high - low, xp.zeros_like(high))  # a row with a NaN bound stops at once
 
     def tolerance(level: Array) -> Array:
         size = xp.abs(level)
@@ -60,7 +60,7 @@ def root(
         new_high = xp.where(above & (level < high), level, high)
         target = level + newton
         good = (target >= new_low) & (target <= new_high) & (2.0 * xp.abs(newton) <= xp.abs(step))
-        # the first step may be anything inside the bracket: `step` starts as the width of it
+        # the first Newton step may be as long as half the bracket, whose width is the first `step`
         target = xp.where(good, target, 0.5 * (new_low + new_high))
         return (
             xp.where(go, target, level),
@@ -74,29 +74,29 @@ def root(
 
 # -- under a ceiling --------------------------------------------------------------------------------------------------------
 #
-# The anchor is the first class, in the order in which a rising level fills them, at which the full ones reach the mass: it is in
-# the support, and from there nothing cancels. A ceiling may be open: the link comes to it in the limit, and its slope is infinite
-# there. No level fills such a class, and the anchor is the first class at which those with one share of their ceilings, less than
-# all of it, reach the mass: m classes with mass / m each.
+# A rising level brings one class after the other to its ceiling. The anchor is the class whose ceiling, with those of the classes
+# before it, reaches the mass: it is in the support, and measured from there nothing cancels. A ceiling may be open: the link reaches
+# it only in the limit, where `slope` is infinite. Then no level brings a class to its ceiling, and the anchor is found with the same
+# share, below 1, of each ceiling: under one ceiling for all, m classes with mass / m each.
 
 
 def below_one_ceiling(
     slope: Callable[[Array, Namespace], Array], most: Any, mass: Any, x: Array, keep: Array, xp: Namespace
 ) -> tuple[Array, Array, Array, Array]:
-    """(anchor, the level at the edge of the support, a level that is not too low, True where the mass can be reached), [..., 1].
+    """(anchor, the level at the edge of the support, an upper bound of the level, True where the mass can be reached), [..., 1].
 
-    Under a ceiling that all classes of a row have.
+    For one ceiling that is the same for all classes of a row.
     """
     count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
     ordered = descending(xp.where(keep, x, -math.inf * xp.ones_like(x)), xp)
     each = most * xp.ones_like(x[..., :1])
-    one = xp.where(each < mass, each, mass * xp.ones_like(each))  # no class has more than the mass, which may be tiny
-    end, edge = slope(one, xp), slope(xp.zeros_like(each), xp)  # fewer than the mass at the edge
+    one = xp.where(each < mass, each, mass * xp.ones_like(each))  # no class gets more than the mass, which may be tiny
+    end, edge = slope(one, xp), slope(xp.zeros_like(each), xp)  # at the edge the sum is below the mass
     opened, n = end == math.inf, x.shape[-1] + 1
     ratio = mass / each
     more = (
         xp.floor(ratio * (1.0 + 8.0 * xp.finfo(x.dtype).eps)) + 1.0
-    )  # mass / more is below the ceiling, also once rounded
+    )  # mass / more is below the ceiling, even after rounding
     needed = xp.where(opened, more, xp.ceil(ratio))
     rank = counts(xp.where(needed < n, needed, n * xp.ones_like(needed)), xp) - 1
     rank = xp.where(rank > 0, rank, xp.zeros_like(rank))
@@ -112,8 +112,8 @@ def below_one_ceiling(
 def below_ceilings(
     slope: Callable[[Array, Namespace], Array], most: Array, mass: Any, x: Array, keep: Array, xp: Namespace
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The same under a ceiling for each class, with a link of its own; before it the argument of the links up to which none has more than
-    its even share of the mass."""
+    """The same if each class has its own ceiling and link. The first result is new: an argument of the links at which no class has more
+    than an even share of the mass."""
     zero, infinite = xp.zeros_like(x), math.inf * xp.ones_like(x)
     count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
     some = count > 0
@@ -128,7 +128,7 @@ def below_ceilings(
     ends = slope(share * most, xp)
     order = xp.argsort(
         -xp.where(keep, x - ends, -infinite), axis=-1
-    )  # from the threshold at which a class has its share
+    )  # by the threshold at which a class gets its share
     full = running_sum(xp.take_along_axis(share * room, order, axis=-1), xp)
     rank = xp.sum(counts(full < mass, xp), axis=-1, keepdims=True)
     last = xp.where(some, count, xp.ones_like(count)) - 1
@@ -140,11 +140,11 @@ def below_ceilings(
 
 
 def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
-    """tau of `sum_i (z_i - tau)_+^r = 1` for r = 1, 2 or 3, in closed form after one sort; z has its maximum at 0.
+    """The root tau of `sum_i (z_i - tau)_+^r = 1` for r = 1, 2 or 3, in closed form after one sort; the maximum of z is 0.
 
-    With the scores in descending order, k is in the support exactly if `sum_{i<=k} (z_i - z_k)^r < 1`, and this
-    sum never decreases with k: counting is enough, ties included. Entries below -1 can't be in the support, since tau >= -1;
-    cutting them there keeps every running sum small.
+    With the scores in descending order, k is in the support exactly if `sum_{i<=k} (z_i - z_k)^r < 1`. This sum never decreases with
+    k, so it is enough to count, also with ties. Entries below -1 are not in the support, since tau >= -1; clipping them to -1 keeps
+    every running sum small.
     """
     zs = descending(xp.where(z > -1.0, z, -xp.ones_like(z)), xp)
     count = running_sum(xp.ones_like(zs), xp)
@@ -169,14 +169,14 @@ def sorted_power_threshold(z: Array, r: int, xp: Namespace) -> Array:
 
 
 def _support(mass: Array, xp: Namespace) -> Array:
-    """Index of the last supported entry, [..., 1], from the mass that each prefix would have at its own last entry."""
+    """The index of the last supported entry, [..., 1]; `mass` is the sum of each prefix with tau at its last entry."""
     inside = counts(mass < 1.0, xp)
     last = xp.sum(inside, axis=-1, keepdims=True) - 1
     return xp.where(last < 0, xp.zeros_like(last), last)
 
 
 def _depressed_cubic(v: Array, q: Array, xp: Namespace) -> Array:
-    """The real root w of `w^3 + 3 v w = q`, v >= 0, by the hyperbolic form, which has no cancellation."""
+    """The real root w of `w^3 + 3 v w = q`, v >= 0, by the hyperbolic formula, which does not cancel."""
     tiny = xp.finfo(v.dtype).smallest_normal ** 0.25
     spread = xp.sqrt(xp.where(v > tiny, v, xp.ones_like(v)))
     bent = 2.0 * spread * xp.sinh(xp.asinh(q / (2.0 * spread * spread * spread)) / 3.0)
@@ -192,16 +192,16 @@ def _floored(x: Array, floor: float, xp: Namespace) -> Array:
 def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
     """The smallest supported score of `sum_i (c (z_i - tau))_+^(1/c) = 1` and its probability q, for c >= 1.
 
-    Above alpha = 2 the map has infinite slope at the edge of its support: a threshold rounded to the working precision
-    misplaces the small probabilities by far more than that. Anchored at the smallest supported score, every term
-    `q^c + c (z_i - z_m)` is a sum of non-negative numbers and loses nothing. The function `sum_i (q^c + c d_i)^(1/c)` is a
-    sum of c-norms, hence convex in q, and Newton from q = 1 / |support| descends to the root.
+    Above alpha = 2 the map has infinite slope at the edge of its support, so rounding the threshold to the working precision
+    gives much larger errors in the small probabilities. With the smallest supported score as the anchor, every term
+    `q^c + c (z_i - z_m)` is a sum of non-negative numbers and loses no digits. The function `sum_i (q^c + c d_i)^(1/c)` is a
+    sum of c-norms, hence convex in q, and Newton's method from q = 1 / |support| descends to the root.
     """
     n = z.shape[-1]
     order = descending(xp.where(keep, z, -xp.inf * xp.ones_like(z)), xp)
     kept = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
     low = xp.zeros_like(kept)  # always in the support
-    high = xp.where(kept > 0, kept, xp.ones_like(kept))  # never in it, as an index
+    high = xp.where(kept > 0, kept, xp.ones_like(kept))  # an index that is never in it
     r = 1.0 / c
     rounds = max(1, (n - 1).bit_length() + 1) if isinstance(n, int) else 32  # a size may be a symbol, below 2^31
     for _ in range(rounds):
@@ -229,7 +229,7 @@ def pivot(z: Array, keep: Array, c: Any, xp: Namespace) -> tuple[Array, Array]:
 
 
 def anchored_power(q: Array, gap: Array, support: Array, c: Any, xp: Namespace) -> Array:
-    """`(q^c + c gap)^(1/c)` where `support` (gap >= 0), 0 elsewhere; q where q^c is too small for the dtype."""
+    """`(q^c + c gap)^(1/c)` on the support (gap >= 0), 0 elsewhere; q if the sum is too small for the dtype."""
     base = q**c + c * xp.where(support, gap, xp.ones_like(gap))
     whole = base > xp.finfo(gap.dtype).smallest_normal
     p = xp.where(whole, xp.where(whole, base, xp.ones_like(base)) ** (1.0 / c), q + 0.0 * gap)

@@ -1,4 +1,4 @@
-"""What signatures say to a type checker: an array comes back as the kind that was given, a list of numbers as an array of NumPy."""
+"""Types of signatures. A type checker sees that the result is of the caller's kind of array, and of NumPy's for lists of numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
 
 class AnyArray(Protocol):
-    """What arrays of NumPy, torch and JAX have in common."""
+    """The attributes that arrays of NumPy, torch and JAX share."""
 
     @property
     def ndim(self) -> int: ...
@@ -31,13 +31,13 @@ Target = int | AnyArray | Numbers  # class indices, or a distribution
 Weight = AnyArray | Sequence[float] | None
 Mask = AnyArray | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[Sequence[bool]]] | None
 Axes = int | tuple[int, ...] | list[int] | None
-DType = Any  # each framework has a class of its own
+DType = Any  # each framework has its own class
 Reduction = Literal["mean", "sum", "none"]
 Entropy = Literal["shannon", "renyi", "renyi2", "tsallis"]
 
 
 class LogOptions(TypedDict, total=False):
-    """Options of `log_apply`, and of its sugar."""
+    """Options of `log_apply` and of its shorthands."""
 
     dim: Axes
     mask: Mask
@@ -45,12 +45,12 @@ class LogOptions(TypedDict, total=False):
 
 
 class ApplyOptions(LogOptions, total=False):
-    """Options of `apply`, and of its sugar."""
+    """Options of `apply` and of its shorthands."""
 
     out: AnyArray | None
 
 
-class LossOptions(TypedDict, total=False):
+class LossKeywords(TypedDict, total=False):
     """Options of every loss."""
 
     axis: Axes

@@ -8,19 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .._array import (
-    Array,
-    Namespace,
-    check_integer,
-    decides,
-    is_int,
-    is_jax,
-    is_torch,
-    number,
-    running_sum,
-    shown,
-    stop_gradient,
-)
+from .. import _array
+from .._array import Array, Namespace, decides, is_jax, is_torch, running_sum, stop_gradient
 from .generators import uniform
 from .truncation import topk_keep
 
@@ -88,15 +77,15 @@ def largest(x: Array, k: int, xp: Namespace) -> Array:
 
 def count_of(num_samples: Any) -> int:
     """How many samples to draw from each row; one for None."""
-    count = 1 if num_samples is None else number(num_samples)
-    if not is_int(count) or count < 0:
-        raise TypeError(f"num_samples: expected None or a non-negative integer, got {shown(num_samples)}")
+    count = 1 if num_samples is None else _array.number(num_samples)
+    if not _array.is_int(count) or count < 0:
+        raise TypeError(f"num_samples: expected None or a non-negative integer, got {_array.shown(num_samples)}")
     return count
 
 
 def check_k(who: str, k: Any, n: int) -> int:
     """k as an integer; raise if it is not from 1 to n."""
-    k = check_integer(who, "k", k, "an integer, the number of classes to give")
+    k = _array.check_integer(who, "k", k, "an integer, the number of classes to give")
     if not 1 <= k <= n:
         raise ValueError(f"{who}: k must be from 1 to the number of classes, {n}; got {k}")
     return k

@@ -10,6 +10,7 @@ from .. import _array, kernels
 from .._array import Array
 from .._core import handed
 from .._core.mapping import Mapping
+from ..kernels.engine import BELOW
 from ..kernels.reference import ENGINE as reference
 
 if TYPE_CHECKING:
@@ -64,16 +65,16 @@ class Bridge(ABC):
     def loss(self, mapping: Mapping, x: Array, y: Array) -> Array:
         """`Omega*(x) - <x, y>`, [..., 1], for a distribution y."""
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
-        """The loss of each row for its class index (below 0: none), fp32 or fp64; None if no engine has it in one pass."""
-        return None
+    def reduces(self, x: Array) -> bool:
+        """True for scores whose losses `index_loss` computes along any axis, with their sum or mean and an index to ignore."""
+        return False
 
-    def reduced_loss(
-        self, mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
     ) -> Array | None:
-        """The reduced loss of class indices, fp32 or fp64, in one pass along any axis.
+        """The loss of class indices, fp32 or fp64, by an engine that computes it in one pass. Rows of a negative index do not count.
 
-        None if no engine has it, or if an index is no class: the caller then composes the loss, or raises the error.
+        None if no engine does, or if an index is no class: the caller then composes the loss, or raises the error.
         """
         return None
 

@@ -24,7 +24,7 @@ from .. import kernels
 from .._array import Array, upcast
 from .._core.mapping import Mapping
 from ..kernels import xla
-from ..kernels.engine import Engine
+from ..kernels.engine import BELOW, Engine
 from ..kernels.link import Link, link_of
 from ..kernels.reference import ENGINE as reference
 from ..kernels.xla import Static, alike, outside_of_jit, to_front
@@ -309,7 +309,11 @@ class JaxBridge(Bridge):
         x, y, *values = alike(x, y, *params.values())
         return _compiled_loss(static_of(mapping), dict(zip(params, values)), x, y)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
+    ) -> Array | None:
+        if (axis, ignored, reduction) != (-1, BELOW, "none"):
+            return None
         mapping = _opened(mapping, x)
         if not kernels.choose("index_loss", mapping, x).compiled:
             return None

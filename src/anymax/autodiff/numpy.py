@@ -10,7 +10,10 @@ from .. import kernels
 from .._array import Array
 from .._core.mapping import Mapping
 from ..kernels import native
+from ..kernels.engine import BELOW
 from .bridge import Bridge
+
+_FLOATS = frozenset(map(np.dtype, ("float32", "float64", "float16")))  # a set is searched quickly
 
 
 class NumpyBridge(Bridge):
@@ -34,13 +37,11 @@ class NumpyBridge(Bridge):
         p = self.apply(mapping, x)
         return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
 
-    def index_loss(self, mapping: Mapping, x: Array, index: Array) -> Array | None:
-        engine = kernels.compiled("index_loss", mapping, x)
-        made = engine and engine.index_loss(mapping, x, index, save=False)
-        return made and made.value
+    def reduces(self, x: Array) -> bool:
+        return type(x) is np.ndarray and (x.dtype in _FLOATS or x.dtype.name == "bfloat16")
 
-    def reduced_loss(
-        self, mapping: Mapping, x: Array, index: Array, axis: int, ignored: int, reduction: str
+    def index_loss(
+        self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
     ) -> Array | None:
         engine = kernels.compiled("index_loss", mapping, x) if type(index) is np.ndarray else None
         made = engine and engine.index_loss(

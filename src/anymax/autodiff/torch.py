@@ -336,47 +336,31 @@ class TorchBridge(Bridge):
         p = self.apply(mapping.frozen(), x.detach()) if once else self.apply(mapping, x)
         return reference.loss(mapping, x, p, y)
 
-    def index_loss(self, mapping: Mapping, x: Tensor, index: Tensor) -> Tensor | None:
-        if traced(mapping):
-            return None
-        engine = kernels.compiled("index_loss", mapping, x)
-        if engine is None:
-            return None
-        wants = recorded(x)
-        made = engine.index_loss(mapping, x, index, save=wants and not (engine.takes_strides and hooked()))
-        return _recorded(wants, x, index, made, mapping, engine, -1, BELOW, "none")
+    def reduces(self, x: Tensor) -> bool:
+        return x.dtype in _WIDE
 
-    def reduced_loss(
-        self, mapping: Mapping, x: Tensor, index: Tensor, axis: int, ignored: int, reduction: str
+    def index_loss(
+        self, mapping: Mapping, x: Tensor, index: Tensor, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
     ) -> Tensor | None:
         if _compiling() or type(x) not in KINDS or type(index) is not Tensor:
             return None
         wants = _grad() and x.requires_grad
-        if x.is_cpu and index.is_cpu:
+        if x.is_cpu and native.load() is _engine and index.dtype is torch.int64 and x.dtype in _WIDE:
             link = link_of(mapping)
-            if (
-                native.load() is not _engine
-                or isinstance(link, str)
-                or link.kind in WITHOUT_LOSS
-                or (wants and _functorch())
-            ):
+            if isinstance(link, str) or link.kind in WITHOUT_LOSS or (wants and _functorch()):
                 return None
-            save = wants and not hooked()
-            if link.params is None and index.dtype is torch.int64 and x.dtype in _WIDE:
+            if link.params is None:
+                save = wants and not hooked()
                 value = torch.empty(index.shape if reduction == "none" else (), dtype=_WIDE[x.dtype], device="cpu")
                 made = _engine.loss(mapping, x, index, value, axis, ignored, native.REDUCTIONS[reduction], save)
-                made = made and (value, made[1], made[0])
-            elif axis == -1 and not traced(mapping) and native.refuse_array(x) is None:
-                made = native.ENGINE.index_loss(
-                    mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction
-                )
-            else:
-                made = None
-            return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
-        engine = None if traced(mapping) else kernels.compiled("index_loss", mapping, x)
+                if made is not None or kernels.asked() is None:
+                    made = made and (value, made[1], made[0])
+                    return _recorded(wants, x, index, made, mapping, native.ENGINE, axis, ignored, reduction)
+        engine = None if traced(mapping) or x.is_nested else kernels.compiled("index_loss", mapping, x)
         if engine is None:
             return None
-        made = engine.index_loss(mapping, x, index, save=wants, axis=axis, ignored=ignored, reduction=reduction)
+        save = wants and not (engine.takes_strides and hooked())
+        made = engine.index_loss(mapping, x, index, save=save, axis=axis, ignored=ignored, reduction=reduction)
         return _recorded(wants, x, index, made, mapping, engine, axis, ignored, reduction)
 
     def recomputed(self, function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:

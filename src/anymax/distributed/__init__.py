@@ -217,7 +217,8 @@ def fenchel_young(
     >>> dist.destroy_process_group()
     """
     asked = Asked("fenchel_young", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
+    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    return _eagerly(_losses.loss, asked, target, weight, given)
 
 
 @spelled(fenchel_young)
@@ -257,7 +258,8 @@ def nll(
     >>> dist.destroy_process_group()
     """
     asked = Asked("nll", mapping, scores, axis, dim, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
+    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    return _eagerly(_losses.loss, asked, target, weight, given)
 
 
 @spelled(fenchel_young)
@@ -304,8 +306,8 @@ def linear_loss(
     >>> dist.destroy_process_group()
     """
     asked = Asked("linear_loss", mapping, x, None, None, mask, group, axis_name, class_start, class_count)
-    given = (weight, ignore_index, reduction, label_smoothing)
-    return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, *given)
+    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    return _eagerly(_layer.linear_loss, asked, linear_weight, linear_bias, chunk, target, weight, given)
 
 
 @spelled(apply)
@@ -386,7 +388,8 @@ def without_constant(
 ) -> Any:  # fmt: skip
     """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out."""
     asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, axis_name, class_start, class_count)
-    return _eagerly(_losses.loss, asked, target, weight, ignore_index, reduction, label_smoothing)
+    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    return _eagerly(_losses.loss, asked, target, weight, given)
 
 
 def _probabilities(asked: Asked, talk: Talk, logs: bool) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ..mappings import PerturbMax, Sigsoftmax
-from ..mappings.sigsoftmax import log_weight
 from ._shard import Met, Shard, divided, place_of
 
 
@@ -18,16 +16,13 @@ def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
     temperature = mapping.as_softmax()
     if temperature is not None:
         return rows if mapping.is_softmax else divided(rows, like(temperature, rows, xp), xp)
-    if isinstance(mapping, Sigsoftmax) and mapping.kernel is not None:
-        keep = rows != -math.inf
-        a = log_weight(xp.where(keep, rows, xp.zeros_like(rows)), xp)
-        return xp.where(keep, a, -math.inf * xp.ones_like(a))
-    return None
+    return mapping.exponents(rows, xp)
 
 
 def size_of(mapping: Mapping, rows: Array, xp: Namespace) -> Any:
-    """The factor of the loss: the scale of Gumbel noise, 1 for other maps."""
-    return like(mapping.scale, rows, xp) if isinstance(mapping, PerturbMax) else 1.0
+    """The factor of the loss: the temperature."""
+    temperature = mapping.as_softmax()
+    return 1.0 if temperature is None else like(temperature, rows, xp)
 
 
 @dataclasses.dataclass

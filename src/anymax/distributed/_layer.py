@@ -10,10 +10,10 @@ from .._array import Array, is_integer, namespace, upcast
 from ..autodiff import bridge
 from ..linear.ask import loss_of
 from ..linear.layer import Layer
-from ..losses.targets import check_reduction, class_weights, reduced
+from ..losses.options import LossOptions, class_weights
 from ._agree import Talk, agreeing
 from ._group import Group
-from ._losses import Options, loss_of_call, target_is
+from ._losses import columns, loss_of_call, say_options, target_is
 from ._shard import Asked, ShardedCall, described, form_of, place_of
 
 _WHO = "linear_loss"
@@ -22,15 +22,13 @@ _PARTS = 16  # parts in a JAX program, which contains the code of each part
 
 
 def linear_loss(
-    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, ignore_index: Any,
-    reduction: Any, label_smoothing: Any,
+    asked: Asked, talk: Talk, linear_weight: Any, linear_bias: Any, chunk: Any, target: Any, weight: Any, given: dict[str, Any]
 ) -> Any:  # fmt: skip
-    check_reduction(reduction)
+    options = LossOptions.read(_WHO, weight, given)
     layer = Layer.of(_WHO, asked.x, linear_weight, asked.mapping, linear_bias, asked.mask, part=True)
     if chunk is not None and _array.check_integer(_WHO, "chunk", chunk, "an integer, the number of rows at a time") < 1:
         raise ValueError(f"{_WHO}: chunk must be at least 1, the number of rows at a time, got {chunk}")
     xp, lead, n, rows, shared = namespace(layer.x), layer.lead, layer.classes, layer.rows, talk.group
-    whole = Options.of(_WHO, weight, ignore_index, reduction, label_smoothing)
     target = _array.beside(target, layer.x, "target", xp)
     soft = not is_integer(target)
     if tuple(target.shape) != ((*lead, n) if soft else lead):
@@ -41,7 +39,7 @@ def linear_loss(
     call = ShardedCall.of(talk, layer.mapping, layer.x, -1, None, asked.start, asked.count)
     sizes = [n] * shared.size
     if shared.strict:
-        whole.say(talk)
+        say_options(talk, options)
         target_is(talk, target, xp)
         talk.say(chunk=chunk, x=f"{layer.x.shape[-1]} features, {described(layer.x)}")
         sizes = call.agree(n)
@@ -51,11 +49,11 @@ def linear_loss(
     step = chunk or _rows_at_a_time(rows, max(sizes), shared)
     layer = dataclasses.replace(layer, x=shared.own(layer.x))
     target = xp.reshape(target, (rows, n) if soft else (rows,))
-    options = Options.of(loss_of(layer.mapping), weight, ignore_index, "none", label_smoothing)
+    each = options._replace(reduction="none")
 
     def some(begin: int) -> Array:
         where = slice(begin, min(begin + step, rows))
-        form = form_of(where.stop - begin, 2 + options.columns, layer.x) if shared.strict else None
+        form = form_of(where.stop - begin, 2 + columns(options), layer.x) if shared.strict else None
         part = Talk(loss_of(layer.mapping), shared, layer.x, form)
 
         def loss() -> Array:
@@ -63,15 +61,15 @@ def linear_loss(
             call = ShardedCall.of(
                 part, these.mapping, these.scores(), -1, None, start, sum(sizes) if shared.strict else None
             )
-            return loss_of_call(call, target[where, ...], options)
+            return loss_of_call(call, target[where, ...], each)
 
         return agreeing(part, loss)
 
     again = bridge(layer.x).recomputed(some) if rows > step else some
     # without rows too, so that every parameter has a gradient, of zeros
     value = upcast(xp.concat([again(begin) for begin in range(0, max(rows, 1), step)]), xp)
-    norm = _norm(target, soft, weight, ignore_index, start, n, shared, value, xp)
-    return reduced(xp.reshape(value, lead), xp.reshape(norm, lead), reduction, layer.dtype, xp)
+    norm = _norm(target, soft, options, start, n, shared, value, xp)
+    return options.reduce(xp.reshape(value, lead), xp.reshape(norm, lead), layer.dtype, xp)
 
 
 def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
@@ -81,18 +79,18 @@ def _rows_at_a_time(rows: int, classes: int, group: Group) -> int:
 
 
 def _norm(
-    target: Array, soft: bool, weight: Any, ignore_index: Any, start: Any, n: int, group: Group, value: Array, xp: Any
+    target: Array, soft: bool, options: LossOptions, start: Any, n: int, group: Group, value: Array, xp: Any
 ) -> Array:
     """The weight of each row in a mean: 1 for a row that counts, or the weight of its target, which one process knows."""
     if soft:
         return xp.ones_like(value)
     index = _array.counts(target, xp)
-    counts = xp.astype(index != ignore_index, value.dtype)
-    if weight is None:
+    counts = xp.astype(index != options.ignore_index, value.dtype)
+    if options.weight is None:
         return counts
     first = n * group.rank if start is None else start
-    w = class_weights(weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
+    w = class_weights(options.weight, xp.zeros((1, n), dtype=value.dtype, **place_of(value)), xp)
     at = index - first
-    own = (at >= 0) & (at < n) & (index != ignore_index)
+    own = (at >= 0) & (at < n) & (index != options.ignore_index)
     mine = xp.where(own, w[xp.where(own, at, xp.zeros_like(at))], xp.zeros_like(value)) if n else xp.zeros_like(value)
     return xp.sum(group.stack(mine), axis=0)

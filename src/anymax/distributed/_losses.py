@@ -6,64 +6,36 @@ target is the largest candidate: no large numbers cancel, and the gradient p - y
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, differentiates, dot, is_integer, known_any, namespace, stop_gradient, total
-from .._core.separable import Separable
 from ..autodiff import bridge
-from ..losses.targets import ask_for_axis, check_reduction, class_weights, reduced, result_dtype, to_spread
+from ..losses.options import LossOptions, class_weights
+from ..losses.targets import ask_for_axis, result_dtype, to_spread
 from ..losses.verbs import fenchel_young as whole_loss
-from ..mappings import NormMax, PerturbMax, SparseSoftmax
 from ._agree import Talk
 from ._exponential import size_of
 from ._shard import Asked, Shard, ShardedCall, place_of
 from ._ways import Solved, solve
 
 
-@dataclasses.dataclass
-class Options:
-    """What the signature of a loss says besides map, scores and target."""
-
-    weight: Any
-    ignore_index: int
-    reduction: str
-    smoothing: float
-    constant: bool  # of Fenchel and Young: with Omega(y)
-    nll: bool
-
-    @property
-    def columns(self) -> int:
-        """How many numbers a row each process sends of its targets."""
-        return 4 + 3 * bool(self.smoothing)
-
-    @classmethod
-    def of(cls, who: str, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any) -> Options:
-        check_reduction(reduction)
-        smoothing = _array.number(smoothing)
-        _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
-        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
-            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        return cls(weight, ignore_index, reduction, smoothing, who == "fenchel_young", who == "nll")
-
-    def say(self, talk: Talk) -> None:
-        """What every process must be asked alike."""
-        weight = "not given" if self.weight is None else "given"
-        reduction = repr(self.reduction)
-        talk.say(weight=weight, ignore_index=self.ignore_index, reduction=reduction, label_smoothing=self.smoothing)
+def columns(options: LossOptions) -> int:
+    """How many numbers a row each process sends of its targets."""
+    return 4 + 3 * bool(options.label_smoothing)
 
 
 class Aim:
     """The target as this process knows it: its columns of the first collective, and what comes of those of all."""
 
-    def __init__(self, call: ShardedCall, target: Any, options: Options) -> None:
+    def __init__(self, call: ShardedCall, target: Any, options: LossOptions) -> None:
         self.call, self.options, xp = call, options, namespace(call.x)
+        self.nll = call.who == "nll"
         self.t = t = _array.beside(target, call.x, "target", xp)
         call.counted = self.indices = is_integer(t)
         if call.group.strict and not call.talk.agreed:
-            options.say(call.talk)
+            say_options(call.talk, options)
             target_is(call.talk, t, xp)
 
     def read(self, shard: Shard, a: Array, anchor: Array) -> list[Array]:
@@ -74,7 +46,7 @@ class Aim:
         if options.weight is not None:
             w = class_weights(options.weight, shard.rows[..., : shard.n], xp)
             self.weight = w = w if shard.n else xp.zeros((1,), dtype=a.dtype, **place_of(a))
-        keep, inside = a != -math.inf, w if options.nll else None
+        keep, inside = a != -math.inf, w if self.nll else None
         t = self.t
         one = xp.ones_like(anchor)
         if self.indices:
@@ -91,7 +63,7 @@ class Aim:
             wy = y if inside is None else y * inside
             gap = xp.where(keep, anchor - xp.where(keep, a, anchor), math.inf * xp.ones_like(a))
             columns = [dot(wy, gap, xp), total(wy, xp), total(y, xp), total(y, xp) if w is None else dot(y, w, xp)]
-        if options.smoothing:
+        if options.label_smoothing:
             free = xp.astype(keep, a.dtype)
             wf = free if inside is None else free * inside
             gap = xp.where(keep, anchor - a, xp.zeros_like(a))
@@ -108,7 +80,7 @@ class Aim:
                 f"{shard.axis}, expected class indices, counted over all processes, of shape {expected}, or this process's part of a "
                 f"distribution (floating point) of shape {tuple(x.shape)}"
             )
-        ask_for_axis(x, t, self.call.axis, None)
+        ask_for_axis(x, t, self.call.axis)
         self.t = t = _array.counts(t, xp)
         self.ignored = (t == self.options.ignore_index)[..., None]
         at = t[..., None] - self.call.first(shard)
@@ -134,7 +106,7 @@ class Aim:
 
     def told(self, out: Solved) -> None:
         """What all columns come to: `gap` is <w y, M - a>, `mass` <w y, 1>."""
-        xp, s = out.shard.xp, self.options.smoothing
+        xp, s = out.shard.xp, self.options.label_smoothing
         highs = out.met.columns[0]
         anchors = stop_gradient(xp.where(xp.isfinite(highs), highs, xp.zeros_like(highs)))
         below = out.high[None, ...] - anchors
@@ -168,14 +140,14 @@ class Aim:
                 f"got values from {int(xp.min(t))} to {int(xp.max(t))}"
             )
         mass: Any = out.shard.mapping.mass
-        if not self.options.nll and not _array.is_array(mass) and mass != 1.0:
+        if not self.nll and not _array.is_array(mass) and mass != 1.0:
             raise ValueError(
                 f"{out.shard.mapping!r} sums to {mass:g}, a class index to 1; give the target as an indicator of {mass:g} classes"
             )
 
     def _check_sums(self, out: Solved) -> None:
         xp, mass = out.shard.xp, out.shard.mapping.mass
-        if self.options.nll or _array.is_array(mass):
+        if self.nll or _array.is_array(mass):
             return
         if known_any(xp.abs(self.whole - mass) > 1e-2 * mass, xp):
             raise ValueError(
@@ -188,7 +160,7 @@ class Aim:
     def smoothed(self, out: Solved) -> Array:
         """The target of this process's classes as a distribution, smoothed."""
         shard = out.shard
-        xp, s = shard.xp, self.options.smoothing
+        xp, s = shard.xp, self.options.label_smoothing
         if self.indices:
             t = self.t[..., None] - self.call.first(shard)
             places = _array.positions(shard.rows, t.dtype, xp)
@@ -205,37 +177,33 @@ class Aim:
 
     def constants(self, out: Solved) -> list[Array]:
         """This process's part of Omega(y), as columns of the second collective."""
-        soft = bool(self.options.smoothing) or not self.indices
+        smooth = bool(self.options.label_smoothing)
         mapping, xp = out.shard.mapping, out.shard.xp
-        if not soft or not self.options.constant or self.options.nll or isinstance(mapping, PerturbMax):
+        if (self.indices and not smooth) or self.call.who != "fenchel_young":
             return []
-        refused = mapping.no_constant(bool(self.options.smoothing))
+        refused = mapping.no_constant(smooth)
         if refused is not None:
             raise ValueError(refused)
         y = self.smoothed(out)
-        if isinstance(mapping, Separable):
-            return [mapping.constant(y, xp)]
-        if isinstance(mapping, NormMax):
-            return [mapping.omega(y, xp) + 1.0]
-        if isinstance(mapping, SparseSoftmax):
-            return [total(_array.xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
-        raise TypeError(
-            f"fenchel_young: the constant of {mapping.name} for a distribution as target is known for all classes together only; give "
-            "class indices, or the scores as one tensor"
-        )
+        terms = mapping.constant_terms(y, xp)
+        self.apart = terms is not None
+        if terms is not None:
+            return terms
+        most, n = max(out.met.sizes), out.shard.n
+        none = xp.zeros((*y.shape[:-1], most - n), dtype=y.dtype, **place_of(y))
+        y = xp.concat([y[..., :n], none], axis=-1)
+        return [y[..., i : i + 1] for i in range(most)]
 
     def constant(self, out: Solved) -> Any:
         """Omega(y) from the parts of all."""
         mapping, xp = out.shard.common, out.shard.xp
         if not out.later:
             return 0.0
-        if isinstance(mapping, NormMax):
-            return mapping.omega(xp.moveaxis(out.later[0][..., 0], 0, -1), xp)
-        value = xp.sum(out.later[0], axis=0)
-        if isinstance(mapping, SparseSoftmax) and mapping.k is not None:
-            size = xp.sum(out.later[1], axis=0)
-            return xp.where(size <= mapping.k, value, math.inf * xp.ones_like(value))
-        return value
+        if self.apart:
+            return mapping.constant_of(out.later, xp)
+        stacked, met = xp.concat(out.later, axis=-1), out.met  # of the processes, in the order of the classes
+        parts = [stacked[i][..., : met.sizes[rank]] for i, rank in enumerate(met.order or range(len(met.sizes)))]
+        return mapping.constant(xp.concat(parts, axis=-1), xp)
 
     # -- the end of every loss ---------------------------------------------------------------------------------------------------
 
@@ -244,15 +212,23 @@ class Aim:
         value = _array.poison(value, out.poisoned | self.stray, xp)
         value = xp.where(self.ignored, xp.zeros_like(value), value)
         weighted = self.options.weight is not None
-        if weighted and not self.options.nll:
+        if weighted and not self.nll:
             value = xp.where(self.sample == 0, xp.zeros_like(value), value * self.sample)
         counted = xp.astype(~self.ignored, value.dtype)
         norm = counted if not self.indices or not weighted else counted * self.sample
         dtype = result_dtype(xp.astype(shard.rows[..., :1], shard.dtype))
-        return reduced(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.options.reduction, dtype, xp)
+        return self.options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), dtype, xp)
 
 
 # -- the two losses --------------------------------------------------------------------------------------------------------------------
+
+
+def say_options(talk: Talk, options: LossOptions) -> None:
+    """What every process must be asked alike."""
+    talk.say(
+        weight="not given" if options.weight is None else "given", ignore_index=options.ignore_index,
+        reduction=repr(options.reduction), label_smoothing=options.label_smoothing,
+    )  # fmt: skip
 
 
 def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
@@ -264,29 +240,28 @@ def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
         talk.say(target=f"a part of distributions in {len(t.shape)} dimensions")
 
 
-def loss(
-    asked: Asked, talk: Talk, target: Any, weight: Any, ignore_index: Any, reduction: Any, smoothing: Any
-) -> Array:
+def loss(asked: Asked, talk: Talk, target: Any, weight: Any, given: dict[str, Any]) -> Array:
     call = asked.call(talk, classes_last=False)
-    return loss_of_call(call, target, Options.of(asked.who, weight, ignore_index, reduction, smoothing))
+    return loss_of_call(call, target, LossOptions.read(asked.who, weight, given))
 
 
-def loss_of_call(call: ShardedCall, target: Any, options: Options) -> Array:
-    if not options.nll and not call.mapping.facts.has_potential:
+def loss_of_call(call: ShardedCall, target: Any, options: LossOptions) -> Array:
+    """The loss that `call.who` names: "nll", "fenchel_young", or that without Omega(y)."""
+    if call.who != "nll" and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     aim = Aim(call, target, options)
 
     def later(out: Solved) -> list[Array]:
         aim.told(out)
-        if options.nll:
+        if aim.nll:
             return [] if out.weights is None else [_log_terms(out, aim, _array.log(out.weights[0], out.shard.xp))]
         return aim.constants(out)
 
     def finish(out: Solved) -> Array:
-        value = _log_loss(out, aim) if options.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
+        value = _log_loss(out, aim) if aim.nll else _not_below(out, _fenchel_young(out, aim) + aim.constant(out))
         return aim.reduce(out, value)
 
-    return solve(call, finish, options.columns, aim.read, later)
+    return solve(call, finish, columns(options), aim.read, later)
 
 
 def _log_loss(out: Solved, aim: Aim) -> Array:

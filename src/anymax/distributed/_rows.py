@@ -9,7 +9,6 @@ from .. import _array
 from .._array import Array, is_integer, is_number, known_any, namespace, stop_gradient, total
 from .._random.draws import count_of, invert, uniforms
 from ..functional import apply
-from ..mappings import Entmax
 from ..thresholds import Threshold
 from ..thresholds import threshold as whole_threshold
 from ._agree import Talk
@@ -36,8 +35,7 @@ def _threshold(out: Solved, keepdims: bool) -> Threshold:
     else:
         if out.level is not None:
             anchor, level = out.level
-            alpha = _array.like(mapping.alpha, level, xp) if isinstance(mapping, Entmax) else None
-            tau = anchor - level if alpha is None else anchor - level - 1.0 / (alpha - 1.0)
+            tau = anchor - level - mapping.level_to_tau(level, xp)
         else:
             assert out.whole is not None
             tau = xp.where(out.whole.empty, -math.inf * xp.ones_like(out.whole.z), out.high + out.whole.log_z)

@@ -25,7 +25,7 @@ from .._array import (
 from .._core.mapping import Mapping, one_a_row
 from .._core.names import as_mapping
 from .._core.rows import align_mask, aligned, hide, restore_axis
-from ..losses.targets import class_axis
+from ..losses.options import LossOptions
 from ._agree import HERE, Head, Talk
 from ._group import Form, Group
 
@@ -45,7 +45,8 @@ class Asked(NamedTuple):
     count: Any
 
     def call(self, talk: Talk, classes_last: bool = True) -> ShardedCall:
-        axis = pick_axis(self.axis, self.dim) if classes_last else class_axis(self.x, self.axis, self.dim)
+        default: Any = -1 if classes_last else None
+        axis = LossOptions(axis=pick_axis(self.axis, self.dim, default)).class_axis(self.x)
         return ShardedCall.of(talk, self.mapping, self.x, axis, self.mask, self.start, self.count)
 
 

@@ -9,47 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from .. import _array
 from .._array import Array, Namespace, stop_gradient, total
-from .._core.mapping import Mapping
-from .._core.separable import Separable
 from .._random.truncation import topk_keep
 from ..autodiff import bridge
 from ..functional import apply
-from ..mappings import Budget, Entmax, NormMax, Sparsemax, SparseSoftmax
 from ._shard import Met, Shard, place_of
 
 ASK = 128  # candidates above which a count below the common bound pays for a collective of its own
 FIXED = 128  # candidates of each device in JAX, where shapes can't depend on values
-
-_ABOVE = (Sparsemax, Entmax, Budget, NormMax)  # p_i > 0 exactly where x_i is above `threshold`
-
-
-def gathers(mapping: Mapping) -> bool:
-    """True for a map whose zeros stay zeros when classes are added."""
-    if isinstance(mapping, SparseSoftmax):
-        return mapping.kernel is not None and mapping.k is not None and not _array.is_array(mapping.k)
-    if isinstance(mapping, NormMax):
-        return mapping.kernel is not None
-    return isinstance(mapping, Separable) and mapping.facts.sparse
 
 
 def candidates(shard: Shard) -> tuple[Array, Array]:
     """(the threshold of this process's classes alone, -inf where it says nothing; the classes above it)."""
     mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
     nothing = -math.inf * xp.ones_like(rows[..., :1])
-    if isinstance(mapping, _ABOVE) and mapping.kernel is not None:
-        k: Any = mapping.k if isinstance(mapping, Budget) else 0.0
+    if mapping.zero_below_threshold:
+        k = mapping.full_up_to
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
         tau = bridge(rows).threshold(mapping, rows)
         some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else they get 1 each, and tau may be anything
         tau = xp.where(xp.isfinite(tau) & some, tau, nothing)
         return tau, above(rows, tau, xp)
-    if isinstance(mapping, SparseSoftmax) and mapping.k is not None:
-        return nothing, topk_keep(rows, mapping.k, xp) & xp.isfinite(rows)
+    if mapping.most_kept is not None:
+        return nothing, topk_keep(rows, mapping.most_kept, xp) & xp.isfinite(rows)
     return nothing, apply(mapping, rows) > 0
 
 

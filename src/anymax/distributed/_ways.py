@@ -8,20 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, differentiates, known_any, like, stop_gradient, total
+from .._array import Array, Namespace, differentiates, like, stop_gradient, total
 from .._core.mapping import Mapping
 from .._core.ratio_map import RatioMap
 from .._core.separable import Separable
 from .._random.truncation import topp_keep
 from ..functional import apply, log_apply
-from ..mappings import Entmax, Softmax, SparseSoftmax
+from ..mappings import Softmax
 from ._exponential import Part, Whole, exponents
 from ._exponential import columns as of_exponents
 from ._exponential import log_p as exponential_log_p
 from ._exponential import p as exponential_p
 from ._group import jax
 from ._shard import Met, Shard, ShardedCall
-from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, gathers, narrowed
+from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, narrowed
 
 MANY = 4096  # candidates of a row, of all processes together, above which thresholds are searched with sums of all processes
 
@@ -32,23 +32,16 @@ def way(mapping: Mapping, xp: Namespace, rows: Array) -> str:
         return "sums"
     if isinstance(mapping, RatioMap):
         return "ratio"
-    if isinstance(mapping, SparseSoftmax) and mapping.kernel is not None and mapping.p is not None:
+    if mapping.nucleus is not None:
         return "nucleus"
-    if gathers(mapping):
+    if mapping.zeros_stay:
         return "candidates"
     return "search" if _searches(mapping, rows, xp) else "whole"
 
 
 def _searches(mapping: Mapping, rows: Array, xp: Namespace) -> bool:
     """True where the level can be found with sums alone: no ceiling, no steep edge, no search of another kind."""
-    if not isinstance(mapping, Separable) or type(mapping).search not in (Separable.search, Entmax.search):
-        return False
-    if type(mapping).solve not in (Separable.solve, Entmax.solve) or mapping.ceiling(rows[..., :1], xp) is not None:
-        return False
-    if not isinstance(mapping, Entmax):
-        return True
-    alpha: Any = mapping.alpha
-    return not known_any(~(alpha <= 2.0), xp) and _array.known(alpha) if _array.is_array(alpha) else alpha <= 2.0
+    return isinstance(mapping, Separable) and mapping.sums_suffice(rows, xp)
 
 
 @dataclasses.dataclass
@@ -187,7 +180,7 @@ def solve(
     fixed = _fixed(shard) if "some" in state and not shard.group.strict else shard.rows.shape[-1]
     if fixed >= shard.rows.shape[-1]:
         return finish(_brought(call, met, state, extra, later, fixed))
-    if isinstance(shard.mapping, SparseSoftmax):  # never has more
+    if shard.mapping.most_kept is not None:  # never has more
         return finish(_brought(call, met, state, extra, later, fixed))
     fits = xp.max(met.columns[-1]) <= fixed
     return jax().lax.cond(
@@ -200,8 +193,7 @@ def solve(
 def _fixed(shard: Shard) -> int:
     """How many candidates each device of JAX sends."""
     mapping, n = shard.mapping, shard.rows.shape[-1]
-    k = mapping.k if isinstance(mapping, SparseSoftmax) and mapping.k is not None else FIXED
-    return min(k, n)
+    return min(FIXED if mapping.most_kept is None else mapping.most_kept, n)
 
 
 def _brought(call: ShardedCall, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
@@ -275,7 +267,7 @@ def _nucleus(out: Solved, columns: list[Array]) -> None:
     assert out.whole is not None
     mapping: Any = shard.mapping
     share = stop_gradient(out.part.e) * xp.exp(out.part.anchor - out.whole.high)
-    z, level = stop_gradient(out.whole.z), stop_gradient(like(mapping.p, shard.rows, xp))
+    z, level = stop_gradient(out.whole.z), stop_gradient(like(mapping.nucleus, shard.rows, xp))
     some = (share * met.count >= 0.99 * (1.0 - level) * z) & (share > 0)
     some = some | ((share >= 0) & xp.isfinite(shard.rows) & (level >= 1.0 + 0.0 * z))
     if shard.group.strict:
@@ -284,7 +276,7 @@ def _nucleus(out: Solved, columns: list[Array]) -> None:
     else:
         k = shard.rows.shape[-1]
     out.small, out.later = gathered(met, some, k, columns)
-    out.kept = topp_keep(out.small.z, mapping.p, xp, mass=z)
+    out.kept = topp_keep(out.small.z, mapping.nucleus, xp, mass=z)
 
 
 def _gather(out: Solved, some: Array | None, columns: list[Array], fixed: int | None) -> None:
@@ -324,9 +316,9 @@ def _start(out: Solved, mapping: Any, anchor: Array) -> Array | None:
     """What the processes' own thresholds say of the level: the largest of them is below the one that is sought."""
     xp = out.shard.xp
     tau = bound(out.met, 1, xp)
-    if isinstance(mapping, Entmax) and out.way != "search":
-        if _array.is_array(mapping.alpha):
+    if out.way != "search":
+        shift = mapping.level_to_tau(tau, xp)
+        if _array.is_array(shift):
             return None
-        alpha: Any = mapping.alpha
-        tau = tau + 1.0 / (alpha - 1.0)
+        tau = tau + shift
     return xp.where(tau > -math.inf, anchor - tau, xp.zeros_like(anchor))

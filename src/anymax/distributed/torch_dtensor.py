@@ -18,8 +18,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from .. import _array
 from .._array import check_axis, is_array, is_integer, is_torch
 from .._core.mapping import Mapping
-from .._core.names import as_mapping
-from ..losses.targets import class_axis, class_weights, result_dtype
+from ..losses.options import LossOptions, class_weights
+from ..losses.targets import result_dtype
 from . import apply, fenchel_young, log_apply, log_prob_entropy, logsumexp, nll, threshold, without_constant
 
 Tensor = torch.Tensor
@@ -155,13 +155,11 @@ def of_rows(
 
 
 def loss(
-    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, target: Any, weight: Any, options: dict[str, Any]
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
 ) -> DTensor:
     """A loss: each device computes its rows, then they are reduced. With class indices a mean divides by the sum of their weights."""
-    axes, dim = options.get("axis"), options.get("dim")
-    axes = axes if isinstance(axes, (tuple, list)) else class_axis(x, axes, dim)
-    options = {k: v for k, v in options.items() if k not in ("axis", "dim")}
-    return _in_its_place(_loss, x, axes)(who, whole, mapping, x, axes, target, weight, options)
+    options = options._replace(axis=options.class_axis(x))
+    return _in_its_place(_loss, x, options.axis)(who, whole, mapping, x, target, options)
 
 
 def _in_its_place(f: Callable[..., Any], x: DTensor, axes: Any) -> Callable[..., Any]:
@@ -211,48 +209,44 @@ def _samples(layout: Layout, y: Tensor, first: int) -> Tensor:
 
 
 def _loss(
-    who: str, whole: Callable[..., Tensor], mapping: Any, x: DTensor, axes: Any, target: Any, weight: Any, options: dict[str, Any]
-) -> DTensor:  # fmt: skip
-    mapping, apart, options = as_mapping(mapping, who), APART.get(who), dict(options)
-    mask, reduction = options.pop("mask", None), options.pop("reduction", "mean")
-    layout = Layout(who, x, axes, apart is not None)
+    who: str, whole: Callable[..., Tensor], mapping: Mapping, x: DTensor, target: Any, options: LossOptions
+) -> DTensor:
+    apart, w = APART.get(who), options.weight
+    layout = Layout(who, x, options.axis, apart is not None)
     target = target if is_torch(target) else torch.as_tensor(np.asarray(target), device=x.device)
     indices = is_integer(target)
     t = layout.local_part(target, "target", dropped=indices)
-    given: dict[str, Any] = {**options, "reduction": "none", "mask": layout.mask(mask)}
-    w: Any = None
-    if weight is not None:
-        weight = weight if is_torch(weight) else torch.as_tensor(np.asarray(weight), device=x.device)
-        w = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    if w is not None:
+        w = w if is_torch(w) else torch.as_tensor(np.asarray(w), device=x.device)
+        w = w.full_tensor() if isinstance(w, DTensor) else w
+    axis: Any = layout.axes
+    axis = axis if len(axis) > 1 else axis[0]
+    each = options._replace(weight=w, axis=axis, mask=layout.mask(options.mask), reduction="none")
     mapping = layout.mapping(mapping)
     if layout.along is None:
-        every: Any = layout.axes
-        axis = every if len(every) > 1 else every[0]
-        value = whole(mapping, layout.local, t, w, axis=axis, **given)
+        value = whole(mapping, layout.local, t, each)
     else:
         assert apart is not None
-        axis, split = layout.axes[0], layout.split
+        split = layout.split
         if w is not None:
             like = layout.local.new_empty(layout.shape[axis])
             w = class_weights(w, like, _array.namespace(like))
             start = split["class_start"]
-            given["weight"] = w[start : start + layout.local.shape[axis]]
-        value = apart(mapping, layout.local, t, axis=axis, **given, **split)
-    if reduction == "none":
-        return layout.one(value)
-    return _reduced(layout, value, t, w, indices, options.get("ignore_index", -100), reduction)
+            each = each._replace(weight=w[start : start + layout.local.shape[axis]])
+        value = apart(mapping, layout.local, t, **each._asdict(), **split)
+    return layout.one(value) if options.reduction == "none" else _reduced(layout, value, t, w, indices, options)
 
 
-def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, ignored: int, reduction: str) -> DTensor:
+def _reduced(layout: Layout, value: Tensor, t: Tensor, w: Any, indices: bool, options: LossOptions) -> DTensor:
     mesh = layout.mesh
     rows = layout.of_rows()
     summed = [Partial() if isinstance(p, Shard) else WHOLE for p in rows]
     wide = value if value.dtype == torch.float64 else value.float()
     out = wide.sum()
-    if reduction == "mean":
+    if options.reduction == "mean":
         count = math.prod([n for i, n in enumerate(layout.shape) if i not in layout.axes])
         if indices:
-            counted = (t != ignored).to(wide.dtype)
+            counted = (t != options.ignore_index).to(wide.dtype)
             if w is not None:
                 counted = counted * w.to(wide.dtype)[t.clamp(0, w.shape[0] - 1)]
             total = DTensor.from_local(counted.sum(), mesh, summed, run_check=False)

@@ -1,7 +1,7 @@
-"""The distribution that a map makes of scores: log p of given classes, entropy, and divergences, for policies, decoders and distillation.
+"""Likelihoods: log p of given classes, entropy, and divergences, for policies, decoders and distillation.
 
-No array of log-probabilities is made for softmax, forward or backward. What has no probability is -inf, with a gradient that is a number:
-that of the map's loss, `e_y - p` for the class y. An entropy's derivative is exact where p is 0.
+Softmax needs no array of log-probabilities, forward or backward. log p of a class with p = 0 is -inf, with a finite gradient: that of the
+map's loss, `e_y - p` for the class y. The derivative of an entropy is exact where p is 0.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ def log_prob(
 ) -> ArrayT:
     """log p of given classes, for any map, after any transforms of the scores.
 
-    For a policy's actions and a language model's tokens: the one number a row that a ratio of importance needs. A trainer that
-    restricts itself to what its sampler kept gives `support`, or the sampler's own `transform`.
+    Use it for the actions of a policy or the tokens of a language model; importance ratios need this one number per row. A trainer that
+    uses only the classes that its sampler kept gives `support`, or the `transform` of the sampler.
 
     mapping: the map, such as `Softmax()`.
     x: the scores; -inf masks a class.
-    y: the classes, integers of the shape of x without the axis of the classes, or with more axes before these, as
-        `sample(num_samples=...)` gives them. -1, which is what `sample` gives where a row has no class, has log p 0 and no gradient,
-        so that padding adds nothing to a sum. (`sample` itself gives -inf there: leave the row out of a ratio of the two.)
+    y: the classes, integers of the shape of x without the axis of the classes, or with more axes before these, as from
+        `sample(num_samples=...)`. For -1, which `sample` returns if a row has no class, log p is 0 without a gradient, so that padding
+        adds nothing to a sum. (The `log_prob` that `sample` returns is -inf there: leave the row out of a ratio of the two.)
     support: the classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are
-        `ids[offsets[i]:offsets[i + 1]]`, as vLLM and `sample(return_support=True)` give them. All others are masked.
-    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
-        Those of `anymax.transforms` go along `axis`, whichever it is.
-    temperature: divides the scores, before the transform: a number of at least 0, or an array of them, one a row.
-    axis: the axis of the classes, the last by default; `dim` is another name of it. Several axes are one row, and y counts along them as
-        a reshape would.
-    mask: boolean, broadcastable to x, True = keep; before the transforms.
+        `ids[offsets[i]:offsets[i + 1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
+    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
+        Those of `anymax.transforms` work along `axis`, whichever it is.
+    temperature: divides the scores, before the transform: a number of at least 0, or an array with one value per row.
+    axis: the axis of the classes, the last by default; `dim` is another name for it. Several axes are read as one row, in which y is an
+        index as after a reshape.
+    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns an array of the kind of x and of the shape of y; fp32 for scores of half precision. -inf where p is 0: its gradient is that of
-    the map's loss, `e_y - p` (0 for a class that is masked), so that it leads back to the support. NaN in a row with NaN or +inf.
-    A map whose probabilities sum to k (`Budget`) is divided by it, as `sample` draws.
+    Returns an array of the kind of x and of the shape of y; fp32 for scores in half precision. -inf where p is 0, with the gradient of
+    the map's loss, `e_y - p` (0 for a masked class), which leads back to the support. NaN in a row with NaN or +inf. The probabilities
+    of a map whose sum is k (`Budget`) are divided by k, as in `sample`.
 
     >>> import anymax
     >>> anymax.log_prob(anymax.Sparsemax(), [[1.0, 0.5, -2.0], [0.0, 0.0, 3.0]], [1, 0]).round(3)
@@ -94,15 +94,15 @@ def log_prob_entropy(
     dim: Axes = None,
     mask: Any = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """log p of given classes and the entropy of each row, made together, as is the gradient of both.
+    """log p of given classes and the entropy of each row, computed together, and so are their gradients.
 
-    For a policy's loss with an entropy bonus. For softmax on torch the forward pass makes no array of the size of the scores, and the
-    backward pass one, the gradient.
+    Use it for a policy's loss with an entropy bonus. For softmax on torch the forward pass allocates no array of the size of the scores,
+    and the backward pass only the gradient.
 
-    mapping, x, y, support, transform, temperature, axis, dim, mask: as for `log_prob`.
+    mapping, x, y, support, transform, temperature, axis, dim, mask: as in `log_prob`.
 
-    Returns (log_prob, entropy): log_prob as `log_prob` gives it, entropy `-sum p log p` of the shape of x without the axis of the classes,
-    over the classes that are left. Its gradient is exact where p is 0, and it is 0 for a row without classes.
+    Returns (log_prob, entropy): log_prob is the result of `log_prob`; entropy is `-sum p log p` over the classes that are not masked, of
+    the shape of x without the axis of the classes. Its gradient is exact where p is 0; the entropy of a row without classes is 0.
 
     >>> import anymax
     >>> log_p, h = anymax.log_prob_entropy(anymax.Softmax(), [[0.0, 0.0, -float("inf")]], [0])
@@ -136,7 +136,7 @@ def _log_prob(
 def _on_devices(
     who: str, mapping: Any, x: Any, y: Any, support: Any, transform: Any, temperature: Any, axis: Any, mask: Any
 ) -> tuple[Any, Any]:
-    """Of a DTensor, where nothing but the map comes between scores and probabilities."""
+    """log p and entropy of a DTensor; support, transform and temperature are errors."""
     if support is not None or transform is not None or temperature is not None:
         raise TypeError(f"{who}: a DTensor goes without support, transform and temperature; change the scores first")
     whole = lambda m, x, **given: log_prob_entropy(m, x, axis=axis, **given)  # noqa: E731
@@ -154,20 +154,20 @@ def kl(
     dim: Axes = None,
     mask: Any = None,
 ) -> ArrayT:
-    """The divergence of Kullback and Leibler between two distributions, `sum_i p_i (log p_i - log q_i)`, each of a map of its own.
+    """The Kullback-Leibler divergence between two distributions, `sum_i p_i (log p_i - log q_i)`, each from its own map.
 
-    For distillation and for the distance of a policy from a reference; both sides have their gradients. With a teacher that gives its
-    largest log-probabilities only, `topk_kl`.
+    Use it for distillation, and for the distance of a policy from a reference. Both sides get gradients. If only the teacher's largest
+    log-probabilities are known, use `topk_kl`.
 
     mapping_p: the map of the first scores, such as `Softmax()`.
     x: the first scores; -inf masks a class.
     mapping_q: the map of the second scores.
     y: the second scores, of the shape of x.
-    axis: the axis of the classes, the last by default, or several that are one row; `dim` is another name of it.
-    mask: boolean, broadcastable to x, True = keep, for both.
+    axis: the axis of the classes, the last by default, or several axes that are read as one row; `dim` is another name for it.
+    mask: boolean, broadcastable to x, True = keep; applied to both scores.
 
-    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores of half precision. +inf where p has
-    a class that q has not, with a gradient that is a number (that of `log_prob`); 0 for a row without classes.
+    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf if q is 0
+    for a class with p > 0, with a finite gradient (that of `log_prob`); 0 for a row without classes.
 
     >>> import anymax
     >>> x = [[1.0, 0.8, -3.0]]
@@ -200,22 +200,22 @@ def topk_kl(
 ) -> ArrayT:
     """The divergence of a student's softmax from a teacher whose k largest log-probabilities are known, `sum t (log t - log p)`.
 
-    For distillation from a teacher's top k, saved or asked for. One pass over the scores and one for their gradient, without an array of
-    log-probabilities.
+    Use it for distillation from the top k classes of a teacher. It takes one pass over the scores and one for their gradient, without an
+    array of log-probabilities.
 
     x: the student's scores; -inf masks a class.
-    ids: the teacher's classes, integers with k in the place of the axis of the classes; -1 where a row has fewer.
-    teacher_log_p: the teacher's log-probabilities of these, of the shape of ids, natural logarithms, as they are among all classes.
-    tail: what becomes of the teacher's other classes: "ignore" leaves them out, and the divergence may then be below 0; "one class" takes
-        them together as one, on both sides. What the rounding of the log-probabilities can explain (in bf16 up to .4 % times the entropy of
-        those given) counts as none.
-    temperature: divides the student's scores: a number above 0, or an array of them, one a row. The teacher's log-probabilities are to
-        be those at this temperature; nothing is multiplied by its square.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    ids: the teacher's classes, integers with k in place of the number of classes; -1 where a row has fewer.
+    teacher_log_p: the teacher's log-probabilities of these classes, in the shape of ids: natural logarithms, normalised over all classes.
+    tail: the treatment of the teacher's other classes: "ignore" leaves them out, and the divergence can then be below 0; "one class"
+        merges them into one class, on both sides. A tail that rounding of the log-probabilities can explain (in bf16 up to .4 % times the
+        entropy of the given ones) counts as empty.
+    temperature: divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities must
+        be those at this temperature; the result is not multiplied by its square.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
     mask: boolean, broadcastable to x, True = keep.
 
-    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores of half precision. +inf where the
-    teacher has a class that the student has not.
+    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf where the
+    student's probability is 0 for a class of the teacher.
 
     >>> import numpy as np, anymax
     >>> teacher = np.log([[0.7, 0.2]])
@@ -258,17 +258,17 @@ def topk_kl(
                 f"{float(xp.max(stop_gradient(sums))):g}"
             )
         value = total(divergences(t, log_p, xp), xp)
-        if log_rest is not None:  # a teacher that names all has no other classes
+        if log_rest is not None:  # if the teacher gives all classes, `left` is 0
             left = xp.where(sums < 1.0 - noise, 1.0 - sums, xp.zeros_like(sums))
             value = value + divergences(_array.log(left, xp), log_rest, xp)
     return value[..., 0]
 
 
-# -- what the user says --------------------------------------------------------------------------------------------------------
+# -- reading arguments ---------------------------------------------------------------------------------------------------------
 
 
 def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple[int, ...]]:
-    """Classes [..., m] of each row, and the shape that the answer shall have."""
+    """The classes [..., m] of each row, and the shape of the result."""
     y = _array.beside(y, rows, "y", xp)
     if not is_integer(y):
         raise TypeError(f"{who}: y must be class indices (integers), got {y.dtype}")
@@ -287,8 +287,8 @@ def _classes(who: str, y: Any, rows: Array, xp: Namespace) -> tuple[Array, tuple
 
 
 def _noise_of_sum(log_p: Array, given: Any, xp: Namespace) -> Array:
-    """How far the sum of p [..., m] can be off by rounding, where log p was given in the dtype `given`: p log p is the slope of p in the
-    relative error of log p, half an eps."""
+    """The rounding error that the sum of p can have if log p [..., m] was given in the dtype `given`: p changes by p |log p| times the
+    relative error of log p, which is half an eps."""
     log_p = stop_gradient(log_p)
     eps = float(xp.finfo(log_p.dtype).eps)
     given_eps = max(eps, float(xp.finfo(given).eps))
@@ -309,7 +309,9 @@ def _check_twice(ids: Array, xp: Namespace) -> None:
 def _supported(
     who: str, mapping: Mapping, rows: Array, index: Array, support: Any, xp: Namespace
 ) -> tuple[Mapping, Array, Array]:
-    """The scores of each row's support side by side, with a masked class at the end for all that are not in it; places of the classes."""
+    """(mapping, scores of each row's support with a masked class at the end, places of the classes).
+
+    The rows are masked instead if they are traced, or if a parameter varies along the classes."""
     *lead, n = rows.shape
     ids, offsets = support_of(who, rows, math.prod(lead), n, support, xp)
     if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
@@ -346,9 +348,9 @@ def support_of(who: str, rows: Array, count: int, n: int, support: Any, xp: Name
 def places_of(
     who: str, lead: tuple[int, ...], n: int, index: Array, ids: Array, offsets: Array, xp: Namespace
 ) -> tuple[Array, Array, Array]:
-    """The classes of each row's support side by side, [..., width + 1]; whether there is one; the places of classes [..., m] among them.
+    """(ids of each row's support, [..., width + 1]; True where there is one; the place of each class of `index` [..., m] among them).
 
-    The last is none, and the place of a class that is not in the support."""
+    The last place is always empty; it is the place of a class that is not in the support."""
     size, count = offsets[1:] - offsets[:-1], math.prod(lead)
     wide = int(xp.max(size)) if count else 0
     place = {"device": ids.device} if is_torch(ids) else {}
@@ -362,7 +364,7 @@ def places_of(
         ordered = xp.sort(xp.where(there, kept, n + step), axis=-1)
         if known_any(ordered[..., 1:] == ordered[..., :-1], xp):
             raise ValueError(f"{who}: support: a row has a class twice")
-    # the place of each class asked for; `wide`, where nothing is, for one that is not there
+    # the place of each class of `index`; `wide`, the empty place, if it is not in the support
     hit = (xp.expand_dims(kept, axis=-2) == xp.expand_dims(index, axis=-1)) & xp.expand_dims(there, axis=-2)
     spot = xp.sum(
         xp.where(hit, xp.reshape(step, (1,) * len(lead) + (1, wide + 1)), xp.zeros_like(kept[..., None, :])), axis=-1
@@ -373,7 +375,7 @@ def places_of(
 
 
 def _member(ids: Array, offsets: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
-    """The support as a mask of the rows, where shapes may not depend on values."""
+    """The support as a mask of the rows, for traces, in which shapes can't depend on values."""
     *lead, n = shape
     count = math.prod(lead)
     place = {"device": ids.device} if is_torch(ids) else {}

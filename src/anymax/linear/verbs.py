@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _array
-from .._array import Array, Namespace, is_array, is_integer, namespace, quiet, upcast
+from .._array import Array, Namespace, is_array, is_integer, is_number, namespace, quiet, upcast
 from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.shards import refuse as refuse_sharded
@@ -21,7 +21,7 @@ from ..autodiff import bridge
 from ..likelihood.terms import terms_of
 from ..likelihood.verbs import places_of, support_of
 from ..losses.margins import as_margin
-from ..losses.targets import check_reduction, class_weights, reduced
+from ..losses.options import LossOptions, class_weights
 from ..mappings import Softmax
 from ..thresholds import Threshold
 from ..transforms.base import Transform, transforms_of
@@ -89,19 +89,17 @@ def linear_loss(
     """
     who = "linear_loss"
     layer = Layer.of(who, x, linear_weight, mapping, linear_bias, mask)
-    check_reduction(reduction)
-    smoothing = _array.number(label_smoothing)
-    if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}")
+    given = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    options = LossOptions.read(who, weight, given)
     least = _array.number(least)
-    if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < 1:
+    if not is_number(least) or not 0 <= least < 1:
         raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
     if least and not layer.mapping.is_softmax:
         raise ValueError(
             f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
         )
-    ask = Ask(who, float(smoothing), _transforms(who, transform), least=float(least))
-    return _loss(layer, target, weight, reduction, ignore_index, ask, _checked(who, chunk))
+    ask = Ask(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
+    return _loss(layer, target, options, ask, _checked(who, chunk))
 
 
 def margin_linear_loss(
@@ -111,13 +109,13 @@ def margin_linear_loss(
     mapping: Mapping,
     margin: Any,
     scale: float,
-    ignore_index: int,
-    reduction: Reduction,
+    **given: Any,
 ) -> Array:
     """`margin_loss` of the cosines `x @ centres.T` of rows of length 1."""
+    options = LossOptions.read("margin_loss", None, given)
     layer = Layer.of("margin_loss", scale * x, centres, mapping, None, None)
     ask = Ask("margin_loss", margin=as_margin(margin), scale=scale)
-    return _loss(layer, target, None, reduction, ignore_index, ask, None)
+    return _loss(layer, target, options, ask, None)
 
 
 def linear_log_prob(
@@ -236,11 +234,8 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
 # -- the loss of all rows ------------------------------------------------------------------------------------------------------------
 
 
-def _loss(
-    layer: Layer, target: Any, weight: Any, reduction: Reduction, ignore_index: Any, ask: Ask, chunk: int | None
-) -> Any:
-    who, xp = ask.who, namespace(layer.x)
-    _array.check_integer(who, "ignore_index", ignore_index, "an integer, which marks samples to leave out")
+def _loss(layer: Layer, target: Any, options: LossOptions, ask: Ask, chunk: int | None) -> Any:
+    who, xp, weight = ask.who, namespace(layer.x), options.weight
     refuse_sharded(who, None, target=target)
     target = _array.beside(target, layer.x, "target", xp)
     one = upcast(layer.weight[:1, :1], xp)
@@ -248,7 +243,7 @@ def _loss(
         weight = class_weights(weight, xp.broadcast_to(one, (1, layer.classes)), xp)
     with quiet(layer.x):
         if is_integer(target):
-            index, out = class_indices(who, target, layer, ignore_index, xp)
+            index, out = class_indices(who, target, layer, options.ignore_index, xp)
             counted = xp.where(out, -xp.ones_like(index), index)
             value = bridge(layer.x).layers.values(layer, counted, out, weight, ask, chunk)
             norm = xp.astype(~out, value.dtype)
@@ -272,7 +267,7 @@ def _loss(
             value = bridge(layer.x).layers.by_rows(layer, ask, y, weight, chunk)
             norm = xp.ones_like(value)
     norm = xp.reshape(norm, layer.lead)
-    return reduced(xp.reshape(value, layer.lead), norm, reduction, layer.dtype, xp)
+    return options.reduce(xp.reshape(value, layer.lead), norm, layer.dtype, xp)
 
 
 def _of_support(who: str, layer: Layer, index: Array, support: Any, xp: Namespace) -> Array:

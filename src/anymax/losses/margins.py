@@ -1,11 +1,10 @@
-"""Margins: the target's cosine made smaller before the loss, so that training must push it further.
+"""Margins lower the target's cosine before the loss, so that training must push it further.
 
-Every margin is a case of `psi(theta) = cos(m1 theta + m2) - m3` with theta the angle to the target's class, continued
-past pi so that it keeps falling: with `phi = m1 theta + m2` and `k = floor(phi / pi)`, `psi = (-1)^k cos(phi) - 2k -
-m3`.
+Every margin is a case of `psi(theta) = cos(m1 theta + m2) - m3`, where theta is the angle to the target's class. It is continued past
+pi so that it keeps decreasing: with `phi = m1 theta + m2` and `k = floor(phi / pi)`, `psi = (-1)^k cos(phi) - 2k - m3`.
 
-The gradient is that of psi. In the cosine it grows like 1/sin(theta) at alignment (in the embedding, through which
-sin(theta) enters once more, it does not); at cos = +-1 exactly it is `m1^2 |cos(phi)|`, the limit where there is one.
+The gradient is that of psi. With respect to the cosine it can grow like 1/sin(theta) near theta = 0; with respect to the embedding it
+does not, since the chain rule multiplies by sin(theta). At cos = +-1 it is `m1^2 |cos(phi)|`, the limit if there is one.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from .._array import (
 from .._core.mapping import Mapping
 from .._core.typing import AnyArray, ArrayT, Numbers
 
-TOLERANCE = 1e-2  # what rounding, bf16's included, may add to a cosine
+TOLERANCE = 1e-2  # how far rounding, also to bf16, may push a cosine out of [-1, 1]
 
 
 class Margin(ABC):
-    """A function `(cosines, target, axis=-1) -> cosines` that makes the target's cosine smaller, and changes nothing else.
+    """A function `(cosines, target, axis=-1) -> cosines` that lowers the target's cosine and changes nothing else.
 
-    For training embeddings that shall be compared by their angles (faces, speakers, products): the target must win by a margin, so that
-    classes move apart. Give it to `anymax.margin_loss` or `anymax.nn.MarginHead`, or call it yourself. A margin of your own is a
-    frozen dataclass with `parts`, the three numbers of `cos(m1 theta + m2) - m3`.
+    Use it to train embeddings that are compared by their angles (faces, speakers, products): the target must win by a margin, so the
+    classes move apart. Give it to `anymax.margin_loss` or `anymax.nn.MarginHead`, or call it yourself. Your own margin is a frozen
+    dataclass with the property `parts`, the three numbers of `cos(m1 theta + m2) - m3`.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Margin(ABC):
     @property
     @abstractmethod
     def parts(self) -> tuple[float, float, float]:
-        """(m1, m2, m3) of `cos(m1 theta + m2) - m3`: the factor of the angle, at least 1; what is added to it, in radians; what is
-        taken from the cosine."""
+        """(m1, m2, m3) of `cos(m1 theta + m2) - m3`: the factor of the angle, at least 1; the angle that is added, in radians; the
+        number that is subtracted from the cosine."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -85,14 +84,14 @@ class Margin(ABC):
             )
 
     def __call__(self, cosines: ArrayT | Numbers, target: AnyArray | Numbers | int, axis: int = -1) -> ArrayT:
-        """The cosines with the margin at the target's entry of each row.
+        """The cosines, with the margin applied to the target's entry of each row.
 
-        cosines: from -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` makes them.
-        target: the index of each row's class, integers in the shape of the cosines without `axis`; a row whose index is negative
-            stays as it is.
+        cosines: from -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` computes them.
+        target: the index of each row's class, integers in the shape of the cosines without `axis`; a row with a negative index is
+            not changed.
         axis: the axis of the classes.
 
-        Returns an array of the kind, shape and dtype of the cosines, with a gradient where they have one.
+        Returns an array of the kind, shape and dtype of the cosines, which passes on their gradient.
 
         >>> ArcFace(0.5)([[1.0, 0.5], [0.5, 1.0]], [0, -1]).round(4)
         array([[0.8776, 0.5   ],
@@ -118,10 +117,10 @@ class Margin(ABC):
 class AM(Margin):
     """The additive margin, also called CosFace: `cos(theta) - m`.
 
-    The simplest margin, and a good first choice: its gradient is that of the cosine. `CosFace` is another name of it. Wang et al. 2018
-    ("Additive margin softmax" and "CosFace").
+    The simplest margin, and a good first choice: it does not change the gradient of the cosine. `CosFace` is another name for it. Wang
+    et al. 2018 ("Additive margin softmax" and "CosFace").
 
-    m: what is taken from the target's cosine; a finite number, usually 0.2 to 0.5.
+    m: is subtracted from the target's cosine; a finite number, usually 0.2 to 0.5.
 
     >>> AM(0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
@@ -139,12 +138,11 @@ CosFace = AM
 
 @dataclasses.dataclass(frozen=True)
 class ArcFace(Margin):
-    """The additive angular margin: `cos(theta + m)`, continued past pi so that it keeps falling.
+    """The additive angular margin: `cos(theta + m)`, continued past pi so that it keeps decreasing.
 
-    The margin is the same angle wherever the embedding stands, which makes classes compact; the usual choice for faces. Deng et
-    al. 2019.
+    The margin is the same angle for every embedding, which makes classes compact; the usual choice for faces. Deng et al. 2019.
 
-    m: what is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
+    m: is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
 
     >>> ArcFace(0.5)([[1.0, 0.5]], [0]).round(4)
     array([[0.8776, 0.5   ]])
@@ -161,7 +159,7 @@ class ArcFace(Margin):
 class SphereFace(Margin):
     """The multiplicative angular margin: `(-1)^k cos(m theta) - 2k`, which is `cos(m theta)` continued past pi.
 
-    The first of the angular margins; it asks the most of embeddings that are far from their class, and is harder to train than
+    The first of the angular margins. It is the strictest for embeddings that are far from their class, and harder to train than
     `ArcFace`. Liu et al. 2017.
 
     m: the factor of the angle, any real number from 1; usually 2 to 4.
@@ -181,11 +179,11 @@ class SphereFace(Margin):
 class Combined(Margin):
     """All three margins at once: `cos(m1 theta + m2) - m3`, continued past pi.
 
-    `AM`, `ArcFace` and `SphereFace` are its cases; use it to tune between them. Deng et al. 2019, section 2.2.
+    `AM`, `ArcFace` and `SphereFace` are special cases; use it to tune between them. Deng et al. 2019, section 2.2.
 
     m1: the factor of the angle, at least 1.
-    m2: what is added to the angle, in radians.
-    m3: what is taken from the cosine.
+    m2: is added to the angle, in radians.
+    m3: is subtracted from the cosine.
 
     >>> Combined(m3=0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
@@ -201,9 +199,9 @@ class Combined(Margin):
 
 
 def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
-    """The margin that an argument means: a number m is AM(m), and a margin is returned as it is.
+    """The margin that an argument means: a number m is AM(m), and a margin is returned unchanged.
 
-    For functions that take both, as `anymax.margin_loss` does.
+    Use it in functions that take both, like `anymax.margin_loss`.
 
     margin: a number, a margin such as `ArcFace(0.5)`, or any function `(cosines, target, axis) -> cosines`.
 
@@ -226,7 +224,7 @@ def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:
     one = xp.ones_like(c)
     excess = stop_gradient(xp.where(c > 1, c - 1.0, xp.where(c < -1, c + 1.0, xp.zeros_like(c))))
     masked = c == -math.inf
-    c = safe(c, ~masked, 0.0, xp) - safe(excess, ~masked, 0.0, xp)  # clipped, with the derivative of the identity
+    c = safe(c, ~masked, 0.0, xp) - safe(excess, ~masked, 0.0, xp)  # clipped to [-1, 1] with derivative 1
     if m1 == 1 and m2 == 0:
         out = c
     else:
@@ -236,14 +234,14 @@ def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:
         c = xp.where(inside, c, stop_gradient(c))
         s = xp.where(inside, xp.sqrt(safe(square, inside, 1.0, xp)), xp.zeros_like(c))  # sin(theta)
         k0 = math.floor(m2 / math.pi)
-        if m1 == 1:  # no angle needed: phi crosses a multiple of pi once, at theta = (k0 + 1) pi - m2
+        if m1 == 1:  # needs no angle: phi crosses one multiple of pi, at theta = (k0 + 1) pi - m2
             past = stop_gradient(c) < math.cos((k0 + 1) * math.pi - m2)
             phi_cos, k = math.cos(m2) * c - math.sin(m2) * s, xp.where(past, (k0 + 1.0) * one, float(k0) * one)
         else:
             phi = m1 * xp.atan2(s, c) + m2
             phi_cos, k = xp.cos(phi), xp.floor(stop_gradient(phi) / math.pi)
         out = (1.0 - 2.0 * (k - 2.0 * xp.floor(k / 2.0))) * phi_cos - 2.0 * k
-        # at the ends the angle has no derivative: this is the limit of psi's, or the size of its finite part
+        # at the ends the angle has no derivative: use the limit of psi', or the absolute value of its finite part
         at_one, at_minus_one = (m1**2 * abs(math.cos(m1 * angle + m2)) for angle in (0.0, math.pi))
         slope = xp.where(c > 0, at_one * one, at_minus_one * one)
         out = out + xp.where(inside, xp.zeros_like(c), slope * (end - stop_gradient(end)))
@@ -251,7 +249,7 @@ def _psi(c: Array, m1: float, m2: float, m3: float, xp: Namespace) -> Array:
 
 
 def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
-    """The target as signed indices [..., 1] of the kind of `rows`."""
+    """The target as signed indices, [..., 1], of the kind of `rows`."""
     target = asarray(target, "target")
     if not is_integer(target):
         raise TypeError(f"target: a margin needs class indices of an integer dtype, got {dtype_name(target)}")
@@ -266,7 +264,7 @@ def _indices(target: Array, rows: Array, xp: Namespace) -> Array:
 
 
 def _check(chosen: Array, index: Array, valid: Array, n: int, xp: Namespace) -> None:
-    """One look at the values, at the targets only: a second one only to say what is wrong."""
+    """Raise for a class or a cosine out of range. Only targets are read, in one comparison; more are needed only for the error."""
     size = xp.abs(xp.where(valid & (chosen != -math.inf), chosen, xp.zeros_like(chosen)))
     large = size > 1 + TOLERANCE
     if not bool(xp.any(large | (index >= n))):

@@ -1,4 +1,4 @@
-"""The loss of several labels in a row, each class for itself, by way of softmax."""
+"""A loss for several labels per row, based on softmax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .._core.rows import prepare
 from .._core.shards import refuse as refuse_sharded
 from .._core.typing import ArrayT, Mask, Numbers, Reduction, Target, Weight
 from ..mappings import Softmax
-from .targets import class_axis, class_weights, reduced, result_dtype
+from .options import LossOptions, class_weights
+from .targets import result_dtype
 
 
 @answering()
@@ -31,10 +32,10 @@ def multilabel_softmax_loss(
 ) -> ArrayT:
     """Softmax and cross-entropy for several labels, `log(1 + sum_neg exp(x_i)) + log(1 + sum_pos exp(-x_j))`.
 
-    Use it for multi-label classification: the labels are then the classes whose score is above 0 (Su 2020; Su et al. 2022).
+    Use it for multi-label classification: predict the classes with a score above 0 (Su 2020; Su et al. 2022).
 
-    target: 1 for a label, 0 for none, or a number between them; of the shape of the scores.
-    weight: one factor for each class, of its exp(x_i) or exp(-x_j).
+    target: 1 for a label, 0 for no label, or a number in between; in the shape of the scores.
+    weight: one factor for each class, which multiplies its exp(x_i) or exp(-x_j).
     ignore_index: the value in `target` of entries that are left out.
     axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
 
@@ -42,8 +43,9 @@ def multilabel_softmax_loss(
     np.float64(0.476)
     """
     refuse_sharded("multilabel_softmax_loss", scores)
-    x = asarray(scores)
-    x, rows, _, axis = prepare(Softmax(), x, class_axis(x, axis, dim), mask, None)
+    given = {"reduction": reduction, "axis": axis, "dim": dim, "mask": mask}
+    options, x = LossOptions.read("multilabel_softmax_loss", weight, given), asarray(scores)
+    x, rows, _, axis = prepare(Softmax(), x, options.class_axis(x), options.mask, None)
     xp = namespace(rows)
     dtype, s = result_dtype(rows), upcast(rows, xp)
     t = _array.beside(target, rows, "target", xp)
@@ -61,11 +63,11 @@ def multilabel_softmax_loss(
     with quiet(s):
         value = _log1p_sum_exp(s + lift, 1.0 - y, valid, xp) + _log1p_sum_exp(lift - s, y, valid, xp)
         value = xp.squeeze(value, axis=-1)
-        return reduced(value, xp.ones_like(value), reduction, dtype, xp)
+        return options.reduce(value, xp.ones_like(value), dtype, xp)
 
 
 def _log1p_sum_exp(s: Array, factor: Array, valid: Array, xp: Any) -> Array:
-    """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 don't count, whatever their score."""
+    """log(1 + sum factor exp(s)), [..., 1]; entries with factor 0 do not count, whatever their score."""
     counts = valid & (factor > 0)
     s = xp.where(counts, s + xp.log(xp.where(counts, factor, xp.ones_like(factor))), -math.inf * xp.ones_like(s))
     high = _array.top(s, xp)

@@ -1,4 +1,4 @@
-"""Scores and targets as rows: what the signature of a loss says, read once; and reductions."""
+"""Scores and targets as rows."""
 
 from __future__ import annotations
 
@@ -25,29 +25,14 @@ from .._array import (
 )
 from .._core.axes import Joined
 from .._core.mapping import Mapping, row_top
-from .._core.names import as_mapping
-from .._core.options import allowed
 from .._core.rows import join, prepare
-from .._core.shards import refuse as refuse_sharded
-
-_REDUCTIONS = ("mean", "sum", "none")
-OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "axis", "dim", "mask")
-_PARAMETERS = {
-    "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
-    "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
-}
+from .options import LossOptions, class_weights
 
 
-def one_axis(mapping: Mapping, scores: Any, target: Any, options: Any) -> tuple[Mapping, Any, Any]:
-    """Classes along a tuple of axes moved to the last axis, as one; `options` then says so."""
-    refuse_sharded("a loss", scores)
-    axes = options.get("axis")
-    axes = options.get("dim") if axes is None else axes
-    if not isinstance(axes, (tuple, list)):
-        return mapping, scores, target
-    _array.pick_axis(options.get("axis"), options.pop("dim", None))
-    joined, mapping, options["mask"] = join(mapping, scores, axes, options.get("mask"))
-    options["axis"] = -1
+def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> tuple[Mapping, Any, Any, LossOptions]:
+    """The same with the classes along several axes moved to the last axis, as one."""
+    axes: Any = options.axis
+    joined, mapping, mask = join(mapping, scores, axes, options.mask)
     target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
     full, rest = tuple(asarray(scores).shape), tuple(joined.scores.shape[:-1])
     if tuple(target.shape) != (rest if is_integer(target) else full):
@@ -55,12 +40,13 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: Any) -> tuple[
             f"target of shape {tuple(target.shape)}: for scores of shape {full} with the classes along axes {tuple(axes)}, expected class "
             f"indices (integers) of shape {rest}, or a distribution (floating point) of shape {full}"
         )
-    return mapping, joined.scores, target if is_integer(target) else Joined.of(target, axes).scores
+    target = target if is_integer(target) else Joined.of(target, axes).scores
+    return mapping, joined.scores, target, options._replace(axis=-1, mask=mask)
 
 
 @dataclasses.dataclass
 class Batch:
-    """Scores and targets as rows: everything that the signature of a loss says, read once."""
+    """Scores and targets as rows, with what the options say of them."""
 
     xp: Any
     mapping: Mapping
@@ -70,38 +56,28 @@ class Batch:
     y: Array  # [..., n], the target as a distribution, smoothed
     soft: bool  # the target is a distribution, or was made one by smoothing
     indices: bool
-    smoothing: float
     counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
     sample_weight: Array  # [..., 1]
     class_weight: Array | None  # [n]
-    reduction: str
-    dtype: Any
+    options: LossOptions
+    dtype: Any  # of the result
 
     @classmethod
-    def of(cls, mapping: Mapping | str, scores: Any, target: Any, weight: Any, options: Any) -> Batch:
-        mapping, scores, target = one_axis(as_mapping(mapping), scores, target, options)
-        allowed("a loss", OPTIONS, options, _PARAMETERS)
-        axis, dim, mask = options.pop("axis", None), options.pop("dim", None), options.pop("mask", None)
-        ignore_index, reduction = options.pop("ignore_index", -100), options.pop("reduction", "mean")
-        smoothing = _array.number(options.pop("label_smoothing", 0.0))
-        check_reduction(reduction)
-        _array.check_integer("a loss", "ignore_index", ignore_index, "an integer, which marks samples to leave out")
-        if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
-            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
-        x, given = asarray(scores), axis
-        x, rows, mapping, axis = prepare(mapping, x, class_axis(x, axis, dim), mask, None)
+    def of(cls, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Batch:
+        x, smoothing = asarray(scores), options.label_smoothing
+        x, rows, mapping, axis = prepare(mapping, x, options.class_axis(x), options.mask, None)
         xp = namespace(rows)
         dtype, rows = result_dtype(rows), upcast(rows, xp)
         with quiet(rows):
             _, keep, poisoned = _array.finite_scores(rows, xp)
         n = rows.shape[-1]
-        class_weight = None if weight is None else class_weights(weight, rows, xp)
+        class_weight = None if options.weight is None else class_weights(options.weight, rows, xp)
         t = _array.beside(target, rows, "target", xp)
         indices = is_integer(t)
-        ask_for_axis(x, t, given, dim)
+        ask_for_axis(x, t, options.axis)
         one = xp.ones_like(rows[..., :1])
         if indices:
-            y, counted, stray = _one_hot(t, x, rows, axis, ignore_index, xp)
+            y, counted, stray = _one_hot(t, x, rows, axis, options.ignore_index, xp)
             poisoned = poisoned | stray
         else:
             y, counted = _distribution(t, x, rows, axis, xp), one
@@ -114,8 +90,8 @@ class Batch:
             y = (1.0 - smoothing) * y + smoothing * to_spread(mapping, total(y, xp)) * uniform
         assert n == y.shape[-1]
         return cls(
-            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, smoothing,
-            counted, sample, class_weight, reduction, dtype,
+            xp, mapping, rows, keep, poisoned, y, bool(smoothing) or not indices, indices, counted, sample,
+            class_weight, options, dtype,
         )  # fmt: skip
 
     def check_mass(self) -> None:
@@ -167,6 +143,14 @@ class Batch:
             )
         return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
 
+    def of_target(self, per_class: Array, finite: Array) -> Array:
+        """<y, per_class> with the class weights, [..., 1]; where y is 0, what is not finite does not count."""
+        xp = self.xp
+        factor = self.y if self.class_weight is None else self.y * self.class_weight
+        asked = (factor != 0) | finite  # the derivative in y is there also where y is 0
+        zero = xp.zeros_like(per_class)
+        return total(xp.where(asked, factor * xp.where(asked, per_class, zero), zero), xp)
+
     def reduce(self, value: Array, weighted: bool = False) -> Array:
         """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
         xp = self.xp
@@ -175,48 +159,23 @@ class Batch:
         value = xp.where(ignored, xp.zeros_like(value), value)
         value = value if weighted or self.class_weight is None else value * self.sample_weight
         norm = self.sample_weight if self.indices else self.counted
-        return reduced(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.reduction, self.dtype, xp)
+        return self.options.reduce(xp.squeeze(value, axis=-1), xp.squeeze(norm, axis=-1), self.dtype, xp)
 
 
 def to_spread(mapping: Mapping, sums: Array) -> Any:
     """What label smoothing spreads a share of: 1, also where a soft target sums to something else, as in torch; for a map whose p sums to
     more, what the target sums to."""
-    mass = getattr(mapping, "mass", 1.0)
-    return sums if is_array(mass) or mass != 1.0 else 1.0
-
-
-def reduced(value: Array, norm: Array, reduction: str, dtype: Any, xp: Any) -> Array:
-    check_reduction(reduction)
-    if reduction == "mean":
-        weight = xp.sum(norm)
-        value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
-    elif reduction == "sum":
-        value = xp.sum(value)
-    return cast(value, dtype, xp)
-
-
-def cast(value: Array, dtype: Any, xp: Any) -> Array:
-    """In the dtype of the result: a loss above the largest number of fp16 is +inf."""
-    if value.dtype == dtype:
-        return value
-    with quiet(value):
-        return xp.astype(value, dtype)
-
-
-def check_reduction(reduction: Any) -> None:
-    if reduction not in _REDUCTIONS:
-        hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
+    return 1.0 if mapping.sums_to_one else sums
 
 
 _warned = False
 
 
-def ask_for_axis(x: Array, target: Any, axis: Any, dim: Any) -> None:
+def ask_for_axis(x: Array, target: Any, axis: Any) -> None:
     """Warns, once in a process, where class indices fit classes along axis 1, which is meant, and along the last axis as well."""
     global _warned
     shape = tuple(x.shape)
-    if _warned or len(shape) < 3 or shape[1:-1] != shape[2:] or axis is not None or dim is not None:
+    if _warned or len(shape) < 3 or shape[1:-1] != shape[2:] or axis is not None:
         return
     if not is_integer(target) or not _array.eager(x) or _array.compiling():
         return
@@ -232,10 +191,6 @@ def ask_for_axis(x: Array, target: Any, axis: Any, dim: Any) -> None:
     )
 
 
-def class_axis(x: Array, axis: int | None, dim: int | None) -> int:
-    return _array.pick_axis(axis, dim, 1 if x.ndim > 1 else 0)
-
-
 def result_dtype(rows: Array) -> Any:
     """The dtype of the scores; under torch's autocast losses are fp32, as torch's own are."""
     if is_torch(rows):
@@ -243,16 +198,6 @@ def result_dtype(rows: Array) -> Any:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             return upcast(rows, namespace(rows)).dtype
     return rows.dtype
-
-
-def class_weights(weight: Any, rows: Array, xp: Any) -> Array:
-    weight = _array.beside(weight, rows, "weight", xp)
-    if tuple(weight.shape) != (rows.shape[-1],):
-        hint = "" if weight.ndim else "; a parameter of the map is a keyword, as in alpha=1.5"
-        raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
-        )
-    return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
 
 
 def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: Any) -> tuple[Array, Array, Array]:

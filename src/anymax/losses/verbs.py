@@ -1,14 +1,15 @@
 """Losses: Fenchel-Young and its kin, for every map, with the signature and the manners of `torch.nn.functional.cross_entropy`.
 
-What all of them take is said once, in `_options.loss`. The classes are axis 1, as in torch, where maps take the last axis: class indices
-for scores of shape (N, T, C) with T = C would fit either, which is a warning, once, unless `axis` is given. The classes along a tuple
-of axes are counted as a reshape of these would, in the order given. A masked class (-inf) that is not the target changes nothing; a mean
-over nothing is 0. Another convention of label smoothing, epsilon over the n - 1 other classes alone, is
-`label_smoothing=epsilon * n / (n - 1)`.
+What all of them take is said once, in `_core/options.py`, and read once, in `options.py`. The classes are axis 1, as in torch, where
+maps take the last axis: class indices for scores of shape (N, T, C) with T = C would fit either, which is a warning, once, unless
+`axis` is given. The classes along a tuple of axes are counted as a reshape of these would, in the order given. A masked class (-inf)
+that is not the target changes nothing; a mean over nothing is 0. Another convention of label smoothing, epsilon over the n - 1 other
+classes alone, is `label_smoothing=epsilon * n / (n - 1)`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -21,9 +22,6 @@ from .._array import (
     is_array,
     is_integer,
     is_number,
-    is_torch,
-    known,
-    known_any,
     namespace,
     quiet,
     stop_gradient,
@@ -34,25 +32,16 @@ from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.options import loss as every_loss
 from .._core.options import spelled
-from .._core.rows import prepare
 from .._core.shards import over_devices, sharded
-from .._core.typing import AnyArray, ArrayT, LossOptions, Numbers, Parameter, Target, Weight
+from .._core.typing import AnyArray, ArrayT, LossKeywords, Numbers, Parameter, Target, Weight
 from .._random.noises import Noise
 from ..autodiff import bridge
 from ..functional import log_rows
 from ..mappings import Entmax, NormMax, PerturbMax, Softmax, Sparsemax, SparseSoftmax, Taylor
+from .indices import index_loss
 from .margins import as_margin
-from .targets import (
-    Batch,
-    ask_for_axis,
-    cast,
-    check_reduction,
-    class_axis,
-    class_weights,
-    one_axis,
-    reduced,
-    result_dtype,
-)
+from .options import LossOptions, cast
+from .targets import Batch, ask_for_axis, one_axis, result_dtype
 
 _SOFTMAX, _SPARSEMAX, _ENTMAX15 = Softmax(), Sparsemax(), Entmax(1.5)
 
@@ -63,7 +52,7 @@ def fenchel_young(
     scores: ArrayT | Numbers,
     target: Target,
     weight: Weight = None,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of a map, `Omega*(x) + Omega(y) - <x, y>`: convex, and 0 exactly where p(x) is the target y.
 
@@ -73,7 +62,7 @@ def fenchel_young(
     >>> anymax.fenchel_young(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [3.0, 0.0, 0.0]], [0, 0])
     np.float64(0.03125)
     """
-    return _fenchel_young(as_mapping(mapping, "fenchel_young"), scores, target, weight, True, options)
+    return _loss("fenchel_young", _fenchel_young, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -82,7 +71,7 @@ def nll(
     scores: ArrayT | Numbers,
     target: Target,
     weight: Weight = None,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The negative log-likelihood of a map, `-log p_t` of the target: +inf where its probability is exactly 0.
 
@@ -91,21 +80,7 @@ def nll(
     >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.278)
     """
-    if sharded(scores):
-        return over_devices().loss("nll", nll, mapping, scores, target, weight, options)
-    mapping, scores, target = one_axis(as_mapping(mapping, "nll"), scores, target, options)
-    if mapping.is_softmax:  # for class indices it is the same loss
-        out = _by_index(mapping, scores, target, weight, options)
-        if out is not None:
-            return out
-    batch = Batch.of(mapping, scores, target, weight, options)
-    xp = batch.xp
-    with quiet(batch.rows):
-        log_p = log_rows(batch.mapping, batch.rows)
-        factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
-        asked = (factor != 0) | (log_p > -math.inf)  # the derivative in y is -log p also where y is 0
-        value = -total(xp.where(asked, factor * xp.where(asked, log_p, xp.zeros_like(log_p)), xp.zeros_like(log_p)), xp)
-        return batch.reduce(value, weighted=True)
+    return _loss("nll", _nll, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -116,7 +91,7 @@ def smoothed_nll(
     weight: Weight = None,
     *,
     epsilon: float = 1e-6,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The negative log-likelihood made finite for sparse maps, `-log((p_t + epsilon) / (1 + n epsilon))`, n the unmasked classes.
 
@@ -130,20 +105,8 @@ def smoothed_nll(
     epsilon = _array.number(epsilon)
     if not is_number(epsilon) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
-    if sharded(scores):
-        given = {"epsilon": epsilon, **options}
-        return over_devices().loss("smoothed_nll", smoothed_nll, mapping, scores, target, weight, given)
-    batch = Batch.of(mapping, scores, target, weight, options)
-    xp = batch.xp
-    with quiet(batch.rows):
-        p = bridge(batch.rows).apply(batch.mapping, batch.rows)
-        n = total(xp.astype(batch.keep, p.dtype), xp)
-        per_class = -xp.log((p + epsilon) / (1.0 + n * epsilon))
-        per_class = xp.where(batch.keep, per_class, math.inf * xp.ones_like(per_class))
-        factor = batch.y if batch.class_weight is None else batch.y * batch.class_weight
-        asked = (factor != 0) | batch.keep
-        value = total(xp.where(asked, factor * xp.where(asked, per_class, xp.zeros_like(p)), xp.zeros_like(p)), xp)
-        return batch.reduce(value, weighted=True)
+    whole = functools.partial(_smoothed_nll, epsilon)
+    return _loss("smoothed_nll", whole, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -152,7 +115,7 @@ def accuracy_loss(
     scores: ArrayT | Numbers,
     target: Target,
     weight: Weight = None,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """Minus the probability of the target, `-p_t`: the accuracy made smooth, from -1 to 0.
 
@@ -161,11 +124,7 @@ def accuracy_loss(
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
-    if sharded(scores):
-        return over_devices().loss("accuracy_loss", accuracy_loss, mapping, scores, target, weight, options)
-    batch = Batch.of(mapping, scores, target, weight, options)
-    p = bridge(batch.rows).apply(batch.mapping, batch.rows)
-    return batch.reduce(-dot(batch.y, p, batch.xp))
+    return _loss("accuracy_loss", _accuracy_loss, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -174,7 +133,7 @@ def stop_gradient_loss(
     scores: ArrayT | Numbers,
     target: Target,
     weight: Weight = None,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """A value whose gradient in the scores is p - y, for any map: `<p - y, x>` with p taken as a constant.
 
@@ -184,13 +143,7 @@ def stop_gradient_loss(
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
-    if sharded(scores):
-        return over_devices().loss("stop_gradient_loss", stop_gradient_loss, mapping, scores, target, weight, options)
-    batch = Batch.of(mapping, scores, target, weight, options)
-    xp = batch.xp
-    p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
-    x = xp.where(batch.keep, batch.rows, xp.zeros_like(batch.rows))
-    return batch.reduce(dot(p - batch.y, x, xp))
+    return _loss("stop_gradient_loss", _stop_gradient_loss, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -202,7 +155,7 @@ def margin_loss(
     *,
     margin: float | Callable[..., Array] = 0.35,
     scale: Parameter = 30.0,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The loss of `scale * margin(cosines, target)`: the target's cosine is made smaller, so that training must push it further.
 
@@ -216,28 +169,8 @@ def margin_loss(
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
     """
-    if sharded(cosines):
-        given = {"margin": margin, "scale": scale, **options}
-        return over_devices().loss("margin_loss", margin_loss, mapping, cosines, target, weight, given)
-    mapping, cosines = as_mapping(mapping, "margin_loss"), asarray(cosines, "cosines")
-    given: Any = options
-    said = given.pop("axis", None), given.pop("dim", None)
-    axis = class_axis(cosines, *said)
-    xp = namespace(cosines)
-    cosines = _array.floating(cosines, xp, "cosines")
-    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
-    target = _array.beside(target, wide, "target", xp)
-    ask_for_axis(cosines, target, *said)
-    ignored = options.get("ignore_index", -100)
-    counted = _array.counts(target, xp) if is_integer(target) else target
-    counted = xp.where(counted == ignored, -xp.ones_like(counted), counted)
-    scale = _array.number(scale)
-    if not is_array(scale) and not is_number(scale):
-        raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
-    scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
-    loss = fenchel_young if mapping.facts.has_potential else nll
-    out = loss(mapping, scores, target, weight, axis=axis, **given)
-    return cast(out, dtype, xp)
+    whole = functools.partial(_margin_loss, margin, scale)
+    return _loss("margin_loss", whole, mapping, cosines, target, weight, options)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -245,7 +178,7 @@ def margin_loss(
 
 @spelled(every_loss)
 def cross_entropy(
-    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
     """The cross-entropy of softmax, `logsumexp(x) - <x, y>`, as `torch.nn.functional.cross_entropy`.
 
@@ -259,7 +192,7 @@ def cross_entropy(
 
 @spelled(every_loss)
 def sparsemax_loss(
-    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
     """The Fenchel-Young loss of sparsemax: exactly 0 once the target's score leads all others by 1.
 
@@ -279,7 +212,7 @@ def entmax_loss(
     weight: Weight = None,
     *,
     alpha: Parameter = 1.5,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of alpha-entmax: 0 once the target leads all others by 1 / (alpha - 1), for alpha above 1.
 
@@ -295,7 +228,7 @@ def entmax_loss(
 
 @spelled(every_loss)
 def entmax15_loss(
-    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, **options: Unpack[LossKeywords]
 ) -> ArrayT:
     """The Fenchel-Young loss of 1.5-entmax, `entmax_loss` with alpha = 1.5: 0 once the target leads all others by 2.
 
@@ -315,7 +248,7 @@ def sparse_softmax_loss(
     *,
     k: int | AnyArray | None = None,
     p: Parameter | None = None,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The loss of sparse softmax, `logsumexp over the kept classes - <x, y>`: finite also where the target is not kept.
 
@@ -327,12 +260,12 @@ def sparse_softmax_loss(
     >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)
     np.float64(0.313)
     """
-    return _fenchel_young(SparseSoftmax(k=k, p=p), scores, target, weight, False, options)
+    return _loss("sparse_softmax_loss", _without_constant, SparseSoftmax(k=k, p=p), scores, target, weight, options)
 
 
 @spelled(every_loss)
 def taylor_softmax_loss(
-    scores: ArrayT | Numbers, target: Target, weight: Weight = None, *, order: int = 2, **options: Unpack[LossOptions]
+    scores: ArrayT | Numbers, target: Target, weight: Weight = None, *, order: int = 2, **options: Unpack[LossKeywords]
 ) -> ArrayT:
     """The negative log-likelihood of Taylor softmax, `-log p_t`.
 
@@ -353,7 +286,7 @@ def normmax_loss(
     weight: Weight = None,
     *,
     alpha: Parameter = 2.0,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of normmax: 0 once the target's score leads all others by 1.
 
@@ -376,7 +309,7 @@ def perturb_max_loss(
     noise: str | Noise = "normal",
     nodes: int | None = None,
     scale: Parameter = 1.0,
-    **options: Unpack[LossOptions],
+    **options: Unpack[LossKeywords],
 ) -> ArrayT:
     """The Fenchel-Young loss of perturb-max, `E max(x + noise) - x_t` less the mean of the noise.
 
@@ -392,95 +325,107 @@ def perturb_max_loss(
     return fenchel_young(PerturbMax(noise, nodes=nodes, scale=scale), scores, target, weight, **options)
 
 
-# -- the one implementation -------------------------------------------------------------------------------------------------------
+# -- the formulas --------------------------------------------------------------------------------------------------------------------
 
 
-def _fenchel_young(mapping: Mapping, scores: Any, target: Any, weight: Any, with_constant: bool, options: Any) -> Array:
+def _loss(
+    who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
+) -> Any:
+    """`formula(mapping, scores, target, options)` with the options that a caller gives; the one place that sends DTensors on."""
+    mapping, options = as_mapping(mapping, who), LossOptions.read("a loss", weight, given)
+    if sharded(scores):
+        return over_devices().loss(who, functools.partial(_along, formula), mapping, scores, target, options)
+    return _along(formula, mapping, scores, target, options)
+
+
+def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """The same of one tensor, along one axis or several."""
+    if isinstance(options.axis, (tuple, list)):
+        mapping, scores, target, options = one_axis(mapping, scores, target, options)
+    return formula(mapping, scores, target, options)
+
+
+def _fenchel_young(
+    mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
+) -> Array:
+    """Omega*(x) + Omega(y) - <x, y>."""
     if not mapping.facts.has_potential:
         raise TypeError(mapping.no_potential())
-    if sharded(scores):
-        who = "fenchel_young" if with_constant else "sparse_softmax_loss"
-        whole = lambda m, x, y, w, **options: _fenchel_young(m, x, y, w, with_constant, options)  # noqa: E731
-        return over_devices().loss(who, whole, mapping, scores, target, weight, options)
-    mapping, scores, target = one_axis(mapping, scores, target, options)
-    out = _by_index(mapping, scores, target, weight, options)
+    out = index_loss(mapping, scores, target, options)
     if out is not None:
         return out
-    batch = Batch.of(mapping, scores, target, weight, options)
-    refused = mapping.no_constant(bool(batch.smoothing)) if with_constant and batch.soft else None
+    batch = Batch.of(mapping, scores, target, options)
+    with_constant = with_constant and batch.soft  # Omega of a single class is 0
+    refused = mapping.no_constant(options.label_smoothing > 0) if with_constant else None
     if refused is not None:
         raise ValueError(refused)
-    xp, y = batch.xp, batch.y
     batch.check_mass()
-    value = bridge(batch.rows).loss(batch.mapping, batch.rows, y)
-    with quiet(batch.rows):
-        if with_constant and batch.soft:
-            value = value + batch.mapping.constant(y, xp)
+    mapping, x, y, xp = batch.mapping, batch.rows, batch.y, batch.xp
+    value = bridge(x).loss(mapping, x, y)  # Omega*(x) - <x, y>, whose gradient is p - y
+    with quiet(x):
+        if with_constant:
+            value = value + mapping.constant(y, xp)  # Omega(y)
         masked = xp.any((y > 0) & ~batch.keep, axis=-1, keepdims=True)
         value = batch.not_below_zero(value, masked)
         value = value + xp.where(masked, math.inf * xp.ones_like(value), xp.zeros_like(value))
         return batch.reduce(value)
 
 
-def _by_index(mapping: Mapping, scores: Any, target: Any, weight: Any, options: Any) -> Array | None:
-    """The loss of class indices by an engine that has it in one pass; None where it is to be composed, or refused with a sentence."""
-    if not is_array(scores) or not is_array(target) or not is_integer(target) or is_torch(scores) != is_torch(target):
-        return None
-    if options.keys() - {"axis", "dim", "mask", "ignore_index", "reduction"} and (
-        options.keys() - {"axis", "dim", "mask", "ignore_index", "reduction", "label_smoothing"}
-        or options["label_smoothing"] != 0
-    ):
-        return None
-    mass = mapping.mass
-    if is_array(mass) or mass != 1.0 or type(options.get("ignore_index", -100)) is not int:
-        return None
-    reduction = options.get("reduction", "mean")
-    check_reduction(reduction)
-    mask, ignored = options.get("mask"), options.get("ignore_index", -100)
-    if scores.ndim > 2:
-        ask_for_axis(scores, target, options.get("axis"), options.get("dim"))
-    axis = class_axis(scores, options.get("axis"), options.get("dim"))
-    call = ignored, reduction
-    if weight is None and mask is None:
-        value = bridge(scores).reduced_loss(mapping, scores, target, axis, *call)
-        if value is not None:
-            return cast(value, result_dtype(scores), namespace(scores))
-    _, rows, mapping, axis = prepare(mapping, scores, axis, mask, None)
-    leaf, xp = bridge(rows), namespace(rows)
-    if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
-        return None
-    if weight is None:
-        value = leaf.reduced_loss(mapping, rows, target, -1, *call)
-        if value is not None:
-            return cast(value, result_dtype(rows), xp)
-    n, index = rows.shape[-1], _array.counts(_array.beside(target, rows, "target", xp), xp)
-    ignored = index == ignored
-    traced = not known(index)  # or on a GPU, which is not waited for
-    if not traced and not known_any(ignored, xp):
-        ignored = None
-    stray = (index < 0) | (index >= n)
-    stray = stray if ignored is None else stray & ~ignored
-    if known_any(stray, xp):
-        return None
-    if traced:  # an index above all classes makes the loss NaN
-        index = xp.where(stray, n * xp.ones_like(index), index)
-    if ignored is not None:
-        index = xp.where(ignored, -xp.ones_like(index), index)
-    value = leaf.index_loss(mapping, rows, index)
-    if value is None:
-        return None
-    norm = None
-    if weight is not None:
-        class_weight = class_weights(weight, upcast(rows[..., :1], xp) if n == 1 else upcast(rows, xp), xp)
-        norm = class_weight[xp.where(index < 0, xp.zeros_like(index), index)]
-        norm = norm if ignored is None else xp.where(ignored, xp.zeros_like(norm), norm)
-        with quiet(value):
-            value = xp.where(norm == 0, xp.zeros_like(value), value * norm)
-    elif ignored is not None:
-        norm = xp.astype(~ignored, value.dtype)
-    dtype = result_dtype(rows)
-    if norm is not None:
-        return reduced(value, norm, reduction, dtype, xp)
-    if reduction != "none":
-        value = xp.mean(value) if reduction == "mean" and math.prod(value.shape) else xp.sum(value)
-    return cast(value, dtype, xp)
+_without_constant = functools.partial(_fenchel_young, with_constant=False)
+
+
+def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """-<y, log p>."""
+    out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
+    if out is not None:
+        return out
+    batch = Batch.of(mapping, scores, target, options)
+    with quiet(batch.rows):
+        log_p = log_rows(batch.mapping, batch.rows)
+        return batch.reduce(-batch.of_target(log_p, log_p > -math.inf), weighted=True)
+
+
+def _smoothed_nll(epsilon: float, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """-<y, log((p + epsilon) / (1 + n epsilon))>."""
+    batch = Batch.of(mapping, scores, target, options)
+    xp = batch.xp
+    with quiet(batch.rows):
+        p = bridge(batch.rows).apply(batch.mapping, batch.rows)
+        n = total(xp.astype(batch.keep, p.dtype), xp)
+        log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
+        log_p = xp.where(batch.keep, log_p, -math.inf * xp.ones_like(p))
+        return batch.reduce(-batch.of_target(log_p, batch.keep), weighted=True)
+
+
+def _accuracy_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """-<y, p>."""
+    batch = Batch.of(mapping, scores, target, options)
+    p = bridge(batch.rows).apply(batch.mapping, batch.rows)
+    return batch.reduce(-dot(batch.y, p, batch.xp))
+
+
+def _stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
+    """<p - y, x> with p as a constant."""
+    batch = Batch.of(mapping, scores, target, options)
+    xp = batch.xp
+    p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
+    x = xp.where(batch.keep, batch.rows, xp.zeros_like(batch.rows))
+    return batch.reduce(dot(p - batch.y, x, xp))
+
+
+def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
+    """The loss of `scale * margin(cosines, target)`."""
+    cosines = asarray(cosines, "cosines")
+    axis, xp = options.class_axis(cosines), namespace(cosines)
+    cosines = _array.floating(cosines, xp, "cosines")
+    dtype, wide = result_dtype(cosines), upcast(cosines, xp)  # no rounding between the margin and the loss
+    target = _array.beside(target, wide, "target", xp)
+    ask_for_axis(cosines, target, options.axis)
+    counted = _array.counts(target, xp) if is_integer(target) else target
+    counted = xp.where(counted == options.ignore_index, -xp.ones_like(counted), counted)
+    scale = _array.number(scale)
+    if not is_array(scale) and not is_number(scale):
+        raise TypeError(f"margin_loss: scale must be a number or an array, got {_array.shown(scale)}")
+    scores = as_margin(margin)(wide, counted, axis) * _array.like(scale, wide, xp)
+    formula = _fenchel_young if mapping.facts.has_potential else _nll
+    return cast(formula(mapping, scores, target, options._replace(axis=axis)), dtype)

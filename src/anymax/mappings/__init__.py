@@ -1,4 +1,4 @@
-"""The catalogue of maps: one family a file. What is in `__all__` is public in `anymax` too, and in the order of every table."""
+"""The catalogue of maps, one family per file. Names in `__all__` are also public in `anymax`; tables list the maps in this order."""
 
 from .._core.mapping import Mapping
 from .budget import Budget

@@ -27,11 +27,11 @@ from .._core.typing import Parameter
 class Budget(Separable):
     """Budget, the point nearest to x with `0 <= p_i <= 1` and `sum_i p_i = k`: `p_i = min(max(x_i - tau, 0), 1)`.
 
-    Use it to choose k of n, as a layer with a gradient; sparsemax is k = 1. A row with fewer than k unmasked classes gives each of
-    them 1.
+    Use it to choose k of n classes, as a layer with a gradient; k = 1 is sparsemax. In a row with fewer than k unmasked classes each
+    of them gets 1.
 
-    k: the sum of p, a number above 0 or an array that broadcasts to the scores with size 1 along the classes; it has a gradient. More than
-        there are classes is an error, but where a compiler traces an array: each class then gets 1.
+    k: the sum of p, a number above 0, or an array that broadcasts to the scores with size 1 along the classes; it has a gradient. A k
+        above the number of classes is an error; in an array whose values can't be read, as under a compiler, each class gets 1.
 
     >>> anymax.apply(anymax.Budget(k=2), [3.0, 1.0, 0.5, -9.0])
     array([1.  , 0.75, 0.25, 0.  ])
@@ -42,6 +42,7 @@ class Budget(Separable):
     name = "budget"
     formula = "pᵢ = min((xᵢ − τ)₊, 1), Σp = k"
     kernel = "budget"
+    zero_below_threshold = True
     array_field = "k"
     example: ClassVar[dict[str, Any]] = {"k": 2}
 
@@ -52,6 +53,10 @@ class Budget(Separable):
 
     @property
     def mass(self) -> Any:  # type: ignore[override]
+        return self.k
+
+    @property
+    def full_up_to(self) -> Any:  # type: ignore[override]
         return self.k
 
     @property
@@ -74,7 +79,7 @@ class Budget(Separable):
         return 1.0
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        """The generic loss holds p constant, which leaves out that k moves its sum: d Omega* / dk = tau + 1/2."""
+        """The generic loss takes p as a constant and so lacks the derivative in k, the sum of p: d Omega* / dk = tau + 1/2."""
         value = super().loss(x, p, y, xp)
         if not is_array(self.k):
             return value
@@ -82,17 +87,17 @@ class Budget(Separable):
         k, held = like(self.k, x, xp), stop_gradient(p)
         inside, full = (held > 0) & (held < 1) & keep, held >= 1
         count = total(xp.astype(inside, x.dtype), xp)
-        lowest = -top(xp.where(full, -x, -xp.inf * xp.ones_like(x)), xp)  # with no class inside, tau may be 1 below it
+        lowest = -top(xp.where(full, -x, -xp.inf * xp.ones_like(x)), xp)  # if no class is inside, tau may be lowest - 1
         lowest = xp.where(count > 0, xp.zeros_like(lowest), lowest)
         tau = total(xp.where(inside, x, xp.zeros_like(x)), xp) + total(xp.astype(full, x.dtype), xp) - k
         tau = xp.where(count > 0, tau / xp.where(count > 0, count, xp.ones_like(count)), lowest - 1.0)
         price = tau + 0.5
         aim = total(
             y, xp
-        )  # the generic loss is centred for targets that sum to k, as they do but for a difference quotient
+        )  # the generic loss is centred for targets that sum to k; those of a difference quotient in k do not
         centre = dot(y, x, xp) / xp.where(aim == 0, xp.ones_like(aim), aim)
         value = value + stop_gradient(centre * (k - aim))
-        # half of the second derivatives in k and x comes from here, the other half from the generic loss
+        # half of the mixed second derivative in k and x comes from here, the other half from the generic loss
         return value + (k - stop_gradient(k)) * (stop_gradient(price) + 0.5 * (price - stop_gradient(price)))
 
     def check(self, n: int) -> None:

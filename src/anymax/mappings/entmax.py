@@ -1,4 +1,4 @@
-"""Entmax: every Tsallis entropy, from heavy tails (alpha < 1) through softmax (1) and 1.5-entmax to sparsemax (2) and beyond."""
+"""Entmax: the maps of all Tsallis entropies: heavy tails (alpha < 1), softmax (1), 1.5-entmax, sparsemax (2) and beyond."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .._array import (
     is_array,
     is_jax,
     known,
+    known_any,
     like,
     log1p_over,
     poison,
@@ -42,20 +43,21 @@ class Entmax(Separable):
     total variation error below 2e-7.
 
     alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned, with an
-        exact gradient through the map and through the loss. An entry of an array that is not positive makes its rows NaN.
+        exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
 
     >>> anymax.apply(anymax.Entmax(alpha=1.5), [1.0, 0.0, -1.0]).round(4)
     array([0.8307, 0.1693, 0.    ])
     """
 
-    # Newton works on the r-norm of (x - tau)_+, r = 1/(alpha-1), which is convex; above alpha = 2, where the edge of the support is
-    # infinitely steep, the row is anchored at the smallest supported score (see `_solve.pivot`).
+    # Newton's method works on the r-norm of (x - tau)_+, r = 1/(alpha-1), which is convex. Above alpha = 2, where the edge of the
+    # support is infinitely steep, the row is anchored at the smallest supported score (see `solve.pivot`).
 
     alpha: Parameter = 1.5
 
     name = "entmax"
     formula = "pᵢ = ((α−1)(xᵢ − τ))₊^(1/(α−1))"
     kernel = "entmax"
+    zero_below_threshold = True
     array_field = "alpha"
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Entmax(Separable):
     def _c(self, x: Array, xp: Namespace) -> Any:
         return like(self.alpha, x, xp) - 1.0
 
-    # -- the link, in t = (p^c - 1) / c, which passes through alpha = 1 without a seam -----------------------------------
+    # -- the link, in t = (p^c - 1) / c, which is smooth in alpha at alpha = 1 --------------------------------------------
 
     def link(self, t: Array, xp: Namespace) -> Array:
         return _link(t, self._c(t, xp), xp)
@@ -113,11 +115,11 @@ class Entmax(Separable):
     # -- the threshold ----------------------------------------------------------------------------------------------------
 
     def solve(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """(anchor, level): below alpha = 2 the maximum and its t; above, the smallest supported score and its probability."""
+        """(anchor, level): up to alpha = 2 the maximum and its t; above, the smallest supported score and its probability."""
         c = self._c(x, xp)
         if not is_array(c):
             return pivot(x, keep, c, xp) if c > 1.0 else super().solve(x, keep, xp)
-        c = c * xp.ones_like(total(x, xp))  # [..., 1], one a row
+        c = c * xp.ones_like(total(x, xp))  # [..., 1], one per row
         steep = c > 1.0
         look = eager(c)
         anchor = row_top(x, keep, xp)
@@ -149,7 +151,7 @@ class Entmax(Separable):
     def _search(
         self, y: Array, keep: Array, c: Any, xp: Namespace, start: Array | None = None, totals: Totals = totals
     ) -> Array:
-        """Newton on the r-norm from the upper end: for alpha <= 2 it is convex and never crosses the root."""
+        """Newton's method on the r-norm, from the upper end; for alpha <= 2 it is convex, so Newton does not cross the root."""
         (count,) = totals([xp.astype(keep, y.dtype)], xp)
         one = xp.ones_like(count)
         low = expm1_over(c, -xp.log(xp.where(count > 0, count, one)), xp) * one
@@ -189,6 +191,20 @@ class Entmax(Separable):
         sharp = power(ratio, c - 1.0, xp)
         return sharp if not flat else xp.where(c > 1.0, sharp, s)
 
+    def sums_suffice(self, x: Array, xp: Namespace) -> bool:
+        kind = type(self)
+        alpha: Any = self.alpha
+        if (
+            kind.search is not Entmax.search
+            or kind.solve is not Entmax.solve
+            or self.ceiling(x[..., :1], xp) is not None
+        ):
+            return False
+        return not known_any(~(alpha <= 2.0), xp) and known(alpha) if is_array(alpha) else alpha <= 2.0
+
+    def level_to_tau(self, level: Array, xp: Namespace) -> Any:
+        return 1.0 / (like(self.alpha, level, xp) - 1.0)
+
     def threshold(self, x: Array, xp: Namespace) -> Array:
         """tau with `p = ((alpha-1)(x - tau))_+^(1/(alpha-1))`; logsumexp at alpha = 1."""
         c = self._c(x, xp)
@@ -206,7 +222,7 @@ class Entmax(Separable):
         flat = xp.where(ones == 0, tau, tau - 1.0 / nonzero)
         return xp.where(ones > 1.0, sharp, flat)
 
-    # -- exactly softmax at alpha = 1 ---------------------------------------------------------------------------------------
+    # -- alpha = 1 is exactly softmax ---------------------------------------------------------------------------------------
 
     def forward(self, x: Array, xp: Namespace) -> Array:
         return Softmax().forward(x, xp) if self._at_one() else super().forward(x, xp)
@@ -225,7 +241,7 @@ class Entmax(Separable):
 
 
 def _link(t: Array, c: Any, xp: Namespace) -> Array:
-    """`(1 + c t)_+^(1/c)`, exp(t) at c = 0; away from 0 as a power, which keeps the relative error at eps / c."""
+    """`(1 + c t)_+^(1/c)`, exp(t) at c = 0. For |c| >= 0.3 it is a power, whose relative error is about eps / c."""
     if not is_array(c):
         if c == 0.0:
             return xp.exp(t)
@@ -239,10 +255,8 @@ def _link(t: Array, c: Any, xp: Namespace) -> Array:
 def _link_from(y: Array, level: Array, c: Any, xp: Namespace) -> Array:
     """`link(y + level)` as `P link(y / P^c)` with P = link(level), the probability at the anchor.
 
-    In a flat row over many classes level is large and y small: their sum would round away what tells the classes apart.
+    In a flat row over many classes the level is large and y is small; their sum would round away the differences between classes.
     """
     if not is_array(c) and abs(c) >= 0.3:
-        return power(
-            (1.0 + c * level) + c * y, 1.0 / c, xp
-        )  # exact but for the first sum, which is a shift of the level
+        return power((1.0 + c * level) + c * y, 1.0 / c, xp)  # only the first sum is rounded, which shifts the level
     return _link(level, c, xp) * _link(y / (1.0 + c * level), c, xp)

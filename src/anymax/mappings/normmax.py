@@ -1,4 +1,4 @@
-"""NormMax: the map of a norm."""
+"""NormMax: the map whose regulariser is a norm."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .._core.typing import Parameter
 class NormMax(Mapping):
     """Normmax, `argmax <p, x> - ||p||_alpha`: p_i in proportion to `max(x_i - tau, 0)^(1/(alpha-1))`.
 
-    Use it to choose a set of classes and treat them alike: sparse, and nearly equal on what is kept. tau, with
+    Use it to choose a set of classes and treat them alike: it is sparse, and nearly uniform on its support. tau, with
     `sum_i max(x_i - tau, 0)^(alpha/(alpha-1)) = 1`, is the potential itself, so p = d tau / dx. Blondel, Martins and Niculae 2020,
     section 4.
 
     alpha: the order of the norm, a number above 1, or an array that broadcasts to the scores with size 1 along the classes; it has a
-        gradient. The larger, the more equal are the classes that are kept.
+        gradient. A larger alpha makes the probabilities on the support more equal.
 
     >>> anymax.apply(anymax.NormMax(alpha=2.0), [1.0, 1.0, -2.0])
     array([0.5, 0.5, 0. ])
@@ -46,6 +46,7 @@ class NormMax(Mapping):
     name = "normmax"
     formula = "argmax ⟨p, x⟩ − ‖p‖_α"
     kernel = "normmax"
+    zero_below_threshold = True
     array_field = "alpha"
     iterative = True
     needs_scores = False
@@ -62,7 +63,7 @@ class NormMax(Mapping):
         return Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=1.0)
 
     def _solve(self, y: Array, keep: Array, alpha: Any, xp: Namespace) -> Array:
-        """The level max(x) - tau in (0, 1], by Newton on the beta-norm, which is convex; beta = alpha / (alpha - 1)."""
+        """The level max(x) - tau in (0, 1], by Newton's method on the beta-norm, which is convex; beta = alpha / (alpha - 1)."""
         beta = alpha / (alpha - 1.0)
         one = xp.ones_like(total(y, xp))
         count = total(xp.astype(keep, y.dtype), xp)
@@ -85,7 +86,7 @@ class NormMax(Mapping):
         return xp.concat([anchor, self._solve(x - anchor, keep, like(self.alpha, x, xp), xp)], axis=-1)
 
     def differentiable(self, x: Array, xp: Namespace, held: Array | None = None) -> Array:
-        """Two Newton steps on a constant level carry its first and second derivatives; then the formula."""
+        """Two Newton steps from a constant level make its first and second derivatives exact; then the formula gives p."""
         ends: Array = stop_gradient(self.frozen().hold(stop_gradient(x), xp)) if held is None else held
         x, keep, poisoned = finite_scores(x, xp)
         alpha = like(self.alpha, x, xp)
@@ -97,8 +98,8 @@ class NormMax(Mapping):
             level = level + (1.0 - total(power(base, beta, xp), xp)) / xp.where(slope > 0, slope, xp.ones_like(slope))
         base = xp.where(keep, y + level, xp.zeros_like(y))
         inside = base > 0
-        # up to alpha = 2 ((y + level) / level)^r, with no rounding before the power, which is steep near alpha = 1; above,
-        # where the edge of the support is steep, y + level, which is exact there
+        # For alpha <= 2 use ((y + level) / level)^r by log1p: rounding y + level would cost digits in the power, which is steep near
+        # alpha = 1. Above 2 the edge of the support is steep; y + level is exact there, and its power is used.
         near = xp.exp(r * xp.log1p(xp.where(inside, y, xp.zeros_like(y)) / level))
         if is_array(alpha):
             q = xp.where(inside, xp.where(alpha <= 2.0, near, power(base, r, xp)), xp.zeros_like(y))
@@ -134,6 +135,17 @@ class NormMax(Mapping):
         alpha = like(self.alpha, q, xp)
         mass = total(power(q, alpha, xp), xp)
         return power(mass, 1.0 / alpha, xp) - 1.0
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.zero_below_threshold  # not of a map that changes this one
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return [self.omega(y, xp) + 1.0]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        """The norm of the parts' norms."""
+        return self.omega(xp.moveaxis(terms[0][..., 0], 0, -1), xp)
 
     def omega_slope(self, q: Array, xp: Namespace) -> Array:
         """`(q / ||q||)^(alpha-1)`."""

@@ -1,4 +1,4 @@
-"""Perturb Max: the probability that a perturbed score is the largest, by one shared quadrature in O(nQ)."""
+"""Perturb Max: the probability that a perturbed score is the largest, by one quadrature for all classes in O(nQ)."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ _FAR = 1e15  # a score this far below the top counts as masked; its square is fi
 class PerturbMax(Mapping):
     """Perturb-max: `p_i = P[argmax(x + scale * eps) = i]` for independent noises eps.
 
-    Use it for a model of noisy choice, such as probit. It is the map of `Omega*(x) = E max(x + scale * eps)`; Gumbel noise is
-    softmax(x / scale) exactly. Monotone and shift-invariant; sparse where the noise is bounded: "uniform" gives exact zeros `scale`
-    below the top. Su, https://kexue.fm/archives/10145 (Perturb Max); Karpukhin et al., EXACT: How to Train Your Accuracy (2022).
+    Use it for a model of noisy choice, such as probit. It is the map of `Omega*(x) = E max(x + scale * eps)`; with Gumbel noise it is
+    exactly softmax(x / scale). Monotone and shift-invariant; sparse if the noise is bounded: with "uniform", scores `scale` or more
+    below the top get exactly 0. Su, https://kexue.fm/archives/10145 (Perturb Max); Karpukhin et al., EXACT: How to Train Your Accuracy
+    (2022).
 
-    By quadrature with one set of nodes for all classes. Total variation error at n = 2, 10, 1000, fp32 / fp64 (and longdouble): normal
-    1e-7 / 6e-14; logistic 4e-7 / 1e-9; laplace 2e-7 / 2e-10; exponential 1e-7 / 1e-13; uniform 1e-7 / 1e-12 up to n = 24, beyond
-    that 4e-6 / 2e-6.
-    The first and second derivatives are as accurate as p; there are no higher ones.
+    p is computed by quadrature with one set of nodes for all classes. Total variation error at n = 2, 10, 1000, fp32 / fp64 (and
+    longdouble): normal 1e-7 / 6e-14; logistic 4e-7 / 1e-9; laplace 2e-7 / 2e-10; exponential 1e-7 / 1e-13; uniform 1e-7 / 1e-12 up to
+    n = 24, beyond that 4e-6 / 2e-6. The first and second derivatives are as accurate as p; there are no higher ones.
 
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
-    nodes: the points of the quadrature, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks take panels of 8
-        Gauss points: `nodes` / 4 of them (`nodes` for "uniform" of more than 24 classes), and one for each kink of the 24 highest scores.
-        A `Noise` of your own takes `nodes` such panels.
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
+    nodes: the number of quadrature points, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks use panels of 8
+        Gauss points: `nodes` / 4 panels (`nodes` for "uniform" with more than 24 classes), and one for each kink of the 24 highest
+        scores. Your own `Noise` uses `nodes` such panels.
     scale: the factor of the noise, a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
 
     >>> anymax.apply(anymax.PerturbMax(noise="normal"), [2.0, 1.0, -1.0]).round(3)
     array([0.756, 0.237, 0.007])
     """
 
-    # With h = f/F and G(u) = prod_j F(u - x_j) of the noise's cdf F and density f, p_i = INT G h_i du.
+    # p_i = INT G h_i du with h = f/F and G(u) = prod_j F(u - x_j), for noise with the cdf F and the density f.
 
     name: ClassVar[str] = "perturb_max"
     formula = "pᵢ = P[argmax(x + ε) = i]"
@@ -120,7 +120,7 @@ class PerturbMax(Mapping):
         return xp.concat(self._nodes.place(z, xp), axis=-1)
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
-        """log p, with lower nodes: right to about 1e-6 down to p = 1e-25 (normal); below that a finite lower bound."""
+        """log p, from nodes that reach lower: accurate to about 1e-6 down to p = 1e-25 (normal); below that a finite lower bound."""
         z, keep, poisoned, _, _ = self._rows(x, xp)
         if self._quadrature:
             out = self._shares(stop_gradient(z), _change(z), xp, logs=True)
@@ -140,15 +140,15 @@ class PerturbMax(Mapping):
         return finish(out / scale, keep, poisoned, xp)
 
     def expected_max(self, x: Array, xp: Namespace) -> Array:
-        """E max(x + scale * eps), [..., 1]; its gradient is p. -inf for a row with no class."""
+        """E max(x + scale * eps), [..., 1]; its gradient is p. -inf for a row without classes."""
         z, keep, poisoned, high, scale = self._rows(x, xp)
         out = high + scale * (self._mean(z, xp) + self._excess(z, xp))
         out = xp.where(xp.any(keep, axis=-1, keepdims=True), out, -math.inf * xp.ones_like(out))
         return poison(out, poisoned, xp)
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        """`E max(x + eps) - E eps - <y, x>`, [..., 1], with gradient p - y: for y one-hot the Fenchel-Young loss, else the
-        y-weighted mean of those. As the sum of <y, max(x) - x> and INT F(u - max) - G(u) du nothing cancels.
+        """`E max(x + eps) - E eps - <y, x>`, [..., 1], with gradient p - y: the Fenchel-Young loss if y is one-hot, else the y-weighted
+        mean of those of the classes. It is the sum of <y, max(x) - x> and INT F(u - max) - G(u) du, so nothing cancels.
         """
         mean = self.law.mean
         if mean is not None and not -math.inf < mean < math.inf:
@@ -158,7 +158,7 @@ class PerturbMax(Mapping):
         z, keep, poisoned, _, scale = self._rows(x, xp)
         if mean is None and self._nodes.heavy:
             self._integrated_mean(xp.zeros_like(stop_gradient(z)[..., :1]), xp)
-        # a masked target: an infinite loss; any other masked entry must not meet 0 * inf
+        # a masked target gives an infinite loss; other masked entries must not give 0 * inf
         lost = xp.any(~keep & (y > 0), axis=-1, keepdims=True)
         gap = -dot(y, xp.where(keep, z, xp.zeros_like(z)), xp)
         out = scale * (gap + self._excess(z, xp))
@@ -166,8 +166,11 @@ class PerturbMax(Mapping):
         return poison(out, poisoned, xp)
 
     def constant(self, y: Array, xp: Namespace) -> Array:
-        """0: the loss of a distribution y is the y-weighted mean of its classes' losses, not less their best value."""
+        """0: the loss for a distribution y is the y-weighted mean of the losses of the classes, and no minimum is subtracted."""
         return xp.zeros_like(y[..., :1])
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return []
 
     def omega(self, q: Array, xp: Namespace) -> Array:
         raise TypeError("perturb_max: Omega has no closed form, it is the conjugate of expected_max(x); use loss(...)")
@@ -177,7 +180,7 @@ class PerturbMax(Mapping):
     def quantile_form(self, x: Array, nodes: int = 64) -> Array:
         """The mean of `prod_{j != i} F(x_i - x_j + eps)` over the noise's quantiles (q + 1/2) / nodes, in O(n^2 nodes).
 
-        Su's form, for comparison: its rows do not sum to 1, and for n = 1000 it needs thousands of nodes.
+        This is Su's formula, for comparison: its rows do not sum to 1, and for n = 1000 it needs thousands of nodes.
         """
         given = asarray(x)
         xp = namespace(given)
@@ -195,7 +198,7 @@ class PerturbMax(Mapping):
         return xp.astype(finish(out / nodes, keep, poisoned, xp), x.dtype)
 
     def monte_carlo(self, x: Array, samples: int, generator: Any) -> Array:
-        """The frequency of each argmax among that many samples; error sqrt(p (1 - p) / samples)."""
+        """The frequency of each argmax among `samples` samples; the standard error is sqrt(p (1 - p) / samples)."""
         given = asarray(x)
         xp = namespace(given)
         x = floating(given, xp)
@@ -214,9 +217,9 @@ class PerturbMax(Mapping):
         return xp.astype(finish(hits / samples, keep, poisoned, xp), x.dtype)
 
     def sample_noise(self, shape: tuple[int, ...], like: Array, generator: Any) -> Array:
-        """Independent noises of that shape (not times `scale`), of the kind, dtype and device of `like`, by the inverse cdf.
+        """Independent noise of this shape (not multiplied by `scale`), with the kind, dtype and device of `like`, by the inverse cdf.
 
-        `generator`: a numpy.random.Generator, a torch.Generator, a JAX key, or a seed; None: NumPy's or torch's global one.
+        `generator`: a numpy.random.Generator, a torch.Generator, a JAX key or a seed; None is the global generator of NumPy or torch.
         """
         return draw(self.noise, shape, like, generator)
 
@@ -231,7 +234,7 @@ class PerturbMax(Mapping):
         return self.noise != "gumbel"  # G h_i du = softmax(x)_i dG: Gumbel needs no nodes
 
     def _rows(self, x: Array, xp: Namespace) -> tuple[Array, Array, Array, Array, Any]:
-        """(z, keep, poisoned, high, scale): z is (x - high) / scale, its maximum exactly 0, masked entries at -_FAR."""
+        """(z, keep, poisoned, high, scale): z is (x - high) / scale, with the maximum exactly 0 and masked entries at -_FAR."""
         y, keep, poisoned = finite_scores(x, xp)
         high = row_top(y, keep, xp)
         scale = like(self.scale, y, xp)
@@ -240,7 +243,7 @@ class PerturbMax(Mapping):
         return xp.where(z > -_FAR, z, -_FAR * xp.ones_like(y)), keep, poisoned, high, scale
 
     def _mean(self, z: Array, xp: Namespace) -> Any:
-        """E eps; by quadrature for a Noise that doesn't say: upper end - INT F du."""
+        """E eps; for a `Noise` without `mean` by quadrature, as upper end - INT F du."""
         if self.law.mean is not None:
             return self.law.mean
         zero, nodes = xp.zeros_like(stop_gradient(z)[..., :1]), self._nodes
@@ -251,7 +254,7 @@ class PerturbMax(Mapping):
         return high - xp.sum(rule.w * xp.exp(self.law.core(rule.u, xp)[0]), axis=0)
 
     def _integrated_mean(self, zero: Array, xp: Namespace) -> Array:
-        """INT v dF over y = logit F; an error where it does not converge."""
+        """The mean INT v dF as an integral over y = logit F; an error if it does not converge."""
         nodes = self._nodes
         y, step = nodes.logits(zero, nodes.tail(zero), 2 * nodes.count(zero), xp)
         parts = self.law.level(softplus(-y, xp), xp) * xp.exp(-softplus(y, xp) - softplus(-y, xp))
@@ -264,8 +267,8 @@ class PerturbMax(Mapping):
         return step * xp.sum(parts)
 
     # -- the integrals ------------------------------------------------------------------------------------------------------
-    # With d the change of z, here 0 but differentiated, and u moved along with class i,
-    # p_i = INT h_i exp(sum_j log F(u - z_j + d_i - d_j)) du: f itself is not differentiated, so jumps of f are harmless.
+    # Let d be the change of z: its value is 0, and derivatives go through it. If u moves with class i,
+    # p_i = INT h_i exp(sum_j log F(u - z_j + d_i - d_j)) du. f itself is not differentiated, so its jumps are harmless.
 
     def _shares(self, z: Array, d: Array | None, xp: Namespace, held: Array | None = None, logs: bool = False) -> Array:
         nodes = self._nodes
@@ -287,7 +290,7 @@ class PerturbMax(Mapping):
         out = sum(parts[1:], parts[0])
         out = xp.where(out > 0, out, xp.zeros_like(out))
         mass = total(out, xp)
-        if isinstance(self.law, Noise):  # the others are held to their error by tests
+        if isinstance(self.law, Noise):  # tests check the error of the others
             lost = xp.abs(mass - 1.0) > 1e-3
             if known_any(lost, xp):
                 raise ValueError(
@@ -313,7 +316,7 @@ class PerturbMax(Mapping):
         return out / norm
 
     def _excess(self, z: Array, xp: Namespace) -> Array:
-        """E max(z + eps) - E eps = INT F(u) - G(u) du >= 0, [..., 1], z with its maximum at 0."""
+        """E max(z + eps) - E eps = INT F(u) - G(u) du >= 0, [..., 1]; the maximum of z is 0."""
         if not self._quadrature:
             return xp.log(total(xp.exp(z), xp))
         d, z = _change(z), stop_gradient(z)
@@ -323,7 +326,7 @@ class PerturbMax(Mapping):
         low = self.law.level(constant([-math.log(tail)], z, xp), xp) + out
         rule = nodes.rule(z, low, nodes.ends(z, tail, tail, xp)[1], tail, 2 * nodes.count(z), xp)
         for c in nodes.sweep(z, rule, xp, d is not None):
-            inside = c.log_f > -math.inf  # else F and G are 0: a node rounded to the end of the support
+            inside = c.log_f > -math.inf  # at a node that is rounded to the end of the support F and G are 0
             rest = xp.where(inside, c.log_g, xp.zeros_like(c.log_g)) - safe(c.log_f, inside, 0.0, xp)
             if d is not None:
                 rest = rest + total(0.5 * c.h1 * d * d - c.h * d, xp)
@@ -338,7 +341,7 @@ def _shift(c: Chunk, d: Array, xp: Namespace) -> Array:
 
 
 def _change(z: Array) -> Array | None:
-    """z minus itself as a constant; None where nothing will be differentiated."""
+    """z minus z as a constant, which is 0 and has the derivatives of z; None if nothing will be differentiated."""
     return z - stop_gradient(z) if differentiates(z) else None
 
 
@@ -348,7 +351,7 @@ def _softmax(z: Array, xp: Namespace) -> Array:
 
 
 def _logsumexp(a: Array, xp: Namespace) -> Array:
-    """Over the first axis; -inf for a column of -inf."""
+    """logsumexp over the first axis; -inf for a column of -inf."""
     high = stop_gradient(xp.max(a, axis=0))
     high = xp.where(high > -math.inf, high, xp.zeros_like(high))
     return high + log(xp.sum(xp.exp(a - high), axis=0), xp)

@@ -1,4 +1,4 @@
-"""Ratio: any non-negative function, normalised."""
+"""Ratio: the map of any non-negative function, normalised."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from .._core.ratio_map import RatioMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratio(RatioMap):
-    """Ratio: `p_i = u(x_i) / sum_j u(x_j)` for a function u >= 0 of your own.
+    """Ratio: `p_i = u(x_i) / sum_j u(x_j)` for your own function u >= 0.
 
-    Use it to try a function in the place of exp. Ready-made: `Ratio.square()` (x^2), `Ratio.sigmoid()`, `Ratio.relu()`. Not
-    shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
+    Use it to try another function instead of exp. `Ratio.square()` (x^2), `Ratio.sigmoid()` and `Ratio.relu()` are predefined. It is
+    not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
 
-    u: a function of an array of scores, of the caller's framework, that returns one number from 0 on for each.
-    du: its derivative, in the same form. Without it the map can be applied, and differentiated by torch and JAX through u itself, but
-        not by NumPy.
-    monotone: True where u grows with x, so that `facts` say so.
+    u: a function that takes an array of scores, of the caller's framework, and returns one number of at least 0 for each.
+    du: its derivative, in the same form. Without it torch and JAX differentiate through u itself, and NumPy arrays have no derivative.
+    monotone: True if u grows with x; `facts` then says that the map is monotone.
 
     >>> anymax.apply(anymax.Ratio(lambda x: x**4, lambda x: 4 * x**3), [1.0, 2.0, -2.0]).round(3)
     array([0.03 , 0.485, 0.485])
@@ -48,7 +47,7 @@ class Ratio(RatioMap):
 
     @property
     def traced(self) -> bool:
-        """True where only automatic differentiation knows the derivative."""
+        """True if the derivative comes from automatic differentiation alone."""
         return self.du is None
 
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -83,20 +82,20 @@ class Ratio(RatioMap):
 
     @classmethod
     def sigmoid(cls) -> Ratio:
-        """u = 1 / (1 + exp(-x)), which is monotone."""
+        """u = 1 / (1 + exp(-x)); monotone."""
         return cls(_sigmoid, _dsigmoid, monotone=True)
 
     @classmethod
     def relu(cls) -> Ratio:
-        """u = max(x, 0), which is monotone; a row without positive scores gives zeros."""
+        """u = max(x, 0); monotone. A row without positive scores gives zeros."""
         return cls(_relu, _drelu, monotone=True)
 
 
 def _size(x: Array) -> Array:
-    """About the largest |x| of the row, 1 for a row of zeros: (x / size)^2 has the same ratios and cannot overflow."""
+    """About the largest |x| of the row, 1 for a row of zeros. (x / size)^2 gives the same p and does not overflow."""
     xp = namespace(x)
     size = stop_gradient(top(xp.abs(x), xp))
-    size = xp.where(size > 1, 0.25 * size, size)  # XLA divides by 1 / size, which must not be subnormal
+    size = xp.where(size > 1, 0.25 * size, size)  # XLA multiplies by 1 / size, which must not be subnormal
     return xp.where(size > 0, size, xp.ones_like(size))
 
 

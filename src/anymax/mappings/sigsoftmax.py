@@ -1,4 +1,4 @@
-"""Sigsoftmax: softmax against its own bottleneck."""
+"""Sigsoftmax: a remedy for the softmax bottleneck."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .._core.ratio_map import RatioMap
 class Sigsoftmax(RatioMap):
     """Sigsoftmax: p_i in proportion to `exp(x_i) sigmoid(x_i)`.
 
-    Use it for a large vocabulary behind a narrow layer: its log-probabilities are not linear in the scores, so such a layer can express
-    more of them than with softmax. Dense, monotone, not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. Kanai
+    Use it for a large vocabulary after a narrow layer: its log-probabilities are not linear in the scores, so the layer can express more
+    distributions than with softmax. Dense, monotone, not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. Kanai
     et al. 2018. It has no parameters.
 
     >>> anymax.apply(anymax.Sigsoftmax(), [2.0, 1.0, -1.0]).round(3)
@@ -35,6 +35,13 @@ class Sigsoftmax(RatioMap):
         a = log_weight(x, xp)
         u = xp.exp(a - stop_gradient(row_top(a, keep, xp)))
         return u, u * (1.0 + 0.5 * (1.0 - xp.tanh(0.5 * x)))  # (log u)' = 1 + sigmoid(-x)
+
+    def exponents(self, x: Array, xp: Namespace) -> Array | None:
+        if self.kernel is None:  # a map that changes this one
+            return None
+        keep = x != -math.inf
+        a = log_weight(xp.where(keep, x, xp.zeros_like(x)), xp)
+        return xp.where(keep, a, -math.inf * xp.ones_like(a))
 
     def log_forward(self, x: Array, xp: Namespace) -> Array:
         y, keep, poisoned = finite_scores(x, xp)

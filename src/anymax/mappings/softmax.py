@@ -1,4 +1,4 @@
-"""Softmax: the exponential link."""
+"""Softmax: the map with the exponential link."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Softmax(Separable):
         return -xp.log(xp.where(z == 0, xp.ones_like(z), z))
 
     def shifted(self, x: Array, xp: Namespace) -> tuple[Array, ...]:
-        """Scores below their maximum, their exponentials and the sum of them: plain operations, differentiable as they are."""
+        """(x - max x, its exponentials, their sum, keep, poisoned), from plain operations that can be differentiated."""
         y, keep, poisoned = finite_scores(x, xp)
         y = y - stop_gradient(row_top(y, keep, xp))
         e = xp.where(keep, xp.exp(xp.where(keep, y, xp.zeros_like(y))), xp.zeros_like(y))
@@ -77,9 +77,9 @@ class Softmax(Separable):
         return p * (g - total(p * g, xp))
 
     def loss(self, x: Array, p: Array, y: Array, xp: Namespace) -> Array:
-        """`logsumexp(x) - <x, y>` from the scores: the p of a fused kernel may not sum to 1 exactly enough.
+        """`logsumexp(x) - <x, y>`, from the scores, since the sum of a fused kernel's p may not be accurate enough.
 
-        The sum is 1 + the rest, with 1 the first of the maxima, so that a small loss keeps its digits.
+        The sum of exponentials is 1 (the first maximum) + the rest, so log1p(rest) keeps the digits of a small loss.
         """
         s, e, _, keep, _ = self.shifted(x, xp)
         tied = keep & (s == 0)

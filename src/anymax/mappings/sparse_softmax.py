@@ -1,4 +1,4 @@
-"""Sparse softmax: softmax over the k largest scores, or over the nucleus of mass p."""
+"""Sparse softmax: softmax over the k largest scores, or over the nucleus with mass p."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from .._random.truncation import topk_keep, topp_keep
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SparseSoftmax(Mapping):
-    """Softmax over the classes that are kept, the k largest scores or the fewest whose softmax mass reaches p: `p_i = exp(x_i - tau)`.
+    """Softmax over the k largest scores, or over the fewest whose softmax mass reaches p: `p_i = exp(x_i - tau)` for kept classes.
 
     Use it to fine-tune, not to train from scratch: classes that are left out get neither mass nor gradient. tau is logsumexp over the
-    kept classes. The loss, tau - x_t, is finite and has a gradient also where the target is left out. Give either k or p. Su 2020; Sun
+    kept classes. The loss, tau - x_t, is finite and has a gradient even if the target is left out. Give either k or p. Su 2020; Sun
     et al. 2021.
 
-    k: the number of classes to keep, an integer from 1, or an array of whole numbers with one a row; ties are broken by position, so
+    k: the number of classes to keep, an integer from 1, or an array of whole numbers with one per row; ties are broken by position, so
         exactly k are kept.
-    p: the mass to keep, a number above 0 and at most 1, or an array with one value a row.
+    p: the mass to keep, a number above 0 and at most 1, or an array with one value per row.
 
     >>> anymax.apply(anymax.SparseSoftmax(k=2), [1.0, 1.0, 0.0])
     array([0.5, 0.5, 0. ])
@@ -116,13 +116,32 @@ class SparseSoftmax(Mapping):
         return p * (g - dot(p, g, xp))
 
     def omega(self, q: Array, xp: Namespace) -> Array:
-        """`sum q log q` for at most k classes, +inf for more: the potential's conjugate knows only k-sparse distributions."""
+        """`sum q log q` for at most k classes, +inf for more, since p never has more than k classes."""
         value = total(xlogx(q, xp), xp)
         if self.k is None:
             return value
         size = xp.sum(counts(q > 0, xp), axis=-1, keepdims=True)
         most = like(self.k, value, xp) if is_array(self.k) else self.k
         return xp.where(size <= most, value, math.inf * xp.ones_like(value))
+
+    @property
+    def most_kept(self) -> int | None:  # type: ignore[override]
+        return None if self.kernel is None or is_array(self.k) else self.k  # type: ignore[return-value]
+
+    @property
+    def zeros_stay(self) -> bool:  # type: ignore[override]
+        return self.most_kept is not None
+
+    @property
+    def nucleus(self) -> Any:  # type: ignore[override]
+        return None if self.kernel is None else self.p
+
+    def constant_terms(self, y: Array, xp: Namespace) -> list[Array]:
+        return [total(xlogx(y, xp), xp), total(xp.astype(y > 0, y.dtype), xp)]
+
+    def constant_of(self, terms: list[Array], xp: Namespace) -> Array:
+        value, size = (xp.sum(each, axis=0) for each in terms)
+        return value if self.k is None else xp.where(size <= self.k, value, math.inf * xp.ones_like(value))
 
     def no_constant(self, smoothed: bool) -> str | None:
         if self.k is not None:
@@ -145,7 +164,7 @@ class SparseSoftmax(Mapping):
 
 
 def _number_of_classes(k: Any) -> Any:
-    """k, if it is an integer from 1 on or an array of whole numbers; where no value of an array may be asked for, other rows become NaN."""
+    """k, if it is an integer from 1 on or an array of these. If the values of an array can't be read, rows with others become NaN."""
     if not is_array(k):
         k = check_integer(
             "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row"

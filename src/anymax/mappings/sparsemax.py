@@ -1,4 +1,4 @@
-"""Sparsemax: the ReLU link."""
+"""Sparsemax: the map with the ReLU link."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .._core.solve import sorted_power_threshold
 class Sparsemax(Separable):
     """Sparsemax, the point of the simplex nearest to x: `p_i = max(x_i - tau, 0)`, the map of `Omega(p) = 1/2 sum_i p_i^2`.
 
-    Use it where few classes matter and you want to see which. Piecewise linear; for two classes it is the hard sigmoid, and its loss the
-    modified Huber loss, exactly 0 once the target leads by 1. Martins and Astudillo 2016, sections 2 and 3. fp32 total variation error
-    1e-7. It has no parameters.
+    Use it if few classes matter and you want to see which. It is piecewise linear; for two classes it is the hard sigmoid, and its loss
+    is the modified Huber loss, exactly 0 once the target leads by 1. Martins and Astudillo 2016, sections 2 and 3. fp32 total variation
+    error 1e-7. It has no parameters.
 
     >>> anymax.apply(anymax.Sparsemax(), [2.0, 1.5, -1.0])
     array([0.75, 0.25, 0.  ])
@@ -25,6 +25,7 @@ class Sparsemax(Separable):
     name = "sparsemax"
     formula = "pᵢ = (xᵢ − τ)₊, the point of the simplex nearest to x"
     kernel = "sparsemax"
+    zero_below_threshold = True
 
     @property
     def facts(self) -> Facts:
@@ -44,5 +45,5 @@ class Sparsemax(Separable):
 
     def closed(self, y: Array, keep: Array, xp: Namespace) -> Array | None:
         if is_jax(y):
-            return None  # XLA's sort costs a hundred times the generic solver on a CPU
+            return None  # on a CPU XLA's sort takes a hundred times as long as the generic solver
         return -sorted_power_threshold(xp.where(keep, y, -xp.ones_like(y)), 1, xp)

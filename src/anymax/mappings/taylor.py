@@ -1,4 +1,4 @@
-"""Taylor softmax: exp by its Taylor polynomial."""
+"""Taylor softmax: softmax with a Taylor polynomial instead of exp."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .._core.ratio_map import RatioMap
 class Taylor(RatioMap):
     """Taylor softmax: p_i in proportion to `f(x_i)`, f the Taylor polynomial of exp, `1 + x + x^2/2` for order 2.
 
-    Use it for long tails: polynomial where softmax is exponential. Neither monotone (order 2 falls below x = -1) nor shift-invariant,
-    so the maximum must not be subtracted; the row is scaled by its largest |x| instead, which keeps any score finite. It has no
+    Use it for long tails, which are polynomial instead of exponential. It is neither monotone (for order 2, f decreases below x = -1)
+    nor shift-invariant, so the maximum must not be subtracted; scaling by the row's largest |x| keeps the result finite. It has no
     Fenchel-Young loss; train with `taylor_softmax_loss`, -log p_t. de Brebisson and Vincent 2015.
 
     order: the degree of the polynomial, an even number from 2 to 170: only these are positive everywhere.
@@ -49,7 +49,7 @@ class Taylor(RatioMap):
         return Facts(monotone=False, shift_invariant=False, sparse=False, has_potential=False)
 
     def weights(self, x: Array, keep: Array, xp: Namespace) -> tuple[Array, Array]:
-        """`f_k(x) / M^k` and its derivative with M = max(1, max |x| / 4), by Horner's rule in x / M and 1 / M (not subnormal)."""
+        """`f_k(x) / M^k` and its derivative, M = max(1, max |x| / 4), by Horner's rule in x / M and 1 / M, which is not subnormal."""
         size = 0.25 * stop_gradient(top(xp.abs(xp.where(keep, x, xp.zeros_like(x))), xp))
         m = xp.where(size > 1, size, xp.ones_like(size))
         v, s = x / m, 1.0 / m
@@ -57,7 +57,7 @@ class Taylor(RatioMap):
 
 
 def _horner(v: Array, s: Array, order: int, xp: Namespace) -> Array:
-    """`sum_{j <= order} v^j s^(order-j) / j!`; not below 0, where rounding could push a polynomial that is positive."""
+    """`sum_{j <= order} v^j s^(order-j) / j!`; for even orders clipped at 0, since rounding could make it negative."""
     out = xp.ones_like(v) / math.factorial(order)
     scale = s
     for j in range(order - 1, -1, -1):

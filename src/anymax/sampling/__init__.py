@@ -1,4 +1,4 @@
-"""Draws from maps: samplers, Gumbel's forms, and the steps of decoding."""
+"""Sampling from maps: samplers, Gumbel's methods, and the steps of decoding."""
 
 from .decoding import Accepted, TopK, gumbel_topk, speculative_accept, topk_log_prob
 from .samplers import Sample, Support, gumbel_max, gumbel_softmax, perturb_argmax, sample

@@ -1,4 +1,4 @@
-"""Decoding: several classes without replacement, the k best, and the check of a draft by the model that it was drafted for."""
+"""Decoding: several classes without replacement, the k most probable classes, and the verification of drafts."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from ..transforms.base import put_through, transforms_of
 
 
 class TopK(NamedTuple):
-    """Classes of each row and log p of them; -1 and -inf where a row has fewer, -1 and NaN in a row with NaN or +inf.
+    """k classes of each row and their log p; -1 and -inf where a row has fewer, -1 and NaN in a row with NaN or +inf.
 
-    log p is that of a draw, as `log_prob` and `sample` give it: of a map whose probabilities sum to k (`Budget`) it is log(p / k).
+    As in `log_prob` and `sample`, log p is that of one draw: for a map whose probabilities sum to k (`Budget`) it is log(p / k).
     """
 
     index: Any
@@ -50,7 +50,7 @@ class TopK(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """How many tokens of a draft were accepted, and the token that follows these."""
+    """The number of accepted tokens of a draft, and the token that follows them."""
 
     count: Any
     token: Any
@@ -67,21 +67,21 @@ def topk_log_prob(
     dim: int | None = None,
     mask: Any = None,
 ) -> TopK:
-    """The k most probable classes of each row and log p of them, after any transforms of the scores.
+    """The k most probable classes of each row and their log p, after any transforms of the scores.
 
-    For a step of beam search, with any map; a beam's sum of log p is the caller's to keep.
+    Use it for a step of beam search, with any map; the caller adds up the log p of each beam.
 
     mapping: the map, such as `Softmax()`, or its name, such as "softmax".
     x: the scores; -inf masks a class.
-    k: how many classes to give, from 1 to the number of classes.
-    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
-        Those of `anymax.transforms` go along `axis`, whichever it is.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
-    mask: boolean, broadcastable to x, True = keep; before the transforms.
+    k: how many classes to return, from 1 to the number of classes.
+    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
+        Those of `anymax.transforms` work along `axis`, whichever it is.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns a named tuple (index, log_prob), both with k in the place of the classes, the most probable first and of equal ones the
-    first; -1 and -inf where fewer than k have a probability. log_prob is that of a draw, as `log_prob` gives it; it is differentiable,
-    and fp32 for scores of half precision.
+    Returns a named tuple (index, log_prob), both with k in place of the number of classes. The most probable class comes first, and
+    among equal ones the one with the smaller index; -1 and -inf follow if fewer than k classes have a probability above 0. log_prob is
+    that of one draw, as in `anymax.log_prob`; it is differentiable, and fp32 for scores in half precision.
 
     >>> import numpy as np
     >>> from anymax import Softmax, Sparsemax
@@ -109,20 +109,20 @@ def gumbel_topk(
 ) -> TopK:
     """k distinct classes of each row, drawn without replacement: the k largest of `log p + Gumbel noise`.
 
-    As if drawn one after the other with the probabilities of a map, each time without those that were drawn before, in that order.
-    For diverse candidates, or for sampled negatives. Vieira 2014; Kool et al. 2019.
+    The result is distributed like sequential draws with the probabilities of a map, each without the classes drawn before. Use it for
+    diverse candidates, or for sampled negatives. Vieira 2014; Kool et al. 2019.
 
     x: the scores; -inf masks a class.
     k: how many classes to draw, from 1 to the number of classes.
     mapping: the map, or its name; softmax by default.
-    transform: what the scores go through first, as for `sample`.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
-    mask: boolean, broadcastable to x, True = keep; before the transforms.
+    transform: is applied to the scores first, as in `sample`.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns a named tuple (index, log_prob), both with k in the place of the classes, the first drawn first: exactly k different classes,
-    or -1 and -inf at the end where fewer have a probability. log_prob is that of each class as the first draw, as `log_prob` gives it,
-    a constant of differentiation, and fp32 for scores of half precision.
+    Returns a named tuple (index, log_prob), both with k in place of the number of classes, in the order of the draws: exactly k
+    different classes, or -1 and -inf at the end if fewer have a probability above 0. log_prob is that of each class as the first draw,
+    as in `anymax.log_prob`; it is a constant for differentiation, and fp32 for scores in half precision.
 
     >>> drawn = gumbel_topk([0.0, 1.0, 2.0, -float("inf")], k=3, generator=0)
     >>> drawn.index, drawn.log_prob.round(3)
@@ -139,7 +139,7 @@ def gumbel_topk(
 def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
-    """(log p of the transformed rows, classes last; the axis they came from; their namespace)."""
+    """(log p of the transformed rows, classes last; the axis of the classes in x; the namespace)."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)
@@ -151,7 +151,7 @@ def _log_p(
 
 
 def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
-    """The classes with the k largest keys and log p of them."""
+    """The classes with the k largest keys, and their log p."""
     high = top(stop_gradient(key), xp)
     strange = xp.isnan(high) | (high == math.inf)
     index = largest(xp.where(strange, xp.zeros_like(key), key), k, xp)
@@ -164,21 +164,21 @@ def _best(key: Array, log_p: Array, k: int, axis: int, xp: Namespace) -> TopK:
 def speculative_accept(
     p_draft: AnyArray | Numbers, p_target: AnyArray | Numbers, tokens: Any, *, generator: Any = None
 ) -> Accepted:
-    """How much of a draft stands, and the token after it: exactly as if every token had been drawn from the target.
+    """Accept the beginning of a draft and draw the next token, distributed exactly as if every token had been drawn from the target.
 
-    Speculative decoding: a cheap model drafts a few tokens, the target looks at all of them in one step. A token x is accepted with
-    probability `min(1, p_target(x) / p_draft(x))`; at the first that is not, one is drawn from `max(p_target - p_draft, 0)`, normalised.
-    Leviathan et al. 2023; Chen et al. 2023. The probabilities may be those of any maps, truncated or not, so long as the draft was drawn
-    from `p_draft`.
+    For speculative decoding: a cheap model drafts a few tokens, and the target model checks all of them in one step. A token x is
+    accepted with probability `min(1, p_target(x) / p_draft(x))`; in place of the first rejected token, one is drawn from
+    `max(p_target - p_draft, 0)`, normalised. The probabilities may come from any maps, truncated or not, if the draft was drawn from
+    `p_draft`. Leviathan et al. 2023; Chen et al. 2023.
 
     p_draft: the probabilities that each token of the draft was drawn from, [..., T, classes].
-    p_target: those of the target at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the whole draft.
+    p_target: the target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the draft.
     tokens: the draft, integers [..., T]; -1 at the end of a row whose draft is shorter.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        Row i, in C order, takes T + 1 numbers of it, as `sample` does with `num_samples`.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        Row i, in C order, takes T + 1 numbers from it, as `sample` does with `num_samples`.
 
-    Returns a named tuple (count, token), integers [...]: `tokens[..., :count]` are accepted and `token` follows them. It is -1 after a
-    draft that is accepted as a whole where p_target has no probabilities after it, and where they are NaN or all 0.
+    Returns a named tuple (count, token), integers [...]: `tokens[..., :count]` are accepted, and `token` follows them. `token` is -1 if
+    the whole draft is accepted and p_target has no probabilities after it, or if these are NaN or all 0.
 
     >>> import numpy as np
     >>> draft, target = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]])
@@ -224,10 +224,10 @@ def _accept(q: Array, p: Array, tokens: Array, generator: Any, xp: Namespace) ->
     end = length * xp.ones_like(tokens)
     count = xp.min(xp.where(refused, positions(tokens, tokens.dtype, xp), end), axis=-1, keepdims=True)
     stood = count == length
-    last = count - xp.astype(stood, count.dtype)  # a place that is in the draft
+    last = count - xp.astype(stood, count.dtype)  # a valid place in the draft
     wanted = _row(p, count if p.shape[-2] > length else last, xp)
     had = _row(q, last, xp)
-    # nothing was drafted after the end of the draft, where the target's own probabilities serve
+    # after the end of the draft the token is drawn from the target's probabilities: subtract nothing
     had = xp.where(stood | (xp.take_along_axis(tokens, last, axis=-1) < 0), xp.zeros_like(had), had)
     rest = wanted - had
     rest = xp.where(rest < 0, xp.zeros_like(rest), rest)
@@ -239,7 +239,7 @@ def _accept(q: Array, p: Array, tokens: Array, generator: Any, xp: Namespace) ->
 
 
 def _row(table: Array, place: Array, xp: Namespace) -> Array:
-    """table[..., place, :], for a place [..., 1]."""
+    """table[..., place, :], for `place` [..., 1]."""
     index = xp.broadcast_to(xp.expand_dims(place, axis=-1), (*place.shape[:-1], 1, table.shape[-1]))
     return xp.take_along_axis(table, index, axis=-2)[..., 0, :]
 

@@ -1,10 +1,10 @@
-"""Samples: classes drawn from a map, and the relaxed samples of Gumbel-softmax.
+"""Classes drawn from a map, and the relaxed samples of Gumbel-softmax.
 
 `generator` is a `numpy.random.Generator` for NumPy and array-API arrays, a `torch.Generator` for torch, a key for JAX, or an integer
-seed for any; or a list of these, one a row (JAX: or an array of keys), and then a row's result depends on its own generator and scores
-alone. Without one, NumPy's or torch's global generator serves (`numpy.random.seed`, `torch.manual_seed`); JAX has none and asks for a
-key. Indices come in the namespace's default integer dtype, with `num_samples` as a new first axis. A masked class is never drawn; a row
-with no class to draw (all masked, or with NaN or +inf) gives -1.
+seed for any of them. It may also be a list of these, one per row (for JAX also an array of keys); then the result of a row depends
+only on its generator and its scores. The default is the global generator of NumPy or torch (`numpy.random.seed`,
+`torch.manual_seed`); JAX has none, so a key is required. Indices have the namespace's default integer dtype, with `num_samples` as a
+new first axis. A masked class is never drawn; a row without a class to draw (all masked, or with NaN or +inf) gives -1.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from ..transforms.base import cut_and_full, read_steps, transforms_of
 
 
 class Support(NamedTuple):
-    """The classes that could be drawn, a row after the other: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in rising order."""
+    """The classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
 
     ids: Any
     offsets: Any
 
 
 class Sample(NamedTuple):
-    """What `sample` drew, and what was asked for beside it; None where it was not.
+    """The result of `sample` with `return_log_prob` or `return_support`; a field that was not requested is None.
 
     index: the classes, -1 where a row has none.
-    log_prob: log p of them, over the classes that the transform keeps.
-    full_log_prob: log p of them as if the truncations had been left out of the transform.
+    log_prob: their log p, over the classes that the transform keeps.
+    full_log_prob: their log p without the truncations of the transform.
     support: the classes that could be drawn.
     """
 
@@ -106,11 +106,11 @@ def gumbel_max(
 ) -> Any:
     """Indices distributed as softmax(x): `argmax(x + Gumbel noise)`.
 
-    One random number a class, where `sample` takes one a row. Gumbel 1954; Maddison et al. 2014.
+    It needs one random number per class; `sample` needs one per row. Gumbel 1954; Maddison et al. 2014.
 
     x: the scores; -inf masks a class.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
     num_samples: how many to draw from each row, as a new first axis.
 
     Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
@@ -157,13 +157,13 @@ def perturb_argmax(
 ) -> Any:
     """Indices distributed as the map PerturbMax(noise): `argmax(x + scale * noise)`.
 
-    Perturb and argmax, for any noise; the probabilities themselves are `perturb_max(x, noise)`.
+    `perturb_max(x, noise)` gives the probabilities.
 
     x: the scores; -inf masks a class.
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
-    scale: a number of at least 0, which multiplies the noise.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
+    scale: the factor of the noise, a number of at least 0.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
     num_samples: how many to draw from each row, as a new first axis.
 
     Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
@@ -201,18 +201,18 @@ def gumbel_softmax(
     dim: int | None = None,
     mapping: Mapping | str | None = None,
 ) -> ArrayT:
-    """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or any other map of it.
+    """A relaxed sample, differentiable in x: `softmax((x + Gumbel noise) / temperature)`, or another map instead of softmax.
 
-    For a discrete choice inside a model that gradients train; as `torch.nn.functional.gumbel_softmax`. Jang et al. 2017;
-    Maddison et al. 2017.
+    Use it for a discrete choice inside a model that is trained by gradients, like `torch.nn.functional.gumbel_softmax`. Jang et al.
+    2017; Maddison et al. 2017.
 
     x: the scores; -inf masks a class.
-    temperature: a number of at least 0, or an array of them, one a row; 0 is one-hot with gradient 0.
-    hard: the one-hot of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
-        A map whose probabilities have an upper bound gives it to the largest in turn until their sum is reached: of `Budget(k)` the
-        k largest are 1.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    temperature: a number of at least 0, or an array with one value per row; 0 is one-hot with gradient 0.
+    hard: return the one-hot vector of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
+        For a map with an upper bound on probabilities, the largest entries get the bound until the sum is reached: with `Budget(k)`
+        the k largest are 1.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
     mapping: the map, or its name; softmax by default.
 
     Returns probabilities, an array of the kind, shape and dtype of x.
@@ -233,12 +233,12 @@ def gumbel_softmax(
     p = apply(chosen, z, axis)
     if hard:
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
-        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
+        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is exactly 0
     return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
 
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
-    """Rows of the p that a map tends to as the scores z grow: the whole sum is on the largest scores, on each as much as it may have."""
+    """The limit of the rows of p as the scores z are scaled up: the largest scores get the whole sum, each up to its upper bound."""
     _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
     if not isinstance(own, Separable) or (most := own.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
@@ -247,7 +247,7 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     room = xp.take_along_axis(
         xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
     )
-    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # what the classes before do not have
+    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # the mass that the classes before leave
     share = xp.where(left < room, left, room)
     share = xp.where(share > 0, share, xp.zeros_like(share))
     return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
@@ -325,34 +325,32 @@ def sample(
 ) -> Any:
     """Classes drawn with the probabilities of any map, after any transforms of the scores.
 
-    A language model's sampler, or a policy's: `sample(Softmax(), logits, transform=compose(temperature(0.7), topk(50), topp(0.95)))`. One
-    uniform number a row, through the inverse of the distribution function; a class of probability exactly 0 is never drawn, so a sparse
-    map samples from its support.
+    Use it to sample tokens or actions: `sample(Softmax(), logits, transform=compose(temperature(0.7), topk(50), topp(0.95)))`. It takes
+    one uniform number per row and inverts the distribution function. A class with probability 0 is never drawn, so a sparse map samples
+    from its support.
 
     mapping: the map, such as `Softmax()`, or its name, such as "softmax".
     x: the scores; -inf masks a class.
-    transform: what the scores go through first: one of `anymax.transforms`, several in `compose(...)`, or a function of your own.
-        Those of `anymax.transforms` go along `axis`, whichever it is.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        From one generator row i, in C order of the other axes, takes the i-th number that it gives, or with `num_samples` = S the S
-        numbers from i * S on, so that more rows after it change nothing (but for torch on a GPU, whose generator arranges its numbers by
-        how many are asked for).
+    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
+        Those of `anymax.transforms` work along `axis`, whichever it is.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S numbers from
+        i * S on, so the rows after it do not matter (except with torch on a GPU, where the numbers depend on how many are drawn).
     num_samples: how many to draw from each row, independently, as a new first axis.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
-    mask: boolean, broadcastable to x, True = keep; before the transforms.
-    return_log_prob: give `log_prob` and `full_log_prob` too.
-        `log_prob` is that of what was drawn, over the classes that were kept: what vLLM calls processed, and what belongs into the ratio
-        of importance of a trainer that restricts itself to the same support. `full_log_prob` is that of the same map after the same
-        transforms without the truncations (topk, topp, minp, topnsigma, typical, eta, epsilon_cutoff, xtc), so over the whole
-        vocabulary; penalties, biases, temperatures and functions of your own are in both, and so is what a map truncates by itself, as
-        `SparseSoftmax` does.
-        Of a map whose probabilities sum to k (`Budget`) they are log(p / k): one class is drawn all the same.
-        Both are constants of differentiation, fp32 for scores of half precision, -inf in a row that is all masked and NaN in one with
-        NaN or +inf. (`log_prob` of the -1 that such a row gives is 0: leave the row out of a ratio of the two.)
-    return_support: give the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
+    return_log_prob: also return `log_prob` and `full_log_prob` of the classes that were drawn.
+        `log_prob` is over the classes that the transform keeps. vLLM calls it processed; a trainer that uses the same support needs it
+        in its importance ratio. `full_log_prob` is without the truncations of the transform (topk, topp, minp, topnsigma, typical,
+        eta, epsilon_cutoff, xtc), so over the whole vocabulary. Both contain penalties, biases, temperatures, your own functions, and
+        the truncation of the map itself, such as `SparseSoftmax`.
+        For a map whose probabilities sum to k (`Budget`) they are log(p / k), since one class is drawn.
+        Both are constants for differentiation, fp32 for scores in half precision, -inf in a row that is all masked and NaN in one with
+        NaN or +inf. (`anymax.log_prob` of the -1 in such a row is 0: leave the row out of a ratio of the two.)
+    return_support: also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
-    Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, where one of the last
-    two is asked for, a named tuple (index, log_prob, full_log_prob, support).
+    Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, with
+    `return_log_prob` or `return_support`, a named tuple (index, log_prob, full_log_prob, support).
 
     >>> from anymax import Softmax, compose, temperature, topk, topp
     >>> sample(Softmax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
@@ -404,7 +402,7 @@ def _in_one_pass(
     generator: Any,
     log_prob: bool,
 ) -> Sample:
-    """Draws by the engine, [..., size], after transforms that it takes as steps."""
+    """Samples from the engine, [..., size]; the engine runs the transforms as steps."""
     xp = namespace(cut)
     every = tuple(step for step, _ in steps)
     made = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)
@@ -418,7 +416,7 @@ def _in_one_pass(
 
 
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
-    """log p at the indices, a constant of differentiation."""
+    """log p at the indices, a constant for differentiation."""
     return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
 
 
@@ -435,7 +433,7 @@ def _support(p: Array, xp: Namespace) -> Support:
 
 
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:
-    """[..., samples] with the samples as a new first axis, or without them where one was drawn."""
+    """The indices [..., samples] with the samples as the first axis, or without that axis if `num_samples` is None."""
     if num_samples is None:
         return index[..., 0]
     last = index.ndim - 1

@@ -8,20 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import (
-    Array,
-    asarray,
-    check_axis,
-    compiling,
-    eager,
-    is_int,
-    is_integer,
-    is_jax,
-    is_torch,
-    namespace,
-    number,
-    shown,
-)
+from .. import _array
+from .._array import Array, asarray, check_axis, compiling, eager, is_integer, is_jax, is_torch, namespace, shown
 from .._core.options import answering
 from ..kernels import ragged, xla_segments
 
@@ -215,7 +203,7 @@ def read(who: str, index: Any, ptr: Any, lengths: Any, num_segments: Any) -> Seg
         )
     ((name, value),) = given
     if num_segments is not None:
-        if not is_int(number(num_segments)) or num_segments < 0:
+        if not _array.is_int(_array.number(num_segments)) or num_segments < 0:
             raise TypeError(f"{who}: num_segments must be an integer from 0 on, got {shown(num_segments)}")
         num_segments = int(num_segments)
     return _read(who, name, value, num_segments)

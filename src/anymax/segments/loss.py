@@ -12,7 +12,8 @@ from .._core.mapping import Mapping
 from .._core.options import answering, spelled
 from .._core.typing import ArrayT, Numbers, Reduction
 from ..autodiff import bridge
-from ..losses.targets import cast, check_reduction, reduced, result_dtype
+from ..losses.options import LossOptions
+from ..losses.targets import result_dtype
 from ..losses.verbs import fenchel_young
 from . import tensors
 from .call import SegmentCall
@@ -53,18 +54,18 @@ def segment_loss(
     array([0.0625, 3.    ])
     """
     tensors.refuse("segment_loss", x)
-    check_reduction(reduction)
-    _array.check_integer("segment_loss", "ignore_index", ignore_index, "an integer, which marks segments to leave out")
+    given = {"ignore_index": ignore_index, "reduction": reduction}
+    wanted = LossOptions.read("segment_loss", None, given)
     call = SegmentCall.of("segment_loss", mapping, x, opened("segment_loss", options))
     if not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     target = _array.beside(target, call.x, "target", call.xp)
     dtype = result_dtype(call.x)
     if is_integer(target):
-        value, counted = _of_entries(call, counts(target, call.xp), ignore_index)
+        value, counted = _of_entries(call, counts(target, call.xp), wanted.ignore_index)
     else:
         value, counted = _of_distributions(call, target)
-    return reduced(value, counted, reduction, dtype, call.xp) if reduction != "none" else cast(value, dtype, call.xp)
+    return wanted.reduce(value, counted, dtype, call.xp)
 
 
 def _of_entries(call: SegmentCall, target: Array, ignore_index: int) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 """Transforms: functions scores -> scores that compose with every map and every verb.
 
-Each factory returns a frozen callable: its name, its parameters and its axis are data. A transform keeps -inf (a masked entry) where it
-is, lets a NaN touch its own row only, and is differentiable in the scores it keeps. Parameters that are arrays broadcast against the
-scores as NumPy does; one of a single dimension runs along `axis`.
+Each factory returns a frozen callable: its name, its parameters and its axis are data. A transform leaves masked entries (-inf) masked,
+confines a NaN to its row, and is differentiable in the scores that it keeps. Array parameters broadcast to the scores as in NumPy; a
+1-d one runs along `axis`.
 
 >>> import numpy as np
 >>> compose(temperature(0.5), topk(2))(np.array([1.0, 3.0, 2.0]))
@@ -27,13 +27,13 @@ __all__ = [
 
 
 def compose(*transforms: Callable[[Any], Any]) -> Composed:
-    """Apply transforms left to right; `compose()` changes nothing.
+    """Apply transforms from left to right; `compose()` changes nothing.
 
-    What a sampler does to its scores, written once; the order matters, and the page "Decoding" compares that of other libraries.
+    Use it to write down what a sampler does to its scores. The order matters; the page "Decoding" shows the order of other libraries.
 
-    transforms: of this module, compositions of them, or any functions scores -> scores of your own.
+    transforms: transforms of this module, compositions of them, or your own functions scores -> scores.
 
-    Returns a function scores -> scores. Its `transforms` are the members, as a tuple.
+    Returns a function scores -> scores. Its `transforms` are the parts, as a tuple.
 
     >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
     compose(temperature(T=2.0), topk(k=3), minp(p=0.1))

@@ -1,6 +1,6 @@
-"""The contract of a transform: `Transform`, a function on rows with its parameters; and several transforms in a row, `Composed`.
+"""The contract of a transform: `Transform`, a function on rows with its parameters; and `Composed`, several transforms in sequence.
 
-A transform is frozen data: a name, parameters by name, an axis. An engine may read it instead of calling it.
+A transform is frozen data: a name, named parameters, an axis. An engine may read these instead of calling it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SOFTMAX = Softmax()
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Transform(ABC):
-    """A function on rows of scores, and its parameters. Each transform of this package is a subclass with a function `rows`.
+    """A function on rows of scores, and its parameters. Each transform of this package is a subclass that defines `rows`.
 
     >>> from anymax import topp
     >>> cut = topp(0.9)
@@ -68,19 +68,19 @@ class Transform(ABC):
     params: tuple[tuple[str, Any], ...]
     axis: int = -1
 
-    name: ClassVar[str]  # of the function that makes it
-    aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others stay as they are
-    whole: ClassVar[bool] = False  # True: a part of the rows alone gets other numbers than among all rows
-    truncates: ClassVar[bool] = False  # True: it masks classes by their scores, and leaves the others as they are
-    random: ClassVar[bool] = False  # True: it adds random numbers
-    step: ClassVar[str | None] = None  # the engine's step that does the same (kernels/decode.py)
+    name: ClassVar[str]  # the name of the factory
+    aligned: ClassVar[tuple[str, ...]] = ()  # the parameters that broadcast to the scores; others are passed unchanged
+    whole: ClassVar[bool] = False  # True if the result of a row depends on its place among all rows
+    truncates: ClassVar[bool] = False  # True if it masks classes by their scores and does not change the others
+    random: ClassVar[bool] = False  # True if it adds random numbers
+    step: ClassVar[str | None] = None  # the engine's equivalent step (kernels/decode.py)
 
     @abstractmethod
     def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
-        """The new scores. The classes are the last axis of x, and `params` are the parameters by name, aligned to x."""
+        """The new scores. The classes are the last axis of x; `params` are the parameters, aligned to x."""
 
-    def level(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Any:
-        """The value that the engine's step takes: a number, or one for each row. By default the first parameter."""
+    def level(self, x: Array, *args: Any, **params: Any) -> Any:
+        """The value that the engine's step takes: one number, or one per row. By default the first parameter."""
         return params[self.params[0][0]]
 
     def __call__(self, x: ArrayT | Numbers) -> ArrayT:
@@ -96,21 +96,21 @@ class Transform(ABC):
         return from_last(y, axis, xp)
 
     def align(self, rows: Array, axis: int, xp: Namespace) -> dict[str, Any]:
-        """Its parameters by name, aligned to rows whose classes were at `axis` and are last."""
+        """The parameters by name, aligned to rows whose classes have been moved from `axis` to the end."""
         return {k: _align(v, rows, axis, xp) if k in self.aligned else v for k, v in self.params}
 
     def is_step(self, rows: Array, params: dict[str, Any]) -> bool:
-        """True where the engine has a step in its place, for these parameters."""
+        """True if the engine has an equivalent step for these parameters."""
         return self.step is not None and all(
             _one_a_row(v, rows) and _finite(v) for k, v in params.items() if k in self.aligned
         )
 
     def as_step(self, rows: Array, params: dict[str, Any]) -> decode.Step:
-        """The engine's step in its place, where `is_step`. It may draw random numbers, so call it once, when the step will be run."""
-        return decode.Step(str(self.step), self.level(rows, namespace(rows), **params), params.get("min_keep", 1))
+        """The equivalent step of the engine, if `is_step`. It may draw random numbers: call it once, and only if the step will run."""
+        return decode.Step(str(self.step), self.level(rows, **params), params.get("min_keep", 1))
 
     def replace(self, **params: Any) -> Self:
-        """The same transform with other values of these parameters."""
+        """The same transform with new values for these parameters."""
         return dataclasses.replace(self, params=tuple((k, params.get(k, v)) for k, v in self.params))
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class Transform(ABC):
 
     @property
     def by_rows(self) -> bool:
-        """True where a part of the rows needs only its part of the parameters."""
+        """True if some of the rows can be transformed alone, with their part of the parameters."""
         return not self.whole and all(k in self.aligned or not is_array(v) for k, v in self.params)
 
     def _key(self) -> tuple:
@@ -135,7 +135,7 @@ class Transform(ABC):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Composed:
-    """Transforms one after the other, left to right.
+    """Transforms in sequence, applied from left to right.
 
     >>> from anymax import compose, temperature, topk
     >>> [part.name for part in compose(temperature(0.7), topk(50)).transforms]
@@ -148,7 +148,7 @@ class Composed:
         scores = asarray(x)
         xp = namespace(scores)
         scores = floating(scores, xp)
-        y = upcast(scores, xp)  # once: no rounding to half precision in between
+        y = upcast(scores, xp)  # once, so that nothing is rounded to half precision in between
         for parts in _together(self.transforms):
             y = _cut(parts, y, xp)
         return y if y.dtype == scores.dtype or narrow(scores) else xp.astype(y, scores.dtype)
@@ -158,14 +158,16 @@ class Composed:
 
 
 def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
-    """Truncations that follow each other along one axis, which the engine does in one pass; the others one by one."""
+    """Consecutive truncations along the same axis in one list, which the engine runs in one pass; each other transform alone."""
     out: list[list[Any]] = []
+    before = False
     for t in transforms:
-        last = out[-1][-1] if out else None
-        if _truncates(t) and _truncates(last) and t.axis == last.axis:  # type: ignore[union-attr]
+        truncates = _truncates(t)
+        if truncates and before and t.axis == out[-1][-1].axis:  # type: ignore[attr-defined]
             out[-1].append(t)
         else:
             out.append([t])
+        before = truncates
     return out
 
 
@@ -185,14 +187,14 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
 
 
 def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
-    """Truncations of rows whose classes were at `axis`, by the engine; None where it does not serve them all."""
+    """The engine's result for these truncations; None if it can't run all of them. The classes were at `axis` and are last."""
     if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
         return None
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
         return None
     steps = tuple(t.as_step(rows, given) for t, given in zip(parts, params, strict=True))
-    if differentiates(rows):  # as an operation that a derivative goes through
+    if differentiates(rows):  # masked_fill passes on gradients
         return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return decode.run(_SOFTMAX, rows, steps, left=True).left
 
@@ -201,9 +203,9 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
 
 
 def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:
-    """t(x), held to the shape and the kind of x and in its dtype: the one way through which scores go through a transform.
+    """t(x), checked to have the shape and kind of x, in the dtype of x. Every verb applies transforms with this function.
 
-    A function of a user's own gets a copy, which it may change in place, but where x is `own`: made for it.
+    A user's function gets a copy, which it may change in place; no copy is made if x is `own`, a new array for it alone.
     """
     xp = namespace(x)
     out = t(x if own or isinstance(t, (Transform, Composed)) else duplicate(x, xp))
@@ -222,7 +224,7 @@ def _kind(x: Array) -> tuple[bool, bool, bool]:
 
 
 def transforms_of(transform: Any, axis: int, ndim: int, who: str) -> tuple[Callable[[Array], Array], ...]:
-    """The transforms that a verb applies, one after the other, each along the axis of its classes."""
+    """The transforms that a verb applies in sequence, each along the axis of the verb's classes."""
     if transform is not None and (not callable(transform) or isinstance(transform, (type, Mapping))):
         raise TypeError(
             f"{who}: transform must be a function scores -> scores such as anymax.topk(50), or several of them, as in "
@@ -243,7 +245,7 @@ def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
 def read_steps(
     parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
 ) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
-    """The transforms to be called, and those after them as steps of the engine, each with whether it truncates; None: it does not serve."""
+    """The transforms to call, and the ones after them as pairs (step of the engine, whether it truncates); None if the engine can't run."""
     if _compiling() or decode.refuse(mapping, rows) is not None:
         return None
     xp = namespace(rows)
@@ -257,7 +259,7 @@ def read_steps(
 
 
 def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
-    """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
+    """Scores after all transforms, and with `both` also after all but the truncations, with the same random numbers."""
     cut = full = x
     for t in parts:
         if both and isinstance(t, Transform) and t.truncates:
@@ -273,7 +275,7 @@ def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tupl
 
 
 def unseeded(transform: Any, like: Array) -> Any:
-    """A transform of torch tensors whose seeds are generators, so that each call has its own random numbers."""
+    """The transform with a generator of torch instead of each seed, so that each call gets new random numbers."""
     if isinstance(transform, Composed):
         return Composed(tuple(unseeded(t, like) for t in transform.transforms))
     if not isinstance(transform, Transform):
@@ -290,7 +292,7 @@ def masked(x: Array, keep: Array, xp: Namespace) -> Array:
 
 
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
-    """`function(x)`, with masked entries masked still and no derivative through them."""
+    """`function(x)` at entries that are not masked; masked ones stay masked and pass on no derivative."""
     keep = x != -math.inf
     return masked(function(safe(x, keep, 0.0, xp)), keep, xp)
 
@@ -299,7 +301,7 @@ def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Arra
 
 
 def cast(value: Any, x: Array, xp: Namespace) -> Any:
-    """A parameter as an array of the kind, device and dtype of `x`; numbers as they are."""
+    """A parameter as an array of the kind, device and dtype of `x`; numbers are returned unchanged."""
     return like(native(value, x, xp), x, xp)
 
 
@@ -311,14 +313,14 @@ def native(value: Any, x: Array, xp: Namespace) -> Any:
 
 
 def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
-    """A parameter lined up with scores whose class axis has been moved last."""
+    """A parameter aligned to scores whose class axis has been moved last."""
     if isinstance(value, (int, float)) and abs(value) > float(xp.finfo(x.dtype).max):
-        return math.copysign(math.inf, value)  # as an array is cast
+        return math.copysign(math.inf, value)  # as in an array that is cast
     if value is None or isinstance(value, (int, float, tuple)):
         return value
     with (
         contextlib.nullcontext() if _compiling() else quiet(value)
-    ):  # what is beyond the dtype of the scores becomes infinite
+    ):  # a value that overflows the dtype of the scores becomes infinite
         value = native(value, x, xp)
         value = value if "bool" in dtype_name(value) else like(value, x, xp)
     if value.ndim < 2 or axis == x.ndim - 1:
@@ -339,7 +341,7 @@ def _finite(value: Any) -> bool:
 
 
 def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
-    """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
+    """Check that a parameter is a number or a real array, and that its values are allowed if they can be read."""
     value = number(value)
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
         raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")

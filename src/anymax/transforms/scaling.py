@@ -1,4 +1,4 @@
-"""Transforms that move scores: temperatures, masks, priors, normalisation, cosines, noise; and `mix`, after the map."""
+"""Transforms of all scores: temperatures, masks, priors, normalisation, cosines, noise; and `mix`, which works on probabilities."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .base import Transform, cast, check_range, masked, on_kept
 def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """`x / T`: T > 1 flattens the distribution, T < 1 sharpens it.
 
-    The usual first step of a sampler, before or after the truncations: the order matters to top-p, min-p and their kin.
+    Every sampler has it, before or after its truncations. The order matters for truncations by probability, such as `topp` and `minp`.
 
-    T: a number of at least 0, or an array of them, one a row: [..., 1].
+    T: a number of at least 0, or an array with one value per row: [..., 1].
         T = 0 is the limit, argmax: the largest scores become 1 and the others are masked, so that every map gives equal shares to
-        the largest; its gradient is 0. An infinite T makes all scores 0 that are not masked.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+        the largest; the gradient is 0. With an infinite T all scores that are not masked become 0.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -70,7 +70,7 @@ class _Temperature(Transform):
 
 
 def _largest(x: Array, xp: Namespace) -> Array:
-    """1 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is. Not 0, where a ratio may have no weight."""
+    """1 at the largest scores of a row, -inf elsewhere; not 0, where u of a ratio map may be 0. A row with NaN or +inf is unchanged."""
     y, keep, poisoned = finite_scores(x, xp)
     high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
     out = xp.where(keep & (y == high), 1.0 + 0.0 * y, -math.inf * xp.ones_like(y))
@@ -86,17 +86,17 @@ def scalable(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
-    """`(delta + beta log(n)^gamma) x`: a temperature that follows the length n of the row, so that long rows do not flatten.
+    """`(delta + beta log(n)^gamma) x`: a temperature that depends on the length n of the row, so that long rows do not get flat.
 
-    For attention over contexts longer than those of training. The default is scalable softmax (Nakanishi 2025); delta and gamma make
-    it the adaptive form of Vasylenko et al. 2026, whose beta and gamma `anymax.nn.AdaptiveScale` learns from each query. A row of one
-    entry has the factor delta.
+    Use it for attention over contexts longer than those in training. The default is scalable softmax (Nakanishi 2025); with delta and
+    gamma it is the adaptive form of Vasylenko et al. 2026, whose beta and gamma `anymax.nn.AdaptiveScale` learns from each query. A
+    row of one entry has the factor delta.
 
-    beta: the factor of the logarithm, a number or an array; learned, it is one a head: [heads, 1, 1].
+    beta: the factor of the logarithm, a number or an array; a learned one usually has one value per head: [heads, 1, 1].
     gamma: the power of the logarithm, a number or an array.
-    delta: what is added to it, a number or an array.
-    n: the length, at least 1; by default the number of entries that are not masked, under a causal mask the keys that the query sees.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    delta: the number that is added, or an array.
+    n: the length, at least 1; by default the number of entries that are not masked: under a causal mask the keys that the query sees.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -129,10 +129,10 @@ def _grown(n: float, gamma: Any) -> Any:
 def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """-inf where `keep` is False, so that every map gives these entries probability 0.
 
-    For classes that may not be drawn or that are padding; every verb takes `mask=` too.
+    Use it for padding and for classes that must not be drawn; most verbs take `mask=` too.
 
     keep: a boolean array or list that broadcasts to the scores, True = keep the entry.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -160,13 +160,13 @@ def prior(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
-    """Prior knowledge before the map: `scale * x + log_p`, either or both. For the form after the map see `mix`.
+    """Prior knowledge before the map: `scale * x + log_p`, one or both. `mix` uses it after the map.
 
     With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies).
 
-    log_p: what is added to the scores: a number, an array or a list that broadcasts to them; -inf masks a class.
-    scale: what multiplies the scores, likewise.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    log_p: is added to the scores: a number, or an array or list that broadcasts to them; -inf masks a class.
+    scale: multiplies the scores: a number, or an array or list that broadcasts to them.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -197,16 +197,16 @@ class _Prior(Transform):
 def normalize(
     kind: Literal["l1", "l2", "max", "standard"] = "l2", *, axis: int | None = None, dim: int | None = None
 ) -> Transform:
-    """Divide each row by a norm of it, or take its standard scores. A row of zeros stays zeros.
+    """Divide each row by its norm, or standardise it. A row of zeros stays a row of zeros.
 
-    For scores whose size says nothing, before a map that minds it.
+    Use it if the scale of the scores has no meaning.
 
     kind: what to divide by:
-        "l1" is `sum |x|`, "l2" `sqrt(sum x^2)`.
-        "max" is the largest score where that is positive. Where it is not, dividing by it would turn the order round (or divide by 0),
-        so such a row is divided by its largest absolute value.
-        "standard" is the standard score, `(x - mean) / deviation` with the deviation of all entries (division by their number).
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+        "l1" is `sum |x|`, "l2" is `sqrt(sum x^2)`.
+        "max" is the largest score if it is positive. If not, dividing by it would reverse the order (or divide by 0), so the row is
+        divided by its largest absolute value.
+        "standard" gives `(x - mean) / deviation`, with the population deviation (division by the number of entries).
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -228,13 +228,13 @@ class _Normalize(Transform):
 
     def rows(self, x: Array, xp: Namespace, kind: str) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
-        if kind == "standard":  # nor do the scores' offset and factor matter to it
+        if kind == "standard":  # does not depend on an offset or a factor of the scores
             centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
             y, zero = _centred(centred[0], keep, xp), centred[2]
             weight = xp.astype(keep, y.dtype)
             square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
             return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
-        z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
+        z, _, zero = _scaled(y, xp)  # a common factor changes none of the three
         if kind == "l1":
             norm = total(xp.abs(z), xp)
         elif kind == "l2":
@@ -244,14 +244,14 @@ class _Normalize(Transform):
             high = top(xp.where(keep, z, -math.inf * xp.ones_like(z)), xp)
             norm = xp.where(high > 0, high, -xp.min(z, axis=-1, keepdims=True))
         out = z / safe(norm, ~zero, 1.0, xp)
-        if kind == "max":  # a tiny maximum beside large negative scores must not overflow to -inf, which means masked
+        if kind == "max":  # large negative scores over a tiny maximum must not become -inf, which means masked
             lowest = float(xp.finfo(x.dtype).min)
             out = xp.where(out < lowest, lowest * xp.ones_like(out), out)
         return finish(out, keep, poisoned, xp, masked=-math.inf)
 
 
 def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
-    """Less the mean of the kept entries; 0 elsewhere. A row of equal scores gives zeros."""
+    """y minus the mean of the kept entries; 0 elsewhere. A row of equal scores gives exact zeros."""
     weight = xp.astype(keep, y.dtype)
     count = total(weight, xp)
     high = stop_gradient(top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp))
@@ -265,11 +265,11 @@ def _centred(y: Array, keep: Array, xp: Namespace) -> Array:
 def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Embeddings [..., d] to cosine scores [..., C]: the cosine of each embedding with the weight of each class.
 
-    The head of the margin losses (`margin_loss`), which take cosines.
+    Use it before a margin loss (`margin_loss`), which takes cosines.
 
-    weight: an array [C, d], a row a class.
-    eps: lengths below it count as eps; above 0.
-    axis: the axis of the embeddings' features, the last by default, where the classes will be; `dim` is another name of it.
+    weight: an array [C, d], one row per class.
+    eps: a number above 0; shorter lengths count as eps.
+    axis: the axis of the features, the last by default, which becomes the axis of the classes; `dim` is another name for it.
 
     Returns a function embeddings -> scores.
 
@@ -314,13 +314,13 @@ def noise(
 ) -> Transform:
     """Add `scale` times independent noise to the scores.
 
-    Gumbel noise and an argmax sample from softmax, Gumbel noise and a softmax give Gumbel-softmax; `PerturbMax` is the expectation.
+    With Gumbel noise the argmax is a sample from softmax, and a softmax gives Gumbel-softmax. `PerturbMax` is the expected argmax.
 
-    kind: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or a `Noise` of your own.
-    scale: a number of at least 0 or an array of them, one a row.
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        A NumPy or torch generator moves on with each call; a JAX key or an integer seed gives the same noise at each.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    kind: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
+    scale: a number of at least 0 or an array with one value per row.
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        A NumPy or torch generator advances with each call; a JAX key or an integer seed gives the same noise in each call.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -328,7 +328,7 @@ def noise(
     array([1.0126, 1.9868])
     """
     check_range("noise", "scale", scale, lambda v: (v >= 0) & (v < math.inf), "at least 0 and finite")
-    find(kind)  # an unknown kind is an error here
+    find(kind)  # raises for an unknown kind
     params = (("kind", kind), ("scale", scale), ("generator", listed(generator)))
     return _Noise(params, pick_axis(axis, dim))
 
@@ -336,7 +336,7 @@ def noise(
 class _Noise(Transform):
     name = "noise"
     aligned = ("scale",)
-    whole = True  # the noise of a row depends on its place
+    whole = True  # the noise of a row depends on its place among the rows
     random = True
 
     def rows(self, x: Array, xp: Namespace, kind: Any, scale: Any, generator: Any) -> Array:
@@ -344,13 +344,13 @@ class _Noise(Transform):
 
 
 def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
-    """Prior knowledge after the map: `(1 - weight) p + weight prior`. The forms before it are `prior`.
+    """Prior knowledge after the map: `(1 - weight) p + weight prior`. `prior` uses it before the map.
 
-    For a floor under every probability, or a second opinion that no score can outvote.
+    Use it for a lower bound on every probability, or to mix in a second distribution whatever the scores are.
 
-    p: the probabilities that a map gave.
+    p: the probabilities from a map.
     prior: probabilities that broadcast to them.
-    weight: from 0 to 1, a number or an array of them, one a row.
+    weight: from 0 to 1, a number or an array with one value per row.
 
     Returns probabilities, an array of the kind, shape and dtype of p.
 
@@ -371,10 +371,10 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
 
 
 def _scaled(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
-    """Rows divided by their largest absolute value, so that no square overflows; that value; True where it is 0."""
+    """(rows divided by their largest absolute value, so that no square overflows; that value, 1 for a row of zeros; where it is 0)."""
     size = stop_gradient(top(xp.abs(x), xp))
     zero = size == 0
     size = xp.where(zero, xp.ones_like(size), size)
-    # XLA divides by multiplying with the reciprocal, which for the largest numbers would be subnormal and so 0
+    # XLA multiplies by the reciprocal, which for the largest numbers is subnormal and flushed to 0
     quarter = xp.where(size > 1e30, 0.25 * xp.ones_like(size), xp.ones_like(size))
     return (x * quarter) / (size * quarter), size, zero

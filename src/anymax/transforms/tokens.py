@@ -1,4 +1,4 @@
-"""Transforms of single classes: penalties for those that were drawn before, and biases."""
+"""Transforms of single classes: penalties for classes that came before, and biases."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def repetition_penalty(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
-    """Lower the scores of the classes that came before: a score s becomes `s / penalty`, or `s * penalty` where it is negative,
-    less `presence + frequency * count`.
+    """Lower the scores of the classes that came before: a score s becomes `s / penalty`, or `s * penalty` if it is negative, minus
+    `presence + frequency * count`.
 
-    Against loops in generated text. As in transformers (penalty; Keskar et al. 2019), OpenAI, vLLM and llama.cpp (all three). vLLM takes
-    the penalty of prompt and output and the other two of the output: compose two of these.
+    Use it against loops in generated text. It is the penalty of transformers (Keskar et al. 2019) and the three penalties of vLLM and
+    llama.cpp; OpenAI has the last two. vLLM counts prompt and output for `penalty`, the output alone for the others: compose two of these.
 
-    tokens: the classes that came before, integers [..., length], the leading axes those of the scores without the classes; -1 where a
-        row has fewer. The same for all rows: [length].
-    penalty: above 0; 1 changes nothing, below 1 it rewards. A number, or an array of them, one a row: [..., 1].
-    presence: what a class loses that came at all, likewise.
-    frequency: what a class loses each time that it came, likewise.
-    axis: the axis of the classes, the last by default; `dim` is another name of it. The tokens are always the last axis of theirs.
+    tokens: the classes that came before, integers [..., length] with the leading axes of the scores; -1 where a row has fewer.
+        [length] gives all rows the same tokens.
+    penalty: a number above 0, or an array with one value per row: [..., 1]. 1 changes nothing, and values below 1 raise scores.
+    presence: what every class that came before loses; a number, or an array with one value per row.
+    frequency: what a class loses each time that it came; a number, or an array with one value per row.
+    axis: the axis of the classes, the last by default; `dim` is another name for it. Tokens are always along their last axis.
 
     Returns a function scores -> scores.
 
@@ -66,7 +66,7 @@ def repetition_penalty(
         raise ValueError(
             "repetition_penalty: tokens must have an axis, the classes that came before, got a single number"
         )
-    if isinstance(tokens, np.ndarray):  # unsigned ones too, which torch can't compare
+    if isinstance(tokens, np.ndarray):  # also unsigned integers, which torch can't compare
         tokens = tokens.astype(np.int64)
     check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
     for name, value in (("presence", presence), ("frequency", frequency)):
@@ -98,12 +98,12 @@ class _RepetitionPenalty(Transform):
 
 
 def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Add a bias to some of the scores, or to all.
+    """Add a bias to some or all of the scores.
 
-    To ban a class (-inf), or to make it likelier; as in OpenAI's API, vLLM and llama.cpp.
+    Use it to ban a class (-inf), or to make it more likely, as in OpenAI's API, vLLM and llama.cpp.
 
-    bias: a dict class -> bias, or an array that broadcasts to the scores, one a class: [classes]. -inf masks a class.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    bias: a dict class -> bias, or an array that broadcasts to the scores, such as [classes]. -inf masks a class.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -162,10 +162,10 @@ def _fits(tokens: tuple[int, ...], scores: tuple[int, ...]) -> None:
 
 
 def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:
-    """Of each class the sum of the weights (ones) at the places of `index` [..., length] where it stands; -1 is none."""
+    """For each class the sum of the weights (1 by default) at the places where `index` [..., length] names it; -1 names none."""
     lead = tuple(index.shape[:-1])
     rows = math.prod(lead)
-    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no way to add at places
+    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no scatter-add
         ones = xp.ones(index.shape, dtype=x.dtype) if weight is None else weight
         out, place = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
         for i in range(index.shape[-1]):

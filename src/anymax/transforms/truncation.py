@@ -1,4 +1,4 @@
-"""Transforms that keep some of the classes, by their scores, and mask the others; kept scores and their derivatives pass through."""
+"""Transforms that keep some classes, chosen by their scores, and mask the others. Kept scores are not changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-from .._array import Array, Namespace, finite_scores, is_array, is_int, number, pick_axis, stop_gradient, top, total
+from .._array import (
+    Array,
+    Namespace,
+    finite_scores,
+    is_array,
+    is_int,
+    namespace,
+    number,
+    pick_axis,
+    stop_gradient,
+    top,
+    total,
+)
 from .._core.typing import Parameter
 from .._random.generators import listed, uniform
 from .._random.truncation import cutoff_keep, topk_keep, topp_keep, typical_keep, xtc_keep
@@ -14,30 +26,30 @@ from .base import Transform, check_range, masked
 
 _MASS = "above 0 and at most 1"
 _INSIDE = "above 0 and below 1"
-_MOST = 2**31 - 1  # the classes of the longest row that the engine takes
+_MOST = 2**31 - 1  # the longest row that the engine takes
 
 
 class Truncation(Transform):
-    """A transform that masks classes by their scores: its subclass says which are kept."""
+    """A transform that masks classes by their scores; `keep` of a subclass chooses the classes that stay."""
 
     truncates = True
 
     @abstractmethod
     def keep(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
-        """True where a score is kept; the arguments are those of `rows`."""
+        """True where a score is kept; same arguments as `rows`."""
 
     def rows(self, x: Array, xp: Namespace, *args: Any, **params: Any) -> Array:
         return masked(x, self.keep(x, xp, *args, **params), xp)
 
 
 def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the k largest scores, exactly k, and mask the others; all, where k is larger.
+    """Keep exactly the k largest scores and mask the others; keep all if there are fewer than k.
 
-    The plainest truncation, and the cheapest; where rows differ in how sure they are, `topp` and `minp` follow them.
+    The simplest truncation, and the cheapest. `topp` and `minp` adapt the number of classes to each row.
 
-    k: how many scores to keep, at least 1. Of equal scores the first are kept.
-    min_keep: keep at least as many, whatever k says.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    k: how many scores to keep, at least 1. Among equal scores the first are kept.
+    min_keep: keep at least this many, even if k is smaller.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -64,10 +76,10 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
 
     The usual truncation of a sampler. Holtzman et al. 2020.
 
-    p: the mass, above 0 and at most 1 (which keeps all), or an array of them, one a row: [..., 1].
-        Of equal scores at the edge the first are kept.
-    min_keep: keep at least as many of the largest.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    p: the mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1].
+        Among equal scores at the edge the first are kept.
+    min_keep: keep at least this many of the largest.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -89,12 +101,12 @@ class _TopP(Truncation):
 def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the scores whose softmax probability is at least p times the largest: `x >= max x + log p`.
 
-    A threshold on the scores, so that no sum is needed; at high temperatures it keeps fewer unlikely classes than `topp`.
-    Nguyen et al. 2024.
+    It is a threshold on the scores and needs no sum. At high temperatures it keeps fewer unlikely classes than `topp`. Nguyen et al.
+    2024.
 
-    p: the share of the largest probability, above 0 and at most 1, or an array of them, one a row: [..., 1].
-    min_keep: keep at least as many of the largest; of equal scores the first.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    p: the share of the largest probability, above 0 and at most 1, or an array with one value per row: [..., 1].
+    min_keep: keep at least this many of the largest; among equal scores the first.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -121,9 +133,9 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
 
     It keeps the same classes at every temperature. Tang et al. 2024.
 
-    n: how many deviations, at least 0, or an array of them, one a row: [..., 1].
-        The standard deviation is that of the row's finite entries (division by their number, not by one less).
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    n: how many deviations, at least 0, or an array with one value per row: [..., 1].
+        The standard deviation is the population one of the entries that are not masked (division by their number).
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -154,14 +166,14 @@ class _TopNSigma(Truncation):
 
 
 def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
-    """Keep the typical classes: those whose -log p is nearest to the entropy of the row, the fewest whose softmax mass reaches `mass`.
+    """Keep the typical classes: the fewest with -log p nearest to the entropy of the row whose softmax mass reaches `mass`.
 
-    For text that is neither dull nor odd: it may cut the most probable class. Meister et al. 2023.
+    Use it for text that is neither dull nor odd; it may mask the most probable class. Meister et al. 2023.
 
-    mass: the mass, above 0 and at most 1 (which keeps all), or an array of them, one a row: [..., 1].
-        Classes that are equally near at the edge are all kept.
-    min_keep: keep at least as many of the nearest.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    mass: the mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1].
+        If several classes at the edge are equally near, all of them are kept.
+    min_keep: keep at least this many of the nearest.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -186,11 +198,11 @@ def epsilon_cutoff(
 ) -> Transform:
     """Keep the classes whose softmax probability is at least epsilon.
 
-    Takes away the tail alone; `eta` lowers the bar for rows that are spread out. Hewitt et al. 2022.
+    It masks only the tail; `eta` has a lower threshold for rows with a large entropy. Hewitt et al. 2022.
 
-    epsilon: the least probability, above 0 and below 1, or an array of them, one a row: [..., 1]; usually 0.0003 to 0.0009.
-    min_keep: keep at least as many of the largest, with all that equal the last of them: a flat row stays whole.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    epsilon: the smallest probability, above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.0009.
+    min_keep: keep at least this many of the largest, and all that equal the last of these, so that a flat row stays whole.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -213,11 +225,11 @@ class _EpsilonCutoff(Truncation):
 def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int | None = None) -> Transform:
     """Keep the classes whose softmax probability is at least `min(epsilon, sqrt(epsilon) exp(-entropy))`.
 
-    `epsilon_cutoff` with a bar that is lower where the row is spread out. Hewitt et al. 2022.
+    It is `epsilon_cutoff` with a lower threshold for rows with a large entropy. Hewitt et al. 2022.
 
-    epsilon: above 0 and below 1, or an array of them, one a row: [..., 1]; usually 0.0003 to 0.002.
-    min_keep: keep at least as many of the largest, with all that equal the last of them.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    epsilon: a number above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.002.
+    min_keep: keep at least this many of the largest, and all that equal the last of these.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -245,19 +257,19 @@ def xtc(
     axis: int | None = None,
     dim: int | None = None,
 ) -> Transform:
-    """Exclude the top choices: now and then, cut all classes of probability `threshold` or more but the least probable of them.
+    """Exclude the top choices: at random, mask all classes with probability `threshold` or more except the least probable of them.
 
-    For text that leaves the beaten path while it stays coherent; a row with fewer than two such classes stays as it is. The sampler
-    of llama.cpp and text-generation-webui (p-e-w, 2024).
+    Use it for less predictable text that stays coherent; a row with fewer than two such classes is not changed. The sampler of
+    llama.cpp and text-generation-webui (p-e-w, 2024).
 
-    threshold: the least probability of a top choice, from 0 to 1, or an array, one a row: [..., 1]; above 0.5 nothing is ever cut.
-        Of classes that are equally the least the last is kept.
-    probability: how often a row is cut, from 0 to 1, or an array, one a row: [..., 1].
-    generator: a generator or key, an integer seed, or a list of these, one a row; by default NumPy's or torch's global one.
-        Row i, in C order, is cut where the i-th number that it gives is at most `probability`. Of a seed that a sampler is given too
-        the numbers are the same; give this one its own. A seed or a JAX key cuts the same rows at each call, so in a loop over tokens give
-        a generator.
-    axis: the axis of the classes, the last by default; `dim` is another name of it.
+    threshold: the smallest probability of a top choice, from 0 to 1, or an array, one per row: [..., 1]; above 0.5 nothing is masked.
+        Of several least probable classes the last is kept.
+    probability: how often a row is changed, from 0 to 1, or an array, one per row: [..., 1].
+    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        Row i, in C order, is changed if the i-th number from it is at most `probability`. A sampler with the same seed uses the same
+        numbers, so give this transform another seed. A seed or a JAX key changes the same rows in each call, so give a generator in a
+        loop over tokens.
+    axis: the axis of the classes, the last by default; `dim` is another name for it.
 
     Returns a function scores -> scores.
 
@@ -274,22 +286,22 @@ def xtc(
 class _XTC(Truncation):
     name = step = "xtc"
     aligned = ("threshold", "probability")
-    whole = True  # which rows are cut depends on their places
+    whole = True  # which rows are changed depends on their places
 
     def keep(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-        return xtc_keep(x, self.level(x, xp, threshold, probability, generator), xp)
+        return xtc_keep(x, self.level(x, threshold, probability, generator), xp)
 
-    def level(self, x: Array, xp: Namespace, threshold: Any, probability: Any, generator: Any) -> Array:
-        """The probability from which a row is cut, [..., 1]: the threshold, or infinity where it is to stay as it is."""
-        u = uniform((*x.shape[:-1], 1), x, generator)
+    def level(self, x: Array, threshold: Any, probability: Any, generator: Any) -> Array:
+        """The smallest probability of a top choice, [..., 1]: the threshold, or infinity for a row that is not to change."""
+        xp, u = namespace(x), uniform((*x.shape[:-1], 1), x, generator)
         level = threshold + xp.zeros_like(u)
-        least = xp.finfo(u.dtype).smallest_normal  # a threshold of 0: all that have a probability
+        least = xp.finfo(u.dtype).smallest_normal  # for a threshold of 0: every class with p > 0
         level = xp.where(level > least, level, least * xp.ones_like(u))
         return stop_gradient(xp.where(u <= stop_gradient(probability), level, math.inf * xp.ones_like(u)))
 
 
 def _min_keep(who: str, min_keep: Any) -> tuple[tuple[str, int], ...]:
-    """The parameter `min_keep`, left out where it is 1."""
+    """The parameter `min_keep`, left out if it is 1."""
     if not is_int(number(min_keep)) or min_keep < 1:
         raise ValueError(
             f"{who}: min_keep must be an integer of at least 1, the number of classes to keep, got {min_keep!r}"

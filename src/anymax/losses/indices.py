@@ -1,0 +1,80 @@
+"""The loss of class indices by an engine, in one pass over the scores: no distribution is made of the target."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _array
+from .._array import Array, is_array, is_integer, is_torch, known, known_any, namespace, quiet, upcast
+from .._core.mapping import Mapping
+from .._core.rows import prepare
+from ..autodiff import bridge
+from ..kernels.link import link_of
+from .options import LossOptions, cast, class_weights
+from .targets import ask_for_axis, result_dtype
+
+
+def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
+    """The Fenchel-Young loss; None where the general formula is to compute it, or to say what is wrong with a target."""
+    link = link_of(mapping)
+    if isinstance(link, str) or options.label_smoothing or not mapping.sums_to_one:
+        return None
+    if is_torch(scores) != is_torch(target) or not (is_torch(scores) or (is_array(scores) and is_array(target))):
+        return None
+    if not is_integer(target):
+        return None
+    if scores.ndim > 2:
+        ask_for_axis(scores, target, options.axis)
+    leaf, axis, ignored, reduction = bridge(scores), options.class_axis(scores), options.ignore_index, options.reduction
+    plain = options.weight is None and ignored < 0
+    if plain and options.mask is None and link.params is None and leaf.reduces(scores):
+        value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # as they lie
+        return value if value is None else cast(value, result_dtype(scores))
+    _, rows, mapping, _ = prepare(mapping, scores, axis, options.mask, None)
+    if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
+        return None
+    if plain and leaf.reduces(rows):
+        value = leaf.index_loss(mapping, rows, target, -1, ignored, reduction)
+        return value if value is None else cast(value, result_dtype(rows))
+    return _each_row(mapping, rows, target, options)
+
+
+def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions) -> Array | None:
+    """The same by the loss of each row, weighed and reduced here."""
+    xp, dtype = namespace(rows), result_dtype(rows)
+    index = _array.counts(_array.beside(target, rows, "target", xp), xp)
+    index, left_out = _from_zero(index, options.ignore_index, rows.shape[-1], xp)
+    value = None if index is None else bridge(rows).index_loss(mapping, rows, index)
+    if index is None or value is None:
+        return None
+    if options.weight is not None:
+        norm = class_weights(options.weight, upcast(rows, xp), xp)[xp.where(index < 0, xp.zeros_like(index), index)]
+        norm = norm if left_out is None else xp.where(left_out, xp.zeros_like(norm), norm)
+        with quiet(value):
+            value = xp.where(norm == 0, xp.zeros_like(value), value * norm)
+    elif left_out is not None:
+        norm = xp.astype(~left_out, value.dtype)
+    elif options.reduction == "mean" and math.prod(value.shape):
+        return cast(xp.mean(value), dtype)
+    else:
+        return cast(value if options.reduction == "none" else xp.sum(value), dtype)
+    return options.reduce(value, norm, dtype, xp)
+
+
+def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array | None, Array | None]:
+    """(the indices with -1 for samples that are left out, True for these samples, or None if there are none).
+
+    The first is None where an index is no class.
+    """
+    left_out = index == ignored
+    traced = not known(index)  # or on a GPU, which is not waited for
+    if not traced and not known_any(left_out, xp):
+        left_out = None
+    stray = (index < 0) | (index >= n)
+    stray = stray if left_out is None else stray & ~left_out
+    if known_any(stray, xp):
+        return None, None
+    if traced:  # an index above all classes makes the loss NaN
+        index = xp.where(stray, n * xp.ones_like(index), index)
+    return index if left_out is None else xp.where(left_out, -xp.ones_like(index), index), left_out

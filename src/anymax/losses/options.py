@@ -1,0 +1,83 @@
+"""What every loss takes besides the map, the scores and the target: read and checked once, and handed on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _array
+from .._array import Array, Namespace, namespace, quiet
+from .._core.options import allowed
+from .._core.typing import Axes, Mask, Reduction, Weight
+
+_NAMES = ("weight", "ignore_index", "reduction", "label_smoothing", "axis", "dim", "mask")
+_HINTS = {
+    "alpha": "it belongs to the map, as in anymax.Entmax(alpha=1.3)",
+    "k": "it belongs to the map, as in anymax.SparseSoftmax(k=8)",
+}
+
+
+class LossOptions(NamedTuple):
+    """Frozen. Its fields are keywords of every loss; `_replace` makes options that differ in some."""
+
+    weight: Weight = None  # one factor for each class
+    axis: Axes = None  # of the classes, one or several; None: 1, as in torch, and 0 for a vector of scores
+    mask: Mask = None
+    ignore_index: int = -100
+    reduction: Reduction = "mean"
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
+        """The options as a caller gives them; an error in the name of `who` where one is unknown or wrong."""
+        if not given:
+            return _USUAL if weight is None else cls(weight)
+        allowed(who, _NAMES, given, _HINTS)
+        reduction = given.get("reduction", "mean")
+        if reduction not in ("mean", "sum", "none"):
+            hint = "; it is called 'mean' here" if reduction == "elementwise_mean" else ""
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}{hint}")
+        ignored = given.get("ignore_index", -100)
+        if type(ignored) is not int:
+            what = "an integer, which marks samples to leave out"
+            ignored = _array.check_integer(who, "ignore_index", ignored, what)
+        smoothing = _array.number(given.get("label_smoothing", 0.0))
+        if type(smoothing) is bool or not isinstance(smoothing, (int, float)) or not 0 <= smoothing <= 1:
+            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {smoothing!r}")
+        neither: Any = None
+        axis = _array.pick_axis(given.get("axis"), given.get("dim"), neither)
+        return cls(weight, axis, given.get("mask"), ignored, reduction, smoothing)
+
+    def class_axis(self, x: Array) -> Any:
+        """The axis of the classes of scores x, or the axes."""
+        return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
+
+    def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
+        """The losses of all samples as the caller wants them: a mean divides by the sum of `norm`."""
+        if self.reduction == "mean":
+            weight = xp.sum(norm)
+            value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
+        elif self.reduction == "sum":
+            value = xp.sum(value)
+        return cast(value, dtype)
+
+
+_USUAL = LossOptions()
+
+
+def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
+    """One factor for each class, in the dtype of the rows."""
+    weight = _array.beside(weight, rows, "weight", xp)
+    if tuple(weight.shape) != (rows.shape[-1],):
+        hint = "" if weight.ndim else "; a parameter of the map is a keyword, as in alpha=1.5"
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)}: expected one factor for each of the {rows.shape[-1]} classes{hint}"
+        )
+    return weight if weight.dtype == rows.dtype else xp.astype(weight, rows.dtype)
+
+
+def cast(value: Array, dtype: Any) -> Array:
+    """In the dtype of the result: a loss above the largest number of fp16 is +inf."""
+    if value.dtype == dtype:
+        return value
+    with quiet(value):
+        return namespace(value).astype(value, dtype)
