@@ -95,7 +95,7 @@ _dynamo = _array.compiling  # replaced by the fastest check; torch.compile evalu
 
 def _quickly(mapping: Any, x: Any, axis: Any, mask: Any, out: Any) -> Array | None:
     """p(x) by an engine that takes these arguments directly; None if there is none."""
-    if _dynamo() or isinstance(mapping, tuple):
+    if _dynamo() or isinstance(mapping, tuple):  # the engine reads a tuple as a link
         return None
     quick = _QUICK.get(type(x)) or _learned(x)
     return None if quick is None else quick(mapping, x, axis, mask, out)

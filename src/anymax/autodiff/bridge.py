@@ -1,4 +1,4 @@
-"""The contract of a bridge: every operation on arrays of one framework, inherited or refused; its parts for segments and output layers."""
+"""The contract of a bridge: every operation on the arrays of one framework, and its parts for segments and output layers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Bridge(ABC):
-    """Takes arrays of one framework to the engines, with the derivatives of that framework. `bridge(x)` picks it.
+    """Calls the engines for arrays of one framework, with its derivatives. `bridge(x)` chooses it.
 
-    The operations here are on rows of scores, whose classes are the last axis, in the caller's dtype. The parts belong to rooms above,
-    which hand them down by the name of the framework; a part is imported when it is first used.
+    These operations are on rows of scores, with the classes last, in the caller's dtype. The parts belong to rooms above, which hand down
+    a function that finds a part by the name of its framework; the part is imported on first use.
     """
 
     framework: ClassVar[str]  # "numpy", "torch" or "jax"
@@ -34,14 +34,14 @@ class Bridge(ABC):
         """p(x). A mask comes only where `masks` said yes."""
 
     def quick(self) -> Callable[..., Array | None] | None:
-        """A function of (mapping, x, axis, mask, out) that gives p(x) of a call as it comes, or None where anything is out of the ordinary.
+        """A function of (mapping, x, axis, mask, out) that gives p(x), or None for an unusual call; None if there is none.
 
-        It takes any x of `kinds`, and no tuple for a mapping. None where no engine has one.
+        It takes any x of `kinds` and the arguments as the user gave them, but no tuple for a mapping.
         """
         return None
 
     def compiling(self) -> Callable[[], bool] | None:
-        """The quickest question whether torch.compile traces; None where it traces no arrays of this framework."""
+        """The fastest function that tells whether torch.compile traces; None if it does not trace arrays of this framework."""
         return None
 
     def masks(self, mapping: Mapping, x: Array) -> bool:
@@ -53,7 +53,7 @@ class Bridge(ABC):
         return False
 
     def log(self, mapping: Mapping, x: Array) -> Array | None:
-        """log p(x); None where the map has no form of its own for it."""
+        """log p(x); None if the map has no formula for it."""
         return (kernels.compiled("log_forward", mapping, x) or reference).log_forward(mapping, x)
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:
@@ -74,12 +74,12 @@ class Bridge(ABC):
     ) -> Array | None:
         """The loss of class indices, fp32 or fp64, by an engine that computes it in one pass. Rows of a negative index do not count.
 
-        None where no engine does, or where an index is no class: the caller composes the loss, or raises the error.
+        None if no engine does, or if an index is no class: the caller then composes the loss, or raises the error.
         """
         return None
 
     def recomputed(self, function: Callable[[int], Array]) -> Callable[[int], Array]:
-        """A function that keeps nothing of what it computes, and computes it again for its gradient."""
+        """The function, checkpointed: it keeps no intermediate results and computes them again for the gradient."""
         return function
 
     # -- the parts of rooms above -------------------------------------------------------------------------------------------------
@@ -96,5 +96,5 @@ class Bridge(ABC):
 
     @property
     def terms(self) -> Callable[[Array, Array, float, bool, bool], Terms]:
-        """A function of (x, index, scale, entropy, rest): log p of classes under softmax(scale x), entropy, log p of all others."""
+        """A function of (x, index, scale, entropy, rest): log p of classes under softmax(scale x), its entropy, log p of the others."""
         return handed.softmax_terms(self.framework)

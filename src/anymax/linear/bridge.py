@@ -1,4 +1,4 @@
-"""The part of a bridge for output layers: what is asked of all scores, of which some rows are made at a time."""
+"""The part of a bridge for output layers: functions of all scores, which are computed for a group of rows at a time."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from .._array import Array, namespace
 from .ask import Ask, Thresholds
 from .layer import Layer, dots, rows_at_a_time
 
-PIECE = 1 << 20  # features that are gathered at a time
+PIECE = 1 << 20  # features that are gathered at once
 
 
 class LayerBridge(ABC):
-    """What `ask` answers is one number a row, or several; it is called with a part of a layer, its scores, their target and weight."""
+    """`ask(part of a layer, its scores, their target, class weights)` gives one number for each row, or a tuple of them."""
 
     @abstractmethod
     def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
-        """What is asked of all rows, some at a time."""
+        """`ask` for all rows, a group at a time, with its gradient."""
 
     @abstractmethod
     def gathered(self, layer: Layer, classes: Array) -> Array:
-        """The scores of some classes of each row, [rows, width], fp32 or fp64: no other row of the weight is touched."""
+        """The scores of the given classes of each row, [rows, width], fp32 or fp64, which read no other row of the weight."""
 
     def values(
         self, layer: Layer, index: Array, out: Array, weight: Array | None, ask: Ask, chunk: int | None
     ) -> Array:
-        """What is asked of the class of each row; the class -1, where `out` is True, is none, and has the value 0."""
+        """`ask` for the target class of each row; 0 where `out` is True and the class is -1."""
         return self.by_rows(layer, ask, index, weight, chunk)
 
     def thresholds(self, layer: Layer, chunk: int | None) -> tuple[Array, Array]:
-        """tau of each row, and how many classes have a probability above 0; without a derivative."""
+        """tau of each row, and the number of classes with a probability above 0; without a derivative."""
         return self.by_rows(layer, Thresholds(), None, None, chunk)
 
 
 def in_turn(layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
-    """What is asked of all rows, one group of them after another, in plain operations."""
+    """`ask` for all rows, one group after another, in plain operations."""
     step = rows_at_a_time(layer, chunk)
     parts = []
     for i in range(0, layer.rows, step) if layer.rows else (0,):

@@ -1,4 +1,4 @@
-"""torch: an output layer, by what it keeps of its scores, by groups of rows whose scores are made again, or as opaque operations."""
+"""torch: which of the ways of an output layer takes a call: kept scores, groups of rows, or opaque operations for torch.compile."""
 
 from __future__ import annotations
 

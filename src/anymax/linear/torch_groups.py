@@ -112,9 +112,9 @@ def _groups(layer: Layer, step: int) -> Any:
 
 
 def by_rows(layer: Layer, ask: Any, target: Tensor | None, weight: Tensor | None, chunk: int | None) -> Any:
-    """`ask(part of the layer, its scores, their target, weight)` of all rows.
+    """`ask(part of the layer, its scores, their target, weight)` for all rows, with its gradient.
 
-    Where something traces the calls, all scores are made at once, in plain operations.
+    If something traces the calls, all scores are computed at once, in plain operations.
     """
     if not serves(layer, target, weight):
         return ask(layer, layer.scores(), target, weight)

@@ -1,4 +1,4 @@
-"""The part of a bridge for segments: what an engine of the framework does with rows of unequal length."""
+"""The part of a bridge for segments: the operations on rows of unequal length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .call import SegmentCall
 
 
 class SegmentBridge(ABC):
-    """Each operation gives None where no engine has it for a call: then padded rows serve, with the derivatives of rows."""
+    """Each operation gives None if no engine has it for a call; the caller then pads the rows, and these have derivatives."""
 
     @abstractmethod
     def apply(self, call: SegmentCall) -> Array | None:
