@@ -196,11 +196,15 @@ def entries(lines: Iterable[str]) -> dict[str, str]:
 def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
     """One docstring of two: what `home` says of the parameters that `own` does not describe, and of what is returned, is added."""
     described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
-    both = dict.fromkeys(described[name] for name in parameters if name in described)  # once, where two names share their lines
+    both = dict.fromkeys(
+        described[name] for name in parameters if name in described
+    )  # once, where two names share their lines
     parts = {"": own[""], "Parameters": list(both), "Returns": home.get("Returns", []), **own}
     parts["Parameters"] = list(both)
     texts = {title: "\n".join(lines).strip("\n") for title, lines in parts.items()}
-    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text)
+    return "\n\n".join(
+        f"{title}\n{'-' * len(title)}\n{text}" if title else text for title, text in texts.items() if text
+    )
 
 
 def loss(

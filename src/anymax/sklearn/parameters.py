@@ -56,8 +56,8 @@ def mapping_of(mapping: Any, alpha: Any, others: tuple[str, ...] = ()) -> Mappin
             f"mapping={found!r} gives exact zeros and has no Fenchel-Young loss: -log p is infinite there, without a gradient; choose a "
             "sparse map with a loss ('sparsemax', 'entmax15', ...) or a dense one ('taylor', 'sigsoftmax', ...)"
         )
-    if getattr(found, "mass", 1.0) != 1.0:
-        raise ValueError(f"mapping={found!r} sums to {found.mass:g}; a classifier needs a map that sums to 1")  # type: ignore[attr-defined]
+    if not found.sums_to_one:
+        raise ValueError(f"mapping={found!r} sums to {found.mass:g}; a classifier needs a map that sums to 1")
     return found
 
 
