@@ -61,7 +61,7 @@ def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
 
 
 def take(x: Array, index: Array, xp: Namespace) -> Array:
-    """x[..., index], one entry a row: index is [..., 1], with the leading axes of x."""
+    """x[..., index]: index is [..., m], with the leading axes of x."""
     if is_torch(x):
         return x.gather(-1, index)  # torch.take_along_dim pins the sizes of an exported graph
     return xp.take_along_axis(x, index, axis=-1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array import Array, Namespace, is_jax, is_torch, poison, positions, quiet, stop_gradient, total, upcast
+from .._array import Array, Namespace, is_jax, is_torch, poison, positions, quiet, stop_gradient, take, total, upcast
 from .._core.mapping import row_top
 from ..mappings import Softmax
 
@@ -32,7 +32,7 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
         y, e, z, keep, poisoned = _SOFTMAX.shifted(s if scale == 1.0 else s * scale, xp)
         log_z, n = xp.log(z), x.shape[-1]
         at = xp.where(index < n, index, (n - 1) * xp.ones_like(index))
-        log_p = _take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
+        log_p = take(xp.where(keep, y, -math.inf * xp.ones_like(y)), at, xp) - log_z
         out = [log_p, log_z - total(e * y, xp) / z if entropy else None, None]  # a sum of two that are not negative
         if rest:
             others = keep & ~named(index, x, xp)
@@ -42,10 +42,6 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
             log_e = xp.log(xp.where(some, total(e, xp), xp.ones_like(z)))
             out[2] = xp.where(some, below + log_e, -math.inf * xp.ones_like(z)) - log_z
         return Terms(*(None if part is None else poison(part, poisoned, xp) for part in out))
-
-
-def _take(x: Array, index: Array, xp: Namespace) -> Array:
-    return x.gather(-1, index) if is_torch(x) else xp.take_along_axis(x, index, axis=-1)
 
 
 def named(index: Array, x: Array, xp: Namespace) -> Array:

@@ -119,7 +119,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
     with quiet(s):
         log_p = own_log_rows(mapping, s)
         p: Any = bridge(s).apply(mapping, s) if log_p is None else None
-        found = _array.log(take_at(p, at, xp), xp) if log_p is None else take_at(log_p, at, xp)
+        found = _array.log(_array.take(p, at, xp), xp) if log_p is None else _array.take(log_p, at, xp)
         lost = inside & (found == -math.inf)
         pulled = _array.differentiates(s) and not (known(lost) and not bool(xp.any(lost)))
         p = xp.exp(log_p) if p is None and (entropy or pulled) else p
@@ -128,7 +128,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
         if pulled:  # the value is lost, the gradient e_y - p is not
             y, _, _ = _array.finite_scores(s, xp)
-            pull = take_at(y, at, xp) - dot(stop_gradient(p), y, xp)
+            pull = _array.take(y, at, xp) - dot(stop_gradient(p), y, xp)
             found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
         h = entropy_of(p)[..., None] if entropy else None
     return Terms(found, h, None)
@@ -176,7 +176,3 @@ def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:
     a, b = xp.where(some, log_p, zero), xp.where(some & ~lost, log_q, zero)
     each = xp.where(some, xp.exp(a) * (a - b), zero)
     return xp.where(some & lost, each + math.inf, each)
-
-
-def take_at(x: Array, index: Array, xp: Namespace) -> Array:
-    return x.gather(-1, index) if _array.is_torch(x) else xp.take_along_axis(x, index, axis=-1)

@@ -34,7 +34,7 @@ from .._core.shards import over_devices, sharded
 from .._core.typing import ArrayT, Axes, Numbers
 from ..mappings import Softmax
 from .softmax_plain import named
-from .terms import check_classes, divergences, kl_rows, read, take_at, terms_of
+from .terms import check_classes, divergences, kl_rows, read, terms_of
 
 _SOFTMAX = Softmax()
 
@@ -314,7 +314,7 @@ def _supported(
     if not eager(ids) or any(v.ndim and v.shape[-1] != 1 for v in mapping.params().values()):
         return mapping, hide(rows, _member(ids, offsets, tuple(rows.shape), xp)), index
     kept, there, spot = places_of(who, tuple(lead), n, index, ids, offsets, xp)
-    scores = take_at(rows, kept, xp)
+    scores = _array.take(rows, kept, xp)
     return mapping, xp.where(there, scores, -math.inf * xp.ones_like(scores)), spot
 
 
