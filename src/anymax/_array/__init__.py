@@ -1,4 +1,4 @@
-"""Arrays of any kind, the ground floor: one idea a file, and every name of them here. Imports no framework."""
+"""Functions on arrays of any kind. Each file has one subject, and this file exports all of their names. No framework is imported."""
 # ruff: noqa: F401 (names are handed on)
 
 from .convert import (

@@ -1,4 +1,4 @@
-"""From what a caller gives to arrays and numbers of one kind, or a sentence that says why not."""
+"""Converts what a caller gives to arrays and numbers of one kind, or raises an error that says why it can not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tracing import compiling
 
 
 def _foreign(x: Any) -> bool:
-    """True for what has a dtype and a shape and is no array: a column of pandas or polars, a labelled array of xarray."""
+    """True for an object that has a dtype and a shape but is not an array: a column of pandas or polars, a labelled array of xarray."""
     if is_torch(x) or is_jax(x):
         return False
     from array_api_compat import is_array_api_obj  # late: not at `import anymax`
@@ -23,7 +23,7 @@ def _foreign(x: Any) -> bool:
 
 
 def in_memory(x: Any, name: str) -> Any:
-    """A memory-mapped array (joblib makes such of large arguments) as a plain view of its memory; anything else as it is."""
+    """A memory-mapped array (joblib makes them from large arguments) as a view that is a plain ndarray; anything else unchanged."""
     if type(x) is np.ndarray or not isinstance(x, np.ndarray):
         return x
     if isinstance(x, np.matrix):
@@ -32,7 +32,7 @@ def in_memory(x: Any, name: str) -> Any:
 
 
 def asarray(x: Any, name: str = "scores") -> Array:
-    """`x` itself where it is an array; lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
+    """`x` itself if it is an array. Lists, numbers and columns of pandas become NumPy arrays, in the byte order of this machine."""
     if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: a masked array is not read; give its data, and mask=~numpy.ma.getmaskarray(x), True = keep"
@@ -44,7 +44,7 @@ def asarray(x: Any, name: str = "scores") -> Array:
         return dense(x, name)
     try:
         out = np.asarray(x)
-    except (TypeError, ValueError, RuntimeError):  # the last: of tensors in a list, which want a gradient
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a list of tensors that require a gradient
         out = None
     if out is None or out.dtype.kind not in "fiub" or _of_tensors(x):
         raise TypeError(f"{name}: expected an array or a list of numbers, got {_said(x)}")
@@ -55,14 +55,14 @@ _PADDING = "pad it, and say mask=, or use a verb on segments such as anymax.segm
 
 
 def duplicate(x: Array, xp: Namespace) -> Array:
-    """A copy of `x` that may be changed in place, through which gradients go; JAX's arrays, which nobody can change, as they are."""
+    """A differentiable copy of `x`, which may be changed in place. An array of JAX is returned as it is, since nobody can change it."""
     if is_jax(x):
         return x
     return x.clone() if is_torch(x) else xp.asarray(x, copy=True)
 
 
 def dense(a: Array, name: str, padding: str = _PADDING) -> Array:
-    """`a`, but an error for torch's tensors of other layouts; `padding`: what to do with nested ones."""
+    """`a`, or an error if it is a nested or sparse tensor of torch. `padding` says what to do with a nested one."""
     if is_ragged(a):
         kind, remedy = ("nested", padding) if a.is_nested else ("sparse", "call its to_dense()")
         raise TypeError(f"{name} must be a dense tensor, got a {kind} one; {remedy}")
@@ -74,7 +74,7 @@ def _of_tensors(x: Any) -> bool:
 
 
 def _said(x: Any) -> str:
-    """What was given in place of numbers, and what to do about it."""
+    """The part of an error that says what was given where numbers were expected, and what to do."""
     if is_array(x):
         hint = "; call its toarray()" if type(x).__module__.startswith("scipy.sparse") else ""
         return f"{shown(x)} and dtype {x.dtype}{hint}"
@@ -103,7 +103,7 @@ def _said(x: Any) -> str:
 
 
 def adopt(value: Any, x: Array, xp: Namespace) -> Array:
-    """A NumPy array as one of the framework of `x`, on its device. torch warns of read-only arrays and takes no negative strides."""
+    """Converts a NumPy array to the framework and the device of `x`. torch warns of read-only arrays and takes no negative strides."""
     if not is_torch(x):
         return xp.asarray(value)
     if isinstance(value, np.ndarray) and not compiling():
@@ -124,7 +124,7 @@ def like(value: Any, x: Array, xp: Namespace) -> Any:
 
 def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
     """A target, a weight or a mask as an array of the scores' framework, on their device."""
-    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # which follows no dtype of NumPy's
+    if is_torch(rows) and isinstance(value, (list, tuple)) and compiling():  # torch.compile can't trace dtypes of NumPy
         return xp.asarray(value, device=rows.device)
     value = asarray(value, name)
     if is_torch(value) and not is_torch(rows):
@@ -139,7 +139,7 @@ def beside(value: Any, rows: Array, name: str, xp: Namespace) -> Array:
 
 
 def number(value: Any) -> Any:
-    """NumPy's scalars as Python's, which adopt the dtype of any array; everything else as it is."""
+    """A scalar of NumPy as a number of Python, which adopts the dtype of any array; anything else unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -154,7 +154,7 @@ def is_int(value: Any) -> TypeGuard[int]:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: as Python writes it where that is short, else its kind."""
+    """How an error shows a value: its repr if that is short, else its type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if is_array(value):
@@ -166,9 +166,9 @@ def shown(value: Any) -> str:
 
 
 def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
-    """The parameter, if it is a finite number above a bound or an array; the values of an array are looked at in NumPy only.
+    """The parameter, if it is an array or a finite number above a bound. Only the values of NumPy arrays are checked.
 
-    NumPy's scalars become Python's, which adopt the dtype of any scores.
+    Scalars of NumPy become numbers of Python, which adopt the dtype of any scores.
     """
     if is_array(value):
         value = asarray(value, name)
@@ -180,14 +180,14 @@ def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> 
     value = number(value)
     if not is_number(value):
         raise TypeError(f"{owner}({name}=...): expected a number or an array, got {value!r}")
-    # torch.compile(dynamic=True) makes a symbol of it, which math.isfinite does not take
+    # not math.isfinite: under torch.compile(dynamic=True) the value is a symbol
     if not above < value < math.inf:
         raise ValueError(f"{owner}({name}={value!r}): {name} must be finite and above {above:g} ({hint})")
     return value
 
 
 def check_integer(owner: str, name: str, value: Any, hint: str) -> int:
-    """The parameter as a Python integer; anything that is not one is an error, 2.0 and True included."""
+    """The parameter as an integer of Python. Anything else is an error, also 2.0 and True."""
     found = number(value)
     if not is_int(found):
         raise TypeError(f"{owner}({name}={value!r}): {name} must be {hint}")

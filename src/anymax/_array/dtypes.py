@@ -1,4 +1,4 @@
-"""Dtypes by their bare names: what is computed in which."""
+"""Dtypes by their bare names, and the dtypes in which formulas are computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kinds import Array, Namespace, is_jax, is_torch
 
 _HALVES = ("float16", "bfloat16")
 _FLOATS = ("float", "bfloat")
-_DOUBLES = ("float64", "longdouble", "float96", "float128")  # the last two: NumPy's longdouble, where it is wider
+_DOUBLES = ("float64", "longdouble", "float96", "float128")  # the last three are names of NumPy's longdouble
 
 
 def dtype_name(x: Array) -> str:
@@ -24,7 +24,7 @@ def is_floating(x: Array) -> bool:
 
 
 def is_double(x: Array) -> bool:
-    """True for float64 and what is wider: formulas then have the digits of float64."""
+    """True for float64 and wider dtypes. Formulas are then as accurate as float64 allows."""
     return dtype_name(x) in _DOUBLES
 
 
@@ -33,7 +33,7 @@ def is_integer(x: Array) -> bool:
 
 
 def default_float(xp: Namespace) -> Any:
-    """The dtype to which integer scores are promoted: the namespace's own default."""
+    """The dtype to which integer scores are promoted: the default of the namespace."""
     return xp.asarray(0.0).dtype if not hasattr(xp, "get_default_dtype") else xp.get_default_dtype()
 
 
@@ -52,13 +52,13 @@ def floating(x: Array, xp: Namespace, name: str = "scores") -> Array:
 
 
 def asked_for(given: Any, x: Array) -> Any:
-    """A floating-point dtype that a caller asks for, in the words of any framework, as one of the framework of `x`."""
+    """The dtype of the framework of `x` for a floating-point dtype that is given as a string or as a dtype of any framework."""
     if not isinstance(x, np.ndarray) and not is_torch(x) and not is_jax(x):
         return given
     kind = "" if isinstance(given, str) else type(given).__module__.partition(".")[0]
     try:
         name = str(given).rsplit(".", 1)[-1] if kind == "torch" else np.dtype(given).name
-    except TypeError:  # bfloat16 is none of NumPy's, until somebody brings it
+    except TypeError:  # NumPy knows bfloat16 only after ml_dtypes has been imported
         name = given if isinstance(given, str) else ""
     if not name.startswith(_FLOATS):
         raise TypeError(f"dtype: expected a floating-point dtype such as 'float32', got {given!r}")
@@ -75,12 +75,12 @@ def asked_for(given: Any, x: Array) -> Any:
 
 
 def upcast(x: Array, xp: Namespace) -> Array:
-    """fp16, bf16 and the floats of 8 bits and fewer as fp32, in which they are computed; other dtypes as they are."""
+    """Casts fp16, bf16 and floats of at most 8 bits to fp32, in which they are computed; other dtypes stay."""
     return xp.astype(x, xp.float32) if dtype_name(x) in _HALVES or narrow(x) else x
 
 
 def wide_name(x: Array) -> str:
-    """The name of the dtype for what is summed or compared over `x`: float64 for float64, float32 for what is narrower."""
+    """The name of the dtype for sums and thresholds of `x`: float64 for float64, else float32."""
     return "float64" if dtype_name(x) == "float64" else "float32"
 
 
@@ -90,10 +90,10 @@ def wide_dtype(x: Array, xp: Namespace) -> Any:
 
 
 def narrow(x: Array) -> bool:
-    """True for floats of 8 bits and fewer, many of which have no infinity: nothing is masked or added up in them."""
+    """True for floats of at most 8 bits. Many have no infinity, so that nothing is masked or summed in them."""
     return getattr(x.dtype, "itemsize", 4) == 1 and is_floating(x)
 
 
 def counts(x: Array, xp: Namespace) -> Array:
-    """Integers that can count and index classes: int64, or what JAX has without x64, where asking for more is a warning."""
+    """Casts to the integers that count and index classes: int64, or int32 in JAX without x64, where asking for int64 is a warning."""
     return xp.astype(x, sys.modules["jax"].dtypes.canonicalize_dtype("int64") if is_jax(x) else xp.int64)

@@ -15,7 +15,7 @@ Namespace = Any
 
 
 def torch_loaded() -> Any:
-    """torch, None where it is not loaded, or is still being imported by another thread: `compiler` comes last of what we ask for."""
+    """The module torch. None if it is not loaded, or if another thread is still importing it: `compiler` is the last part that we use."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "compiler") else None
 
@@ -31,13 +31,13 @@ def is_ragged(x: Any) -> bool:
 
 
 def is_jax(x: Any) -> bool:
-    # while another thread is importing jax, half of the module is there: then x is none of its arrays
+    # while another thread is importing jax the module is incomplete, and x can not be one of its arrays
     return isinstance(x, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def is_array(x: Any) -> bool:
     """True for an array with a dtype and a shape, False for numbers (NumPy's scalars too), lists and None."""
-    if isinstance(x, (int, float, str)):  # said first, for torch.compile(dynamic=True), which makes symbols of numbers
+    if isinstance(x, (int, float, str)):  # first, since numbers are symbols under torch.compile(dynamic=True)
         return False
     return is_torch(x) or (hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, np.generic))
 
@@ -50,9 +50,7 @@ def namespace(x: Array) -> Namespace:
         return xp
     if is_jax(x):
         return sys.modules["jax"].numpy
-    if isinstance(
-        x, np.ndarray
-    ):  # which array_namespace knows only after it has asked modules that may be half imported
+    if isinstance(x, np.ndarray):  # array_namespace would first look into modules that may be half imported
         import array_api_compat.numpy as xp  # late: not at `import anymax`
 
         return xp

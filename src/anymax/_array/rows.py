@@ -1,4 +1,4 @@
-"""Rows: the axis of the classes, moved last; what is done along it; masked entries and poisoned rows."""
+"""Operations on rows, whose classes are the last axis; masked entries and poisoned rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_axis(axis: Any, ndim: int) -> int:
 
 
 def fit_axes(value: Array, shape: tuple[int, ...], name: str, hint: str = "", to: str = "scores of shape ") -> Array:
-    """`value` with as many axes as `shape`, to which it broadcasts; an error that calls it `name` where it does not."""
+    """`value` with leading axes of size 1, as many axes as `shape`; an error if it does not broadcast to `shape`."""
     given = (1,) * (len(shape) - value.ndim) + tuple(value.shape)
     if len(given) > len(shape) or any(a != 1 and a != b for a, b in zip(given, shape, strict=True)):
         raise ValueError(f"{name} of shape {tuple(value.shape)} does not broadcast to {to}{shape}{hint}")
@@ -54,7 +54,7 @@ def from_last(x: Array, axis: int, xp: Namespace) -> Array:
 
 
 def positions(x: Array, dtype: Any, xp: Namespace) -> Array:
-    """0, 1, ... along the last axis, [1, ..., n]: of the rank of `x`, since JAX can be told to add no axes by itself."""
+    """0, 1, ... along the last axis, [1, ..., n]. It has all axes of `x`, since JAX can be configured not to add axes."""
     n = x.shape[-1]
     place = {"device": x.device} if is_torch(x) else {}
     return xp.reshape(xp.arange(n, dtype=dtype, **place), (1,) * (x.ndim - 1) + (n,))
@@ -75,8 +75,11 @@ def descending(x: Array, xp: Namespace) -> Array:
 
 
 def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
-    """Sums up to each entry of the row. array_api_compat's own can't be traced by torch.compile without a warning; of a DTensor with
-    classes on several devices cumsum(-1) gives local sums, and cumsum of the same axis counted from 0 does not (torch 2.13)."""
+    """The cumulative sum of each row.
+
+    Not by array_api_compat for torch, since torch.compile warns of that; and not along -1, since cumsum(-1) of a DTensor with classes on
+    several devices gives local sums (torch 2.13).
+    """
     dtype = x.dtype if dtype is None else dtype
     return (
         x.cumsum(x.ndim - 1, dtype=dtype)
@@ -86,18 +89,18 @@ def running_sum(x: Array, xp: Namespace, dtype: Any = None) -> Array:
 
 
 def total(x: Array, xp: Namespace) -> Array:
-    """Sum over the classes (the last axis), kept as an axis of one."""
+    """The sum over the classes, [..., 1]."""
     return xp.sum(x, axis=-1, keepdims=True)
 
 
 def dot(a: Array, b: Array, xp: Namespace) -> Array:
-    """<a, b> over the classes, kept as an axis of one; 0 times an infinity counts as 0."""
+    """<a, b> over the classes, [..., 1]; 0 times infinity counts as 0."""
     lost = (a == 0) & ~xp.isfinite(b)
     return total(a * xp.where(lost, xp.zeros_like(b), b), xp)
 
 
 def top(x: Array, xp: Namespace) -> Array:
-    """The maximum over the classes, kept as an axis of one."""
+    """The maximum over the classes, [..., 1]."""
     if not x.shape[-1]:
         raise ValueError(f"scores of shape {tuple(x.shape)} have no classes along their axis; at least one is needed")
     return xp.max(x, axis=-1, keepdims=True)
@@ -116,7 +119,7 @@ def finite_scores(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
 
 
 def finish(p: Array, keep: Array, poisoned: Array, xp: Namespace, masked: float = 0.0) -> Array:
-    """What every map ends with: masked entries get `masked`, poisoned rows are NaN."""
+    """The last step of every map: masked entries become `masked`, poisoned rows NaN."""
     p = xp.where(keep, p, masked * xp.ones_like(p) if masked else xp.zeros_like(p))
     return poison(p, poisoned, xp)
 

@@ -1,4 +1,4 @@
-"""Tracing: whether a compiler, an export, a transform or a mode is active, so that no value may be asked for; derivatives; loops."""
+"""May values be read? Not while a compiler, an export, a transform or a mode traces. Is a derivative taken? And loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .kinds import Array, Namespace, is_jax, is_torch, namespace, torch_loaded
 
 
 def compiling() -> bool:
-    """True while torch.compile traces: it looks through a cache and warns of it, and NumPy's arrays are tensors without strides."""
+    """True while torch.compile traces. It then warns of a functools cache, and treats NumPy arrays as tensors without strides."""
     torch = torch_loaded()
     return torch is not None and torch.compiler.is_compiling()
 
@@ -24,7 +24,7 @@ def exporting(x: Array) -> bool:
 
 
 def eager(x: Array) -> bool:
-    """True where a value of `x` may be asked for: no tracing, no functional transform."""
+    """True if the values of `x` may be read: nothing traces or transforms it."""
     if is_torch(x):
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
@@ -59,26 +59,26 @@ def ask_torch() -> tuple[Any, Any, Any]:
 
 
 def known(x: Array) -> bool:
-    """True where a value of x may be asked for at no cost: not while tracing, nor where it would wait for a GPU."""
+    """True if the values of x may be read at no cost: nothing traces it, and no GPU has to be waited for."""
     return eager(x) and not (is_torch(x) and (x.device.type != "cpu" or modes()))
 
 
 def decides(x: Array) -> bool:
-    """True where a value of x may decide what is done: known, and in no trace of torch.jit, which would keep what was done."""
+    """True if the values of x may decide which code runs: they are known, and torch.jit does not record the decision."""
     return known(x) and not (is_torch(x) and sys.modules["torch"].jit.is_tracing())
 
 
 def known_any(condition: Array, xp: Namespace) -> bool:
-    """True where some entry is known to be True."""
+    """True if the entries are known and some entry is True."""
     return known(condition) and bool(xp.any(condition))
 
 
 def known_largest(x: Array) -> float | None:
-    """The largest entry, where it may be asked for and may decide what is done; None where it may not, or there is no entry."""
+    """The largest entry, if it may be read and may decide which code runs; else, or without entries, None."""
     if not decides(x) or not math.prod(x.shape):
         return None
     most = namespace(x).max(stop_gradient(x))
-    return float(most) if known(most) else None  # under jax.jit what is made of a constant is traced
+    return float(most) if known(most) else None  # under jax.jit a result is traced even if its operands are constants
 
 
 # -- whether a derivative is taken: every verb asks here ------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def transformed() -> bool:
 
 
 def recorded(*values: Any) -> bool:
-    """True where autograd's graph records what is done with one of these; what is no tensor of torch needs no graph."""
+    """True if autograd records operations on one of these; arrays that are not tensors of torch don't count."""
     torch = torch_loaded()
     if torch is None or not torch.is_grad_enabled():
         return False
@@ -102,14 +102,14 @@ def recorded(*values: Any) -> bool:
 
 
 def differentiates(x: Array) -> bool:
-    """True where a derivative through x is taken, or may be: a graph, a transform or forward mode, or a trace that does not say."""
+    """True if a derivative through x is, or may be, taken: by a graph, a transform, forward mode, or a trace that does not tell."""
     if not is_torch(x):
         return is_jax(x)
     return recorded(x) or transformed() or not eager(x)
 
 
 def plain_backward(*grads: Array | None) -> bool:
-    """True where a backward pass of torch is to be in plain operations: it is itself differentiated, or has a batch of gradients."""
+    """True if a backward pass of torch must be made of plain operations: it is itself differentiated, or its gradients are a batch."""
     if sys.modules["torch"].is_grad_enabled() or transformed():
         return True
     for g in grads:
@@ -119,7 +119,7 @@ def plain_backward(*grads: Array | None) -> bool:
 
 
 def batched(g: Array) -> bool:
-    """True for a batch of gradients in one backward pass: of torch's `is_grads_batched`, or of torch.vmap around it."""
+    """True if one backward pass gets a batch of gradients: by `is_grads_batched` of torch, or by torch.vmap around it."""
     c: Any = sys.modules["torch"]._C
     return c._functorch.is_batchedtensor(g) or c._functorch.is_legacy_batchedtensor(g)
 
@@ -167,7 +167,7 @@ def loop(cond: Any, body: Any, state: tuple, limit: int, traced: int) -> tuple:
 
 
 def _together(state: tuple, jax: Any) -> tuple:
-    """The state, all of it varying over the devices of shard_map where a part is: before JAX 0.8 what is made inside does not by itself."""
+    """The state, marked as varying over the devices of shard_map if a part of it is. JAX before 0.8 does not mark new arrays itself."""
     if hasattr(jax.lax, "pcast"):
         return state
     axes = [getattr(jax.typeof(a), "vma", frozenset()) for a in state]

@@ -1,4 +1,4 @@
-"""Several axes as one: a row of classes that lies along a tuple of axes, as in `softmax(heatmaps, axis=(-2, -1))`."""
+"""Rows whose classes lie along several axes, as in `softmax(heatmaps, axis=(-2, -1))`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .._array import Array, asarray, check_axis, fit_axes, is_array, namespace
 
 
 class Joined(NamedTuple):
-    """Scores with the axes moved last and made one, and the way back."""
+    """Scores whose axes of classes are joined to one, the last; `restore` undoes it."""
 
     scores: Array
-    order: tuple[int, ...]  # of the axes given: first those that stay, then those that were joined
-    shape: tuple[int, ...]  # in that order
+    order: tuple[int, ...]  # of the original axes: those that stay, then those that were joined
+    shape: tuple[int, ...]  # the sizes in that order
     joined: int
 
     @classmethod
@@ -26,7 +26,7 @@ class Joined(NamedTuple):
         return cls(_flat(x, order, len(joined)), order, tuple(x.shape[i] for i in order), len(joined))
 
     def lay_out(self, value: Any, name: str) -> Any:
-        """An array that broadcasts to the scores, in their new layout; anything else as it is."""
+        """An array that broadcasts to the original scores, in the new layout; anything else unchanged."""
         if not is_array(value):
             return value
         xp, ndim = namespace(value), len(self.order)
@@ -38,7 +38,7 @@ class Joined(NamedTuple):
         return _flat(value, self.order, self.joined)
 
     def restore(self, p: Array, *, summed: bool = False) -> Array:
-        """A result of the rows in the layout of the scores; `summed` where it has one number a row."""
+        """A result for the rows in the original layout; `summed`: it has one number a row."""
         xp, stay = namespace(p), len(self.order) - self.joined
         shape = (*self.shape[:stay], *(1,) * self.joined) if summed else self.shape
         back = tuple(self.order.index(i) for i in range(len(self.order)))

@@ -18,7 +18,7 @@ class UnknownMap(ValueError):
 
 
 def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
-    """The map that is given, or that a name means; a sentence, in the name of `who`, for anything else.
+    """The map that is given, or that a name means. Anything else is an error, in the name of `who`.
 
     place: what to say of where it stands, where an array was given.
     """
@@ -33,7 +33,7 @@ def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first,
 
 
 def _said(given: Any, place: str) -> str:
-    """What was given in place of a map, and what to write for it."""
+    """The part of an error that says what was given where a map was expected, and what to write."""
     if isinstance(given, type) and issubclass(given, Mapping):
         needed = required(given)
         return f"the class {given.__name__}; add (): {given.__name__}({', '.join(f'{key}=...' for key in needed)})"
@@ -54,7 +54,7 @@ def classes() -> dict[str, type[Mapping]]:
 
 
 def ratios() -> dict[str, Callable[[], Mapping]]:
-    """The ready-made kinds of Ratio."""
+    """The kinds of Ratio that have a name."""
     ratio: Any = classes()["ratio"]
     return {"square": ratio.square, "sigmoid": ratio.sigmoid, "relu": ratio.relu}
 
@@ -88,7 +88,7 @@ def find(name: str) -> str:
 
 
 def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """The parameters of a map that words can give: all but functions."""
+    """The parameters that a name can give, as in "entmax:alpha=1.3": all but functions."""
     if name in ratios() or name == "ratio":
         return {}
     return {f.name: f for f in _fields(classes()[name]) if f.init and not callable(f.default)}
@@ -101,12 +101,12 @@ def required(kind: type[Mapping]) -> list[str]:
 
 
 def _fields(kind: type[Mapping]) -> list[dataclasses.Field[Any]]:
-    """As dataclasses.fields, which torch.compile can't look through for a class."""
+    """The same as dataclasses.fields, which torch.compile can't trace for a class."""
     return [f for f in kind.__dataclass_fields__.values() if "ClassVar" not in str(f.type)]  # type: ignore[attr-defined]
 
 
 def read(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name of a map and the parameters behind it, of `NAME` or `NAME:parameter=value,...`."""
+    """The name and the parameters in `NAME` or `NAME:parameter=value,...`."""
     name, _, rest = spec.partition(":")
     full = next((meant for alias, meant in ALIASES.items() if _bare(alias) == _bare(name)), name)
     if rest and ":" in full:
@@ -126,7 +126,7 @@ def read(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def number(word: str) -> int | float | bool | str:
-    """An integer, a float, true or false where the word is one, else the word itself."""
+    """The word as an integer, a float or a bool if it is one, else the word itself."""
     if word in ("true", "false"):
         return word == "true"
     for kind in (int, float):
@@ -138,7 +138,7 @@ def number(word: str) -> int | float | bool | str:
 
 
 def make(name: str, given: dict[str, Any]) -> Mapping:
-    """The map of a name that `find` gave, with these parameters."""
+    """The map for a name from `find`, with these parameters."""
     kinds = ratios()
     if name in kinds:
         return kinds[name]()

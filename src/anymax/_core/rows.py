@@ -1,4 +1,4 @@
-"""Rows of what a caller gives: axes, masks, dtypes and parameters, once for every verb."""
+"""Prepares rows for every verb: axes, masks, dtypes and parameters."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def prepare(mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any) ->
 def split(
     mapping: Mapping | str, x: Any, axis: int, mask: Any, dtype: Any
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
-    """The same with the mask beside the rows, broadcastable to them."""
+    """The same, but the mask is returned with the rows, broadcastable to them, and not applied."""
     mapping = as_mapping(mapping)
-    refuse_sharded("a function of rows", x)  # verbs have said so by their own names
+    refuse_sharded("a function of rows", x)  # verbs have refused it by their own names
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:
@@ -88,7 +88,7 @@ def aligned(value: Any, rows: Array, axis: int, name: str) -> Any:
     """A parameter in the layout and dtype of the rows."""
     if not is_array(value):
         return value
-    if value.ndim == 0:  # of NumPy: a number; else the array itself, which every dtype adopts
+    if value.ndim == 0:  # an array of one number takes any dtype; NumPy's becomes a number
         return value.item() if isinstance(value, np.ndarray) else value
     xp = namespace(rows)
     value = _array.like(value, upcast(rows[..., :1], xp), xp)  # not in half precision
@@ -108,5 +108,5 @@ def restore_axis(rows: Array, axis: int) -> Array:
 
 
 def like_scores(out: Array, x: Array) -> Array:
-    """In the dtype of the scores: rows of 8 bits are fp32 all the way, and rounded once, here."""
+    """A result in the dtype of the scores. Scores of 8 bits are computed in fp32 and rounded here, once."""
     return namespace(x).astype(out, x.dtype) if _array.narrow(x) else out

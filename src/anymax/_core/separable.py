@@ -78,7 +78,7 @@ class Separable(Mapping):
         """s = 1 / omega''(p) on the support and below the ceiling, else 0: dp_i/dt_i."""
         inside, most = positive(p), self.ceiling(p, xp)
         inside = inside if most is None else inside & ~(p >= most)
-        # a constant curvature knows nothing of p: 0 p hands on its NaN
+        # 0 p adds the NaN of p, which a constant curvature would lose
         return xp.where(inside, 1.0 / self.curvature(safe(p, inside, 1.0, xp), xp) + 0.0 * p, xp.zeros_like(p))
 
     # -- the level: the argument of the link at the anchor ----------------------------------------------------------------
@@ -102,7 +102,7 @@ class Separable(Mapping):
         return self._between(self._lowest(count, mass, xp), high, y, keep, count > 0, xp, start, totals)
 
     def _lowest(self, count: Array, mass: Any, xp: Namespace) -> Array:
-        """A level at which the largest score, and so every score, has at most its even share of the mass."""
+        """A level at which every score has at most the mass divided by the number of classes."""
         one = xp.ones_like(count)
         share = mass / xp.where(count > 0, count, one)
         return self.slope(xp.where(share < 1.0, share, one) * one, xp)
@@ -196,7 +196,7 @@ class Separable(Mapping):
         return finish(p + stop_gradient(self.remainder(p, level, xp, totals)), keep, poisoned | xp.isnan(level), xp)
 
     def remainder(self, p: Array, level: Array, xp: Namespace, totals: Totals = totals) -> Array:
-        """One Newton step in p: what rounding the level to the working precision has lost, given back along dp/dlevel."""
+        """One Newton step in p, along dp/dlevel: it recovers what was lost when the level was rounded to the working precision."""
         rate = self.rate(p, level, xp)
         sum_p, sum_rate = totals([p, rate], xp)
         lost = like(self.mass, p, xp) - sum_p

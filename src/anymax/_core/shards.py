@@ -10,7 +10,7 @@ from typing import Any
 
 from . import handed
 
-_APART = ("sample", "linear_loss")  # those of them that anymax.distributed has too
+_APART = ("sample", "linear_loss")  # verbs without DTensors that anymax.distributed has
 
 
 def sharded(x: Any) -> bool:
@@ -19,7 +19,7 @@ def sharded(x: Any) -> bool:
 
 
 def refuse(who: str, x: Any, **others: Any) -> None:
-    """An error where a verb does not take a DTensor, as x or as another operand by its name."""
+    """An error if x or an operand, given by name, is a DTensor, for a verb that takes none."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     for name, value in others.items():
@@ -34,5 +34,5 @@ def refuse(who: str, x: Any, **others: Any) -> None:
 
 
 def over_devices() -> Any:
-    """What serves DTensors, loaded for the first of them."""
+    """The module that handles DTensors, imported with the first of them."""
     return handed.over_devices()

@@ -15,7 +15,7 @@ from .._array import Array, Namespace, counts, descending, known, loop, running_
 
 
 def totals(parts: list[Array], xp: Namespace) -> list[Array]:
-    """The sums over the classes, [..., 1], of several arrays; where classes are on several machines, something else adds up."""
+    """The sums over the classes, [..., 1], of several arrays; for classes on several machines another function is passed in its place."""
     return [total(a, xp) for a in parts]
 
 

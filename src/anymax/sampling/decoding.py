@@ -1,4 +1,4 @@
-"""Decoding: several classes without replacement, the k best, and the check of a draft by the model that it was drafted for."""
+"""Decoding: draws without replacement, the k best classes, and speculative decoding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..transforms.base import put_through, transforms_of
 
 
 class TopK(NamedTuple):
-    """Classes of each row and log p of them; -1 and -inf where a row has fewer, -1 and NaN in a row with NaN or +inf.
+    """Classes of each row, and their log p. A row with fewer classes is filled with -1 and -inf, a row with NaN or +inf with -1 and NaN.
 
     log p is that of a draw, as `log_prob` and `sample` give it: of a map whose probabilities sum to k (`Budget`) it is log(p / k).
     """
@@ -139,7 +139,7 @@ def gumbel_topk(
 def _log_p(
     who: str, mapping: Mapping | str, x: Any, transform: Any, axis: int, mask: Any
 ) -> tuple[Array, int, Namespace]:
-    """(log p of the transformed rows, classes last; the axis they came from; their namespace)."""
+    """(log p of the transformed rows, classes last; the axis of the classes in the scores; the namespace)."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
     scores, rows, mapping, axis = prepare(mapping, x, axis, mask, None)

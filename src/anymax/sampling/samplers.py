@@ -233,12 +233,12 @@ def gumbel_softmax(
     p = apply(chosen, z, axis)
     if hard:
         corner = _corner(chosen, stop_gradient(z), to_last(stop_gradient(p), axis, xp), axis, xp)
-        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is 0, and exactly so
+        p = from_last(corner, axis, xp) + (p - stop_gradient(p))  # the bracket is exactly 0
     return p if p.dtype == scores.dtype else xp.astype(p, scores.dtype)
 
 
 def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> Array:
-    """Rows of the p that a map tends to as the scores z grow: the whole sum is on the largest scores, on each as much as it may have."""
+    """The limit of p as the scores z are scaled up: the largest scores share the mass, each up to its bound."""
     _, rows, own, _ = prepare(mapping.frozen(), z, axis, None, None)
     if not isinstance(own, Separable) or (most := own.ceiling(rows, xp)) is None:
         first = xp.expand_dims(xp.argmax(p, axis=-1), axis=-1)
@@ -247,7 +247,7 @@ def _corner(mapping: Mapping, z: Array, p: Array, axis: int, xp: Namespace) -> A
     room = xp.take_along_axis(
         xp.where(rows > -math.inf, most * xp.ones_like(rows), xp.zeros_like(rows)), order, axis=-1
     )
-    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # what the classes before do not have
+    left = like(own.mass, rows, xp) - (running_sum(room, xp) - room)  # the mass that earlier classes leave
     share = xp.where(left < room, left, room)
     share = xp.where(share > 0, share, xp.zeros_like(share))
     return xp.take_along_axis(share, xp.argsort(order, axis=-1), axis=-1)
@@ -404,7 +404,7 @@ def _in_one_pass(
     generator: Any,
     log_prob: bool,
 ) -> Sample:
-    """Draws by the engine, [..., size], after transforms that it takes as steps."""
+    """Draws by the engine, [..., size], after transforms that are steps of the engine."""
     xp = namespace(cut)
     every = tuple(step for step, _ in steps)
     made = decode.run(mapping, cut, every, u=uniforms(cut, size, generator, xp), log_p=log_prob)

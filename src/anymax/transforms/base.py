@@ -159,7 +159,7 @@ class Composed:
 
 
 def _together(transforms: tuple[Callable[[Array], Array], ...]) -> list[list[Callable[[Array], Array]]]:
-    """Truncations that follow each other along one axis, which the engine does in one pass; the others one by one."""
+    """Groups of transforms: truncations that follow each other along one axis, which the engine does in one pass; others alone."""
     out: list[list[Any]] = []
     before = False
     for t in transforms:
@@ -188,14 +188,14 @@ def _cut(parts: list[Any], y: Array, xp: Namespace) -> Array:
 
 
 def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Namespace) -> Array | None:
-    """Truncations of rows whose classes were at `axis`, by the engine; None where it does not serve them all."""
+    """The rows after truncations by the engine, in one pass; None if it can not do them all. The classes were at `axis`."""
     if _compiling() or len(parts) > decode.MOST or decode.refuse(_SOFTMAX, rows) is not None:
         return None
     params = [t.align(rows, axis, xp) for t in parts]
     if not all(t.is_step(rows, given) for t, given in zip(parts, params, strict=True)):
         return None
     steps = tuple(t.as_step(rows, given) for t, given in zip(parts, params, strict=True))
-    if differentiates(rows):  # as an operation that a derivative goes through
+    if differentiates(rows):  # masked_fill has a derivative, the engine's pass has none
         return rows.masked_fill(~decode.run(_SOFTMAX, rows, steps, keep=True).keep, -math.inf)
     return decode.run(_SOFTMAX, rows, steps, left=True).left
 
@@ -204,9 +204,9 @@ def _in_one_pass(parts: tuple[Transform, ...], rows: Array, axis: int, xp: Names
 
 
 def put_through(who: str, t: Callable[[Array], Array], x: Array, *, own: bool = False, reshapes: bool = False) -> Array:
-    """t(x), held to the shape and the kind of x and in its dtype: the one way through which scores go through a transform.
+    """t(x) in the dtype of x; an error if it has another shape or is another kind of array. Every verb calls transforms through this.
 
-    A function of a user's own gets a copy, which it may change in place, but where x is `own`: made for it.
+    A function of the user gets a copy, which it may change in place, unless x is already a copy (`own`).
     """
     xp = namespace(x)
     out = t(x if own or isinstance(t, (Transform, Composed)) else duplicate(x, xp))
@@ -246,7 +246,10 @@ def _along(t: Any, axis: int, ndim: int, who: str) -> Callable[[Array], Array]:
 def read_steps(
     parts: tuple[Any, ...], rows: Array, axis: int, mapping: Any
 ) -> tuple[tuple[Any, ...], tuple[tuple[decode.Step, bool], ...]] | None:
-    """The transforms to be called, and those after them as steps of the engine, each with whether it truncates; None: it does not serve."""
+    """Splits transforms into those to be called and, after them, steps of the engine, each with whether it truncates.
+
+    None if the engine can not draw from this map.
+    """
     if _compiling() or decode.refuse(mapping, rows) is not None:
         return None
     xp = namespace(rows)
@@ -260,7 +263,7 @@ def read_steps(
 
 
 def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tuple[Array, Array]:
-    """Scores after the transforms, and where `both` are asked for after all of them but the truncations, with the same random numbers."""
+    """The scores after all transforms and, if `both` is set, after all but the truncations, with the same random numbers."""
     cut = full = x
     for t in parts:
         if both and isinstance(t, Transform) and t.truncates:
@@ -276,7 +279,7 @@ def cut_and_full(who: str, parts: tuple[Any, ...], x: Array, both: bool) -> tupl
 
 
 def unseeded(transform: Any, like: Array) -> Any:
-    """A transform of torch tensors whose seeds are generators, so that each call has its own random numbers."""
+    """The transform with its seeds replaced by generators of torch, so that each call has other random numbers."""
     if isinstance(transform, Composed):
         return Composed(tuple(unseeded(t, like) for t in transform.transforms))
     if not isinstance(transform, Transform):
@@ -293,7 +296,7 @@ def masked(x: Array, keep: Array, xp: Namespace) -> Array:
 
 
 def on_kept(x: Array, function: Callable[[Array], Array], xp: Namespace) -> Array:
-    """`function(x)`, with masked entries masked still and no derivative through them."""
+    """`function(x)`; masked entries stay masked, and no derivative goes through them."""
     keep = x != -math.inf
     return masked(function(safe(x, keep, 0.0, xp)), keep, xp)
 
@@ -314,7 +317,7 @@ def native(value: Any, x: Array, xp: Namespace) -> Any:
 
 
 def _align(value: Any, x: Array, axis: int, xp: Namespace) -> Any:
-    """A parameter lined up with scores whose class axis has been moved last."""
+    """A parameter aligned to scores whose class axis has been moved last."""
     if isinstance(value, (int, float)) and abs(value) > float(xp.finfo(x.dtype).max):
         return math.copysign(math.inf, value)  # as an array is cast
     if value is None or isinstance(value, (int, float, tuple)):
@@ -342,7 +345,7 @@ def _finite(value: Any) -> bool:
 
 
 def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
-    """A parameter is a number or a real array, and in its range as far as its values may be asked for."""
+    """An error if a parameter is not a number or a real array, or is out of range, as far as its values may be read."""
     value = number(value)
     if not (is_number(value) or is_array(value)):
         raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")

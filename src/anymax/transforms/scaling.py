@@ -70,7 +70,7 @@ class _Temperature(Transform):
 
 
 def _largest(x: Array, xp: Namespace) -> Array:
-    """1 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is. Not 0, where a ratio may have no weight."""
+    """1 at the largest scores of a row, -inf elsewhere; a row with NaN or +inf stays as it is. Not 0: some ratio maps give it no weight."""
     y, keep, poisoned = finite_scores(x, xp)
     high = top(xp.where(keep, y, -math.inf * xp.ones_like(y)), xp)
     out = xp.where(keep & (y == high), 1.0 + 0.0 * y, -math.inf * xp.ones_like(y))
@@ -228,13 +228,13 @@ class _Normalize(Transform):
 
     def rows(self, x: Array, xp: Namespace, kind: str) -> Array:
         y, keep, poisoned = finite_scores(x, xp)
-        if kind == "standard":  # nor do the scores' offset and factor matter to it
+        if kind == "standard":  # it depends on neither an offset nor a factor of the scores
             centred = _scaled(_centred(_scaled(y, xp)[0], keep, xp), xp)
             y, zero = _centred(centred[0], keep, xp), centred[2]
             weight = xp.astype(keep, y.dtype)
             square = total(weight * y * y, xp) / safe(total(weight, xp), ~zero, 1.0, xp)
             return finish(y / xp.sqrt(safe(square, ~zero, 1.0, xp)), keep, poisoned, xp, masked=-math.inf)
-        z, _, zero = _scaled(y, xp)  # all three are blind to a common factor
+        z, _, zero = _scaled(y, xp)  # none of the three depends on a common factor
         if kind == "l1":
             norm = total(xp.abs(z), xp)
         elif kind == "l2":

@@ -66,7 +66,7 @@ def repetition_penalty(
         raise ValueError(
             "repetition_penalty: tokens must have an axis, the classes that came before, got a single number"
         )
-    if isinstance(tokens, np.ndarray):  # unsigned ones too, which torch can't compare
+    if isinstance(tokens, np.ndarray):  # torch can't compare unsigned integers
         tokens = tokens.astype(np.int64)
     check_range("repetition_penalty", "penalty", penalty, lambda v: (v > 0) & (v < math.inf), "above 0 and finite")
     for name, value in (("presence", presence), ("frequency", frequency)):
@@ -162,10 +162,10 @@ def _fits(tokens: tuple[int, ...], scores: tuple[int, ...]) -> None:
 
 
 def _sums(index: Array, weight: Array | None, n: int, x: Array, xp: Namespace) -> Array:
-    """Of each class the sum of the weights (ones) at the places of `index` [..., length] where it stands; -1 is none."""
+    """For each class the sum of the weights (1 by default) where `index` [..., length] names it; -1 names no class."""
     lead = tuple(index.shape[:-1])
     rows = math.prod(lead)
-    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the standard has no way to add at places
+    if not (is_torch(x) or is_jax(x) or isinstance(x, np.ndarray)):  # the array-API standard can't add at indices
         ones = xp.ones(index.shape, dtype=x.dtype) if weight is None else weight
         out, place = xp.zeros((*lead, n), dtype=x.dtype), positions(xp.zeros((*lead, n)), index.dtype, xp)
         for i in range(index.shape[-1]):
