@@ -302,7 +302,7 @@ def parameters(case: _Case) -> None:
         return
     m = case.mapping
     named = {f.name: getattr(m, f.name) for f in dataclasses.fields(m)}  # type: ignore[arg-type]
-    named = {k: v for k, v in named.items() if is_array(v) or (isinstance(v, float) and not isinstance(v, bool))}
+    named = {k: v for k, v in named.items() if is_array(v) or isinstance(v, float)}
     x = torch.as_tensor(np.stack(case.smooth()[:3] or [case.rows(1)[0]]))
     w = torch.as_tensor(case.rows(len(x), 0.7))
     with torch.no_grad():

@@ -168,7 +168,7 @@ def shown(value: Any) -> str:
 def check_number(owner: str, name: str, value: Any, above: float, hint: str) -> Any:
     """The parameter, if it is a real array or a finite number above a bound; the values of an array are checked in NumPy only.
 
-    NumPy's scalars become Python's, which adopt the dtype of any scores.
+    Scalars of NumPy become numbers of Python, which adopt the dtype of any scores.
     """
     if is_array(value):
         value = asarray(value, name)

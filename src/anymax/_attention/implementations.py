@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import kernels
-from .._array import Array, Namespace, eager, is_array, is_torch, namespace, recorded, transformed, upcast
+from .._array import Array, Namespace, dtype_name, eager, is_array, is_torch, namespace, recorded, transformed, upcast
 from .._random.generators import torch_source, uniform
 from ..functional import apply
 from .call import AttentionCall
@@ -147,7 +147,7 @@ def _refuse_triton(call: AttentionCall) -> str | None:
         return "it serves torch tensors on a GPU"
     if q.device.type != "cuda" and not (q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return f"it serves tensors on a GPU (CUDA, ROCm), these are on {q.device}"
-    if str(q.dtype)[6:] not in ("float32", "bfloat16", "float16"):
+    if dtype_name(q) not in ("float32", "bfloat16", "float16"):
         return f"it serves float32, bfloat16 and float16, not {q.dtype}"
     if call.need_weights:
         return "the weights are the matrix that it never has"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from fractions import Fraction
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sklearn.utils import _safe_indexing, check_random_state, column_or_1d, get_
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, assert_all_finite, check_is_fitted, validate_data
 
+from .._array import is_int, number
 from .._core.mapping import Mapping
 from .classes import MappingClassifier
 from .levels import entering, power_of

@@ -7,12 +7,13 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from .._array import is_int, number
 from .._core import names
 from .._core.mapping import Mapping
 
@@ -122,7 +123,7 @@ def threads(n_jobs: Any) -> Iterator[None]:
     if n_jobs is None:
         yield
         return
-    if not isinstance(n_jobs, Integral) or isinstance(n_jobs, bool) or n_jobs == 0:
+    if not is_int(number(n_jobs)) or n_jobs == 0:
         raise ValueError(f"n_jobs={n_jobs!r}: expected a number of threads from 1, -1 for one a processor, or None")
     import threadpoolctl  # late: needed only with n_jobs
 

@@ -30,6 +30,7 @@ from .._array import (
     is_floating,
     is_integer,
     is_jax,
+    is_number,
     is_torch,
     known_any,
     like,
@@ -343,7 +344,7 @@ def _finite(value: Any) -> bool:
 def check_range(who: str, name: str, value: Any, allowed: Callable[[Any], Any], words: str) -> None:
     """Check that a parameter is a number or a real array, and that its values are allowed if they can be read."""
     value = number(value)
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or is_array(value)):
+    if not (is_number(value) or is_array(value)):
         raise TypeError(f"{who}: {name} must be a number or an array, {words}; got {value!r}")
     if is_array(value):
         xp = namespace(value)
