@@ -208,22 +208,11 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
     def _held(self, n: int) -> int:
         """The number of rows that calibrate."""
-        given = self.calibration
-        if isinstance(given, Integral) and not isinstance(given, bool):
-            held = int(given)
-            if held < 1:
-                raise ValueError(
-                    f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1"
-                )
-        else:
-            share = number_of(
-                "calibration", given, 0.0, True, "a share above 0 and below 1, or a number of rows from 1"
-            )
-            if share >= 1:
-                raise ValueError(
-                    f"calibration={given!r}: expected a share above 0 and below 1, or a number of rows from 1"
-                )
-            held = max(1, round(n * share))
+        given, words = self.calibration, "a share above 0 and below 1, or a number of rows from 1"
+        share, rows = number_of("calibration", given, 0.0, True, words), is_int(number(given))
+        if share >= 1 and not rows:
+            raise ValueError(f"calibration={given!r}: expected {words}")
+        held = int(given) if rows else max(1, round(n * share))
         if held >= n:
             raise ValueError(
                 f"calibration={given!r} with n_samples={n}: no row is left to train the classifier; give more rows, or a trained "
