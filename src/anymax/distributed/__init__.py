@@ -382,13 +382,11 @@ def sample(
 
 
 def without_constant(
-    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any = None, ignore_index: int = -100,
-    reduction: Any = "mean", label_smoothing: float = 0.0, group: Any = None, axis_name: Any = None,
-    class_start: int | None = None, class_count: int | None = None,
+    mapping: Any, scores: Any, target: Any, weight: Any = None, *, axis: int, mask: Any, group: Any, class_start: int, class_count: int,
+    **given: Any,
 ) -> Any:  # fmt: skip
-    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out."""
-    asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, axis_name, class_start, class_count)
-    given = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    """`fenchel_young` without the constant of the target, which `sparse_softmax_loss` leaves out; for DTensors."""
+    asked = Asked("sparse_softmax_loss", mapping, scores, axis, None, mask, group, None, class_start, class_count)
     return _eagerly(_losses.loss, asked, target, weight, given)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._array import Array, Namespace, like, positions, stop_gradient, top, total
 from .._core.mapping import Mapping
-from ._shard import Met, Shard, divided, place_of
+from ._shard import Shard, divided, place_of
 
 
 def exponents(mapping: Mapping, rows: Array, xp: Namespace) -> Array | None:
@@ -97,7 +97,3 @@ def p(shard: Shard, part: Part, whole: Whole) -> Array:
     some = xp.any(part.keep, axis=-1, keepdims=True)
     share = part.e * xp.exp(xp.where(some, part.anchor - whole.high, xp.zeros_like(part.anchor)))
     return xp.where(whole.poisoned, math.nan, share / shard.group.own(whole.z))
-
-
-def met(met: Met, xp: Namespace) -> Whole:
-    return Whole.of(met.columns[0], met.columns[1], xp)

@@ -26,6 +26,7 @@ from .._array import (
 from .._core.axes import Joined
 from .._core.mapping import Mapping, row_top
 from .._core.rows import join, prepare
+from ..autodiff import bridge
 from .options import LossOptions, class_weights
 
 
@@ -142,6 +143,10 @@ class Batch:
                 "its omega() is not the regulariser of its forward() (anymax.check_mapping tells), or the target is out of the map's range"
             )
         return value + stop_gradient(xp.where(below & ~wrong, -value, xp.zeros_like(value)))
+
+    def p(self) -> Array:
+        """The probabilities [..., n]."""
+        return bridge(self.rows).apply(self.mapping, self.rows)
 
     def of_target(self, per_class: Array, finite: Array) -> Array:
         """<y, per_class> with the class weights, [..., 1]; where y is 0, what is not finite does not count."""

@@ -105,8 +105,15 @@ def smoothed_nll(
     epsilon = _array.number(epsilon)
     if not is_number(epsilon) or not 0 < epsilon < math.inf:
         raise ValueError(f"smoothed_nll: epsilon must be a positive number, got {epsilon!r}")
-    whole = functools.partial(_smoothed_nll, epsilon)
-    return _loss("smoothed_nll", whole, mapping, scores, target, weight, options)
+
+    def rows(batch: Batch) -> Array:
+        xp, p = batch.xp, batch.p()
+        n = total(xp.astype(batch.keep, p.dtype), xp)
+        log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
+        return -batch.of_target(xp.where(batch.keep, log_p, -math.inf * xp.ones_like(p)), batch.keep)
+
+    formula = functools.partial(_of_rows, rows, True)
+    return _loss("smoothed_nll", formula, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -124,7 +131,8 @@ def accuracy_loss(
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
-    return _loss("accuracy_loss", _accuracy_loss, mapping, scores, target, weight, options)
+    formula = functools.partial(_of_rows, lambda batch: -dot(batch.y, batch.p(), batch.xp), False)
+    return _loss("accuracy_loss", formula, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -143,7 +151,14 @@ def stop_gradient_loss(
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
-    return _loss("stop_gradient_loss", _stop_gradient_loss, mapping, scores, target, weight, options)
+
+    def rows(batch: Batch) -> Array:
+        p = bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows))
+        x = batch.xp.where(batch.keep, batch.rows, batch.xp.zeros_like(batch.rows))
+        return dot(stop_gradient(p) - batch.y, x, batch.xp)
+
+    formula = functools.partial(_of_rows, rows, False)
+    return _loss("stop_gradient_loss", formula, mapping, scores, target, weight, options)
 
 
 @spelled(every_loss)
@@ -169,8 +184,8 @@ def margin_loss(
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
     """
-    whole = functools.partial(_margin_loss, margin, scale)
-    return _loss("margin_loss", whole, mapping, cosines, target, weight, options)
+    formula = functools.partial(_margin_loss, margin, scale)
+    return _loss("margin_loss", formula, mapping, cosines, target, weight, options)
 
 
 # -- sugar -------------------------------------------------------------------------------------------------------------------
@@ -345,6 +360,15 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
     return formula(mapping, scores, target, options)
 
 
+def _of_rows(
+    rows: Callable[[Batch], Array], weighted: bool, mapping: Mapping, scores: Any, target: Any, options: LossOptions
+) -> Array:
+    """The loss that `rows` gives of each row; `weighted` says that the class weights are in it already."""
+    batch = Batch.of(mapping, scores, target, options)
+    with quiet(batch.rows):
+        return batch.reduce(rows(batch), weighted)
+
+
 def _fenchel_young(
     mapping: Mapping, scores: Any, target: Any, options: LossOptions, with_constant: bool = True
 ) -> Array:
@@ -379,38 +403,12 @@ def _nll(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Ar
     out = index_loss(mapping, scores, target, options) if mapping.is_softmax else None  # there it is the same loss
     if out is not None:
         return out
-    batch = Batch.of(mapping, scores, target, options)
-    with quiet(batch.rows):
+
+    def rows(batch: Batch) -> Array:
         log_p = log_rows(batch.mapping, batch.rows)
-        return batch.reduce(-batch.of_target(log_p, log_p > -math.inf), weighted=True)
+        return -batch.of_target(log_p, log_p > -math.inf)
 
-
-def _smoothed_nll(epsilon: float, mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-    """-<y, log((p + epsilon) / (1 + n epsilon))>."""
-    batch = Batch.of(mapping, scores, target, options)
-    xp = batch.xp
-    with quiet(batch.rows):
-        p = bridge(batch.rows).apply(batch.mapping, batch.rows)
-        n = total(xp.astype(batch.keep, p.dtype), xp)
-        log_p = xp.log((p + epsilon) / (1.0 + n * epsilon))
-        log_p = xp.where(batch.keep, log_p, -math.inf * xp.ones_like(p))
-        return batch.reduce(-batch.of_target(log_p, batch.keep), weighted=True)
-
-
-def _accuracy_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-    """-<y, p>."""
-    batch = Batch.of(mapping, scores, target, options)
-    p = bridge(batch.rows).apply(batch.mapping, batch.rows)
-    return batch.reduce(-dot(batch.y, p, batch.xp))
-
-
-def _stop_gradient_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-    """<p - y, x> with p as a constant."""
-    batch = Batch.of(mapping, scores, target, options)
-    xp = batch.xp
-    p = stop_gradient(bridge(batch.rows).apply(batch.mapping, stop_gradient(batch.rows)))
-    x = xp.where(batch.keep, batch.rows, xp.zeros_like(batch.rows))
-    return batch.reduce(dot(p - batch.y, x, xp))
+    return _of_rows(rows, True, mapping, scores, target, options)
 
 
 def _margin_loss(margin: Any, scale: Any, mapping: Mapping, cosines: Any, target: Any, options: LossOptions) -> Array:
