@@ -57,10 +57,18 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
 
     Use it for a bug report. It imports no framework except Triton, if that is installed.
 
-    mode: "stdout" prints; "dicts" returns a dictionary, as in `numpy.show_config`.
+    Parameters
+    ----------
+    mode
+        "stdout" prints; "dicts" returns a dictionary, as in `numpy.show_config`.
 
-    Returns None, or the dictionary.
+    Returns
+    -------
+    dict[str, Any] | None
+        None, or the dictionary.
 
+    Examples
+    --------
     >>> anymax.show_config("dicts")["packages"]["numpy"].count(".")
     2
     """

@@ -464,12 +464,22 @@ def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, 
     loss and its gradient, and parameters. It runs on NumPy, and on torch and JAX if you have imported them, there also with vmap, masked
     gradients and torch.compile.
 
-    mapping: the map, such as `MyMap()`.
-    n: the number of classes of the test rows; it must fit a parameter with one value a class.
-    seed: the seed of the random scores, an integer of at least 0.
+    Parameters
+    ----------
+    mapping
+        The map, such as `MyMap()`.
+    n
+        The number of classes of the test rows; it must fit a parameter with one value a class.
+    seed
+        The seed of the random scores, an integer of at least 0.
 
-    Returns the names of the laws. If the map breaks any, it raises an `AssertionError` that names each and says where.
+    Returns
+    -------
+    tuple[str, ...]
+        The names of the laws. If the map breaks any, it raises an `AssertionError` that names each and says where.
 
+    Examples
+    --------
     >>> anymax.check_mapping(anymax.Sparsemax())[:3]
     ('data', 'distribution', 'masked')
     """

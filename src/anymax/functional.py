@@ -46,17 +46,29 @@ def apply(
 
     The most common maps also have functions (`softmax`, `sparsemax`, `entmax`, ...); `apply` takes every map, also your own.
 
-    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
-    x: the scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    x
+        The scores, an array of NumPy, torch or JAX, or lists of numbers. -inf marks a masked class; a row with NaN or +inf
         becomes NaN.
-    axis: the axis of the classes, the last one by default; a tuple of axes is read as one row of all their entries.
-    dim: another name for `axis`.
-    mask: booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
-    out: a NumPy array or torch tensor to write the result to, with the shape and dtype of the result; allows no gradient.
-    dtype: the floating-point dtype to which the scores are cast first, as in `torch.softmax`.
+    axis, dim
+        The axis of the classes, the last one by default; a tuple of axes is read as one row of all their entries.
+    mask
+        Booleans that broadcast to x, True = keep. A masked class gets 0; if all classes of a row are masked, all get 0.
+    out
+        A NumPy array or torch tensor to write the result to, with the shape and dtype of the result; allows no gradient.
+    dtype
+        The floating-point dtype to which the scores are cast first, as in `torch.softmax`.
 
-    Returns p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
+    Returns
+    -------
+    Array
+        p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [0.0, 0.0, -1.0]])
     array([[0.75, 0.25, 0.  ],
            [0.5 , 0.5 , 0.  ]])
@@ -130,10 +142,18 @@ def log_apply(
     It is more accurate than the logarithm of `apply` where p is tiny: softmax, sparse softmax, sigsoftmax and perturb-max compute
     log p directly, without underflow.
 
-    mask: booleans that broadcast to x, True = keep; a masked class gets -inf.
+    Parameters
+    ----------
+    mask
+        Booleans that broadcast to x, True = keep; a masked class gets -inf.
 
-    Returns log p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
+    Returns
+    -------
+    Array
+        log p, an array of the shape, kind and dtype of x; integers become floats, and lists become NumPy arrays.
 
+    Examples
+    --------
     >>> anymax.log_apply(anymax.Softmax(), [0.0, -1000.0])
     array([    0., -1000.])
     """
@@ -206,6 +226,8 @@ def softmax(
 
     The default choice; `sparsemax`, `entmax` and `sparse_softmax` give exact zeros. Its loss is `cross_entropy`.
 
+    Examples
+    --------
     >>> anymax.softmax([2.0, 1.0, -1.0]).round(3)
     array([0.705, 0.259, 0.035])
     """
@@ -218,6 +240,8 @@ def log_softmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[LogOpt
 
     Use it for log-likelihoods, and instead of the logarithm of `softmax`.
 
+    Examples
+    --------
     >>> anymax.log_softmax([2.0, 1.0, -1.0]).round(3)
     array([-0.349, -1.349, -3.349])
     """
@@ -233,6 +257,8 @@ def sparsemax(
     Use it if few classes matter and you want to see which. Its loss is `sparsemax_loss`; its map is `Sparsemax` (Martins and
     Astudillo 2016). `entmax` is less sparse.
 
+    Examples
+    --------
     >>> anymax.sparsemax([2.0, 1.5, -1.0])
     array([0.75, 0.25, 0.  ])
     """
@@ -253,8 +279,13 @@ def entmax(
     Start with alpha = 1.5, or learn alpha. Its loss is `entmax_loss`; its map is `Entmax`, which has the formula (Peters, Niculae and
     Martins 2019).
 
-    alpha: a number above 0, or an array that broadcasts to x with size 1 along the classes; a tensor may be learned.
+    Parameters
+    ----------
+    alpha
+        A number above 0, or an array that broadcasts to x with size 1 along the classes; a tensor may be learned.
 
+    Examples
+    --------
     >>> anymax.entmax([2.0, 1.0, -1.0], alpha=1.5).round(3)
     array([0.831, 0.169, 0.   ])
     """
@@ -269,6 +300,8 @@ def entmax15(
 
     Use it for a sparse attention or output layer that still trains as smoothly as softmax. Its loss is `entmax15_loss`.
 
+    Examples
+    --------
     >>> anymax.entmax15([2.0, 1.0, -1.0]).round(3)
     array([0.831, 0.169, 0.   ])
     """
@@ -282,8 +315,13 @@ def taylor_softmax(x: ArrayT | Numbers, order: int = 2, axis: Axes = None, **opt
     Use it if softmax is overconfident. It is not shift-invariant, and scores far below 0 get a large probability. Its loss is
     `taylor_softmax_loss`; its map is `Taylor` (de Brebisson and Vincent 2015).
 
-    order: the degree of the polynomial, an even number from 2.
+    Parameters
+    ----------
+    order
+        The degree of the polynomial, an even number from 2.
 
+    Examples
+    --------
     >>> anymax.taylor_softmax([2.0, 1.0, -1.0]).round(3)
     array([0.625, 0.312, 0.062])
     """
@@ -305,9 +343,15 @@ def sparse_softmax(
     Use it to fine-tune or to decode with many classes; classes that are left out get no gradient. Give either k or p. Its loss is
     `sparse_softmax_loss`; its map is `SparseSoftmax` (Sun et al. 2021).
 
-    k: the number of classes to keep, at least 1; an array has one value per row.
-    p: the mass to keep, above 0 and at most 1; an array has one value per row.
+    Parameters
+    ----------
+    k
+        The number of classes to keep, at least 1; an array has one value per row.
+    p
+        The mass to keep, above 0 and at most 1; an array has one value per row.
 
+    Examples
+    --------
     >>> anymax.sparse_softmax([2.0, 1.0, -1.0], k=2).round(3)
     array([0.731, 0.269, 0.   ])
     """
@@ -326,6 +370,8 @@ def sigsoftmax(x: ArrayT | Numbers, axis: Axes = None, **options: Unpack[ApplyOp
     Use it in the output layer of a language model that is narrow for its vocabulary. It is not shift-invariant. Its loss is `nll`;
     its map is `Sigsoftmax` (Kanai et al. 2018).
 
+    Examples
+    --------
     >>> anymax.sigsoftmax([2.0, 1.0, -1.0]).round(3)
     array([0.757, 0.231, 0.012])
     """
@@ -347,10 +393,17 @@ def perturb_max(
     Use it for a model of noisy choice, such as probit. It is computed by quadrature, not by sampling; Gumbel noise gives softmax. Its
     loss is `perturb_max_loss`; its map is `PerturbMax`.
 
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
-    nodes: the number of quadrature points, at least 8; None takes 32 in fp32 and 64 in fp64.
-    scale: the factor of the noise, a number above 0 or an array with one value per row.
+    Parameters
+    ----------
+    noise
+        "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
+    nodes
+        The number of quadrature points, at least 8; None takes 32 in fp32 and 64 in fp64.
+    scale
+        The factor of the noise, a number above 0 or an array with one value per row.
 
+    Examples
+    --------
     >>> anymax.perturb_max([2.0, 1.0, -1.0], noise="normal").round(3)
     array([0.756, 0.237, 0.007])
     """
@@ -365,8 +418,13 @@ def normmax(x: ArrayT | Numbers, alpha: Parameter = 2.0, axis: Axes = None, **op
     Use it to choose a set of classes and treat them alike. Its loss is `normmax_loss`; its map is `NormMax` (Blondel, Martins and
     Niculae 2020).
 
-    alpha: the order of the norm, a number above 1 or an array with one value per row; a larger alpha gives more equal shares.
+    Parameters
+    ----------
+    alpha
+        The order of the norm, a number above 1 or an array with one value per row; a larger alpha gives more equal shares.
 
+    Examples
+    --------
     >>> anymax.normmax([2.0, 1.8, -1.0], alpha=2.0).round(3)
     array([0.571, 0.429, 0.   ])
     """
@@ -379,8 +437,13 @@ def budget(x: ArrayT | Numbers, k: Parameter, axis: Axes = None, **options: Unpa
 
     Use it to choose k of n classes, as a layer with a gradient. Its loss is `fenchel_young`; its map is `Budget`.
 
-    k: the sum of p, a number above 0 or an array with one value per row.
+    Parameters
+    ----------
+    k
+        The sum of p, a number above 0 or an array with one value per row.
 
+    Examples
+    --------
     >>> anymax.budget([2.0, 1.0, 0.5, -1.0], k=2)
     array([1.  , 0.75, 0.25, 0.  ])
     """

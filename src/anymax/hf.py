@@ -74,8 +74,13 @@ def register() -> tuple[str, ...]:
     (Llama, BERT, T5, ...). A model with its own attention code (Bloom, DeBERTa) would silently use softmax, so from then on these names
     are an error for it.
 
-    Returns `NAMES`, the registered names.
+    Returns
+    -------
+    tuple[str, ...]
+        `NAMES`, the registered names.
 
+    Examples
+    --------
     >>> import torch, transformers
     >>> from anymax import hf
     >>> "anymax_entmax15" in hf.register()
@@ -160,24 +165,46 @@ def attend(
     It has the signature of transformers' attention interface. The map is that of the module's attribute `anymax` if it has one, else
     the map `name` with the parameters of `module.config.anymax`.
 
-    name: one of `NAMES`, such as "anymax_sparsemax".
-    module: the attention layer, with its attributes `config`, `is_causal` and `anymax`.
-    query: [B, heads, L, D].
-    key, value: [B, heads of keys, S, D].
-    attention_mask: the mask from transformers, including a sliding window: boolean, True = keep, or numbers to add to the scores.
-    scaling: the factor of the scores; 1 / sqrt(D) by default.
-    dropout: the share of the weights that is set to 0.
-    is_causal: whether to hide later keys if there is no mask; by default the module's `is_causal`.
-    position_bias: numbers to add to the scores (T5).
-    softcap: a number c; the scores become c tanh(scores / c) (Gemma 2).
-    s_aux: one extra score for each head, of a key without a value (gpt-oss).
-    indices: the keys that a query may see, [B, L, count], if the model selects them (DeepSeek-V3.2).
-    sinks, block_indices, cache: not supported; they are an error.
-    output_attentions: return the weights too.
-    others: arguments of other implementations, such as positions; ignored.
+    Parameters
+    ----------
+    name
+        One of `NAMES`, such as "anymax_sparsemax".
+    module
+        The attention layer, with its attributes `config`, `is_causal` and `anymax`.
+    query
+        [B, heads, L, D].
+    key, value
+        [B, heads of keys, S, D].
+    attention_mask
+        The mask from transformers, including a sliding window: boolean, True = keep, or numbers to add to the scores.
+    scaling
+        The factor of the scores; 1 / sqrt(D) by default.
+    dropout
+        The share of the weights that is set to 0.
+    is_causal
+        Whether to hide later keys if there is no mask; by default the module's `is_causal`.
+    position_bias
+        Numbers to add to the scores (T5).
+    softcap
+        A number c; the scores become c tanh(scores / c) (Gemma 2).
+    s_aux
+        One extra score for each head, of a key without a value (gpt-oss).
+    indices
+        The keys that a query may see, [B, L, count], if the model selects them (DeepSeek-V3.2).
+    sinks, block_indices, cache
+        Not supported; they are an error.
+    output_attentions
+        Return the weights too.
+    others
+        Arguments of other implementations, such as positions; ignored.
 
-    Returns (output [B, L, heads, D], weights [B, heads, L, S] or None).
+    Returns
+    -------
+    tuple[Tensor, Tensor | None]
+        (output [B, L, heads, D], weights [B, heads, L, S] or None).
 
+    Examples
+    --------
     >>> import torch
     >>> layer = torch.nn.Module()
     >>> q = torch.zeros(1, 2, 3, 4)
@@ -297,15 +324,21 @@ class LogitsProcessor(transformers.LogitsProcessor):
     Sampling then draws with the map's probabilities, greedy search takes the most probable token, and beam search adds log p of the
     kept tokens. `anymax.hf.sample` draws the tokens too, from a seed.
 
-    transform: a transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map.
-        A seed in it, as in `xtc(generator=1)`, is used once; the random numbers continue from token to token and from call to call.
-    mapping: the map, softmax by default.
-        A map that changes with a common offset of the scores (`Taylor`, `Ratio`) is an error in beam search, which passes
-        log-probabilities instead of scores.
-
     `generate` continues after it: with `do_sample=True` pass `top_k=0`, since its default is 50. The penalties and bans of its options
     come first.
 
+    Parameters
+    ----------
+    transform
+        A transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map. A
+        seed in it, as in `xtc(generator=1)`, is used once; the random numbers continue from token to token and from call to
+        call.
+    mapping
+        The map, softmax by default. A map that changes with a common offset of the scores (`Taylor`, `Ratio`) is an error
+        in beam search, which passes log-probabilities instead of scores.
+
+    Examples
+    --------
     >>> import anymax.hf
     >>> cut = anymax.hf.LogitsProcessor(anymax.compose(anymax.temperature(0.7), anymax.topp(0.9)))
     >>> tokens = model.generate(prompt, do_sample=True, top_k=0, logits_processor=[cut])  # doctest: +SKIP
@@ -356,19 +389,30 @@ def sample(
     Unlike `LogitsProcessor`, which leaves the draw to torch.multinomial, it uses one uniform number a token, and a seed makes it
     reproducible.
 
-    transform: a transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map.
-        A seed in it, as in `xtc(generator=1)`, acts like one in `generator`: each token has its own numbers.
-    mapping: the map, softmax by default.
-    generator: a `torch.Generator` on the device of the scores, which advances from call to call, or an integer seed, which starts again
-        with each call of `generate`; or a list of these, one for each sequence. By default torch's global generator, which
-        `transformers.set_seed` sets.
-    streamer: a streamer of transformers, which gets the tokens as they come; pass it here, not to `generate`.
+    Parameters
+    ----------
+    transform
+        A transform of the scores: one of `anymax.transforms`, several in `compose(...)`, or your own function; or a map. A
+        seed in it, as in `xtc(generator=1)`, acts like one in `generator`: each token has its own numbers.
+    mapping
+        The map, softmax by default.
+    generator
+        A `torch.Generator` on the device of the scores, which advances from call to call, or an integer seed, which starts
+        again with each call of `generate`; or a list of these, one for each sequence. By default torch's global generator,
+        which `transformers.set_seed` sets.
+    streamer
+        A streamer of transformers, which gets the tokens as they come; pass it here, not to `generate`.
 
-    Returns a function for `custom_generate`. It takes all options of `generate` except beams and drafts (`assistant_model`,
-    `prompt_lookup_num_tokens`), which are errors. Leave `do_sample` out, since with it `generate` first applies its own `top_k`, 50 by
-    default. Several sequences for each prompt need it: `do_sample=True, top_k=0, num_return_sequences=3`. With `output_scores=True,
-    return_dict_in_generate=True` the scores are log p.
+    Returns
+    -------
+    Callable[..., Any]
+        A function for `custom_generate`. It takes all options of `generate` except beams and drafts (`assistant_model`,
+        `prompt_lookup_num_tokens`), which are errors. Leave `do_sample` out, since with it `generate` first applies its own
+        `top_k`, 50 by default. Several sequences for each prompt need it: `do_sample=True, top_k=0,
+        num_return_sequences=3`. With `output_scores=True, return_dict_in_generate=True` the scores are log p.
 
+    Examples
+    --------
     >>> import anymax.hf
     >>> draw = anymax.hf.sample(anymax.topp(0.9), anymax.Entmax(1.5), generator=0)
     >>> tokens = model.generate(prompt, custom_generate=draw, max_new_tokens=20)  # doctest: +SKIP

@@ -30,11 +30,20 @@ def jacobian(
     Use it to see how each probability depends on each score. To train, let torch or JAX differentiate `apply`, which never forms the
     matrix.
 
-    axis: the axis of the classes, the last one by default.
-    mask: booleans that broadcast to x, True = keep; the rows and columns of masked classes are 0.
+    Parameters
+    ----------
+    axis, dim
+        The axis of the classes, the last one by default.
+    mask
+        Booleans that broadcast to x, True = keep; the rows and columns of masked classes are 0.
 
-    Returns an array of shape [..., n, n], of the kind and dtype of x, with the axes i and j last.
+    Returns
+    -------
+    Array
+        An array of shape [..., n, n], of the kind and dtype of x, with the axes i and j last.
 
+    Examples
+    --------
     >>> anymax.jacobian(anymax.Sparsemax(), [2.0, 1.5, -1.0])
     array([[ 0.5, -0.5,  0. ],
            [-0.5,  0.5,  0. ],
@@ -64,8 +73,13 @@ def jacobian_norm(
 
     Use it to find rows where training stalls: for softmax it is `1 - sum p_i^2`, which goes to 0 as one probability goes to 1.
 
-    Returns one number for each row, as an array of the kind and dtype of x.
+    Returns
+    -------
+    Array
+        One number for each row, as an array of the kind and dtype of x.
 
+    Examples
+    --------
     >>> anymax.inspection.jacobian_norm(anymax.Softmax(), [[0.0, 0.0], [4.0, 0.0]]).round(3)
     array([0.5  , 0.035])
     """
@@ -88,16 +102,28 @@ def entropy(
 
     Use it to see how sure a model is; for scores, apply a map first.
 
-    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers. Unlike in SciPy, they are not divided by their sum, since
-        that of some maps is not 1. A number below 0 or above 1 is an error, except on a GPU and in compiled code, which do not check.
-    kind: "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", Renyi's with alpha = 2; or "tsallis",
-        `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's at 2.
-    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
-    axis: the axis of the classes, the last one by default.
-    dim: another name of `axis`.
+    Parameters
+    ----------
+    p
+        Probabilities, an array of NumPy, torch or JAX, or lists of numbers. Unlike in SciPy, they are not divided by their
+        sum, since that of some maps is not 1. A number below 0 or above 1 is an error, except on a GPU and in compiled
+        code, which do not check.
+    kind
+        "shannon", `-sum p log p`; "renyi", `log(sum p^alpha) / (1 - alpha)`; "renyi2", Renyi's with alpha = 2; or
+        "tsallis", `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's
+        at 2.
+    alpha
+        The order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
+    axis, dim
+        The axis of the classes, the last one by default.
 
-    Returns one number for each distribution, as an array of the kind and dtype of p.
+    Returns
+    -------
+    Array
+        One number for each distribution, as an array of the kind and dtype of p.
 
+    Examples
+    --------
     >>> anymax.entropy([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).round(4)
     array([0.6931, 0.    ])
     """
@@ -152,10 +178,18 @@ def support(p: Any) -> Any:
 
     Use it to see which classes a sparse map keeps; `threshold` counts them.
 
-    p: probabilities, an array of NumPy, torch or JAX, or lists of numbers.
+    Parameters
+    ----------
+    p
+        Probabilities, an array of NumPy, torch or JAX, or lists of numbers.
 
-    Returns an array of booleans, with the shape and kind of p.
+    Returns
+    -------
+    Any
+        An array of booleans, with the shape and kind of p.
 
+    Examples
+    --------
     >>> anymax.support(anymax.sparsemax([2.0, 1.5, -1.0]))
     array([ True,  True, False])
     """
@@ -177,10 +211,18 @@ def facts(mapping: Mapping | str) -> Facts:
     Use it to choose between maps, and in code that takes any map. The tests check each property numerically; `check_mapping` does so for
     your own map.
 
-    mapping: the map, such as `anymax.Sparsemax()`.
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`.
 
-    Returns an `anymax.Facts`; its docstring explains each entry.
+    Returns
+    -------
+    Facts
+        An `anymax.Facts`; its docstring explains each entry.
 
+    Examples
+    --------
     >>> anymax.facts(anymax.Sparsemax()).margin
     1.0
     """
@@ -197,11 +239,20 @@ def logit_gap(loss: float | AnyArray, n: int) -> Any:
     Use it to see how far apart the scores of softmax must be. The gap grows with log n, which invites overfitting with many classes;
     sparse maps reach the loss 0 at a fixed gap, their margin (see `facts`).
 
-    loss: the cross-entropy to reach, a number above 0 or an array.
-    n: the number of classes, at least 2.
+    Parameters
+    ----------
+    loss
+        The cross-entropy to reach, a number above 0 or an array.
+    n
+        The number of classes, at least 2.
 
-    Returns the gap, a number for a number, and an array of the same kind for an array.
+    Returns
+    -------
+    Any
+        The gap, a number for a number, and an array of the same kind for an array.
 
+    Examples
+    --------
     >>> round(anymax.logit_gap(0.01, 50_000), 2)
     15.42
     """

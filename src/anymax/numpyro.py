@@ -53,14 +53,21 @@ class _BelowInfinity(constraints.Constraint):
 class Categorical(Distribution):
     """The distribution over classes that a map gives for scores, as a NumPyro class: `anymax.nn.Categorical` for JAX.
 
-    mapping: the map, such as `Sparsemax()`; its parameters that are arrays have derivatives too.
-    scores: an array whose last axis is the classes and whose other axes are the batch; -inf masks a class.
-    mask: boolean, broadcastable to the scores, True = keep.
-        A row that keeps no class has probabilities of 0, its sample is -1, and log_prob of -1 is 0.
-    transform: a transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
-    validate_args: check the scores and the values, as in NumPyro.
-
     `scores` are the scores after mask and transform; `probs` and `logits` are p and log p. `mean` and `variance` are NaN.
+
+    Parameters
+    ----------
+    mapping
+        The map, such as `Sparsemax()`; its parameters that are arrays have derivatives too.
+    scores
+        An array whose last axis is the classes and whose other axes are the batch; -inf masks a class.
+    mask
+        Boolean, broadcastable to the scores, True = keep. A row that keeps no class has probabilities of 0, its sample is
+        -1, and log_prob of -1 is 0.
+    transform
+        A transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args
+        Check the scores and the values, as in NumPyro.
     """
 
     arg_constraints = {"scores": _BelowInfinity()}  # noqa: RUF012 (as NumPyro has it)

@@ -21,9 +21,15 @@ from .mappings import Softmax
 class Threshold(NamedTuple, Generic[ArrayT]):
     """The result of `threshold`, for each row: tau, and the number of classes with a probability above 0.
 
-    tau: the threshold, for which `p_i = link(x_i - tau)`.
-    support: how many classes of the row have p_i > 0.
+    Parameters
+    ----------
+    tau
+        The threshold, for which `p_i = link(x_i - tau)`.
+    support
+        How many classes of the row have p_i > 0.
 
+    Examples
+    --------
     >>> tau, support = anymax.threshold(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [9.0, 0.0, 0.0]])
     >>> support
     array([2, 1])
@@ -51,13 +57,22 @@ def threshold(
     `max((alpha-1) t, 0)^(1/(alpha-1))` for entmax, `min(max(t, 0), 1)` for budget. For normmax and sparse softmax tau is the potential,
     whose gradient is p.
 
-    mapping: a map with a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or your own.
-    mask: booleans that broadcast to x, True = keep; tau of a row without classes is -inf.
-    keepdims: True to keep the axis of the classes, with size 1.
-    keepdim: another name of `keepdims`.
+    Parameters
+    ----------
+    mapping
+        A map with a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or your own.
+    mask
+        Booleans that broadcast to x, True = keep; tau of a row without classes is -inf.
+    keepdims, keepdim
+        True to keep the axis of the classes, with size 1.
 
-    Returns a `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. Neither has a gradient.
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support): tau in the dtype of x, support as integers. Neither has a gradient.
 
+    Examples
+    --------
     >>> anymax.threshold(anymax.Sparsemax(), [2.0, 1.5, -1.0])
     Threshold(tau=..., support=...)
     """
@@ -120,13 +135,22 @@ def logsumexp(
     Use it to normalise log-probabilities, or as a maximum with a gradient, which is softmax(x / T). It exceeds the maximum by at most
     T log n.
 
-    temperature: T, a number of at least 0, or an array with one value a row; 0 gives the maximum itself.
-    mask: booleans that broadcast to x, True = keep; a row without classes gives -inf.
-    keepdims: True to keep the axis of the classes, with size 1.
-    keepdim: another name of `keepdims`.
+    Parameters
+    ----------
+    temperature
+        T, a number of at least 0, or an array with one value a row; 0 gives the maximum itself.
+    mask
+        Booleans that broadcast to x, True = keep; a row without classes gives -inf.
+    keepdims, keepdim
+        True to keep the axis of the classes, with size 1.
 
-    Returns one number for each row, as an array of the kind and dtype of x.
+    Returns
+    -------
+    Array
+        One number for each row, as an array of the kind and dtype of x.
 
+    Examples
+    --------
     >>> anymax.logsumexp([2.0, 1.0, -1.0]).round(3)
     np.float64(2.349)
     """

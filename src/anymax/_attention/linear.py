@@ -49,6 +49,8 @@ _FEATURES = 1 << 20  # numbers in a chunk's features, all heads together, so tha
 def taylor_features(x: Array) -> Array:
     """phi(x) [..., 1 + d + d(d+1)/2] with `<phi(q), phi(k)> = 1 + <q,k> + <q,k>^2 / 2`, for x [..., d].
 
+    Examples
+    --------
     >>> taylor_features(np.array([2.0, 3.0])).round(4)
     array([1.    , 2.    , 3.    , 2.8284, 6.364 , 6.    ])
     """
@@ -117,9 +119,15 @@ class LinearState(NamedTuple):
     Use it where a cache of keys would grow without end. A state is a tuple of arrays (for JAX a pytree), and no method changes it:
     each returns a new one. Begin with `LinearState.of`, then `out, state = state.step(q, k, v)` for each new token.
 
-    memory: [..., H, Dv + 1, 1 + D + D (D + 1) / 2], the sum over the keys of (v, 1) times the features of k.
-    scale: the factor of the scores.
+    Parameters
+    ----------
+    memory
+        [..., H, Dv + 1, 1 + D + D (D + 1) / 2], the sum over the keys of (v, 1) times the features of k.
+    scale
+        The factor of the scores.
 
+    Examples
+    --------
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 5, 4))
     >>> state, rows = LinearState.of(k[:2], v[:2]), []
     >>> for t in range(2, 5):
@@ -138,10 +146,16 @@ class LinearState(NamedTuple):
     ) -> LinearState:
         """The state after these keys and values.
 
-        k: the keys, [..., H, S, D]; S may be 0, for an empty state.
-        v: the values, [..., H, S, Dv], of the same kind and dtype.
-        scale: the factor of the scores, a number or an array; 1 / sqrt(D) by default.
-        lengths: how many keys of each batch are real, as integers; the others are padding.
+        Parameters
+        ----------
+        k
+            The keys, [..., H, S, D]; S may be 0, for an empty state.
+        v
+            The values, [..., H, S, Dv], of the same kind and dtype.
+        scale
+            The factor of the scores, a number or an array; 1 / sqrt(D) by default.
+        lengths
+            How many keys of each batch are real, as integers; the others are padding.
         """
         xp = namespace(k)
         k, values = _keys(k, v, lengths, xp)
@@ -170,8 +184,11 @@ class LinearState(NamedTuple):
     def step(self, q: ArrayT, k: ArrayT, v: ArrayT) -> tuple[ArrayT, LinearState]:
         """A pair: the output for new tokens, and the state after them.
 
-        q, k, v: the queries, keys and values of the new tokens, [..., H, L, D] (and Dv); usually L = 1. Each query sees the keys of the
-            state and the new keys up to its own.
+        Parameters
+        ----------
+        q, k, v
+            The queries, keys and values of the new tokens, [..., H, L, D] (and Dv); usually L = 1. Each query sees the keys of
+            the state and the new keys up to its own.
         """
         xp = namespace(q)
         _agree(q, k)
@@ -198,17 +215,32 @@ def linear_attention(
     D = 16. The result differs from that of `attention` by rounding: a score s far below |q| |k| is a difference of large features, and
     its relative error is about |q|^2 |k|^2 scale^2 / s^2 times that of the dtype. For decoding use `LinearState`.
 
-    q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
-    k: the keys, [..., H, S, D], of the same kind and dtype.
-    v: the values, [..., H, S, Dv].
-    mapping: `Taylor(2)`, the only map with finitely many features, and the default.
-    is_causal: query i attends to the keys up to i only.
-    scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
-    lengths: how many keys of each batch are real, as integers; the others are padding and are masked.
+    Parameters
+    ----------
+    q
+        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k
+        The keys, [..., H, S, D], of the same kind and dtype.
+    v
+        The values, [..., H, S, Dv].
+    mapping
+        `Taylor(2)`, the only map with finitely many features, and the default.
+    is_causal
+        Query i attends to the keys up to i only.
+    scale
+        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa
+        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    lengths
+        How many keys of each batch are real, as integers; the others are padding and are masked.
 
-    Returns the output, [..., H, L, Dv], of the kind and dtype of q; it is 0 for a query without a key.
+    Returns
+    -------
+    Array
+        The output, [..., H, L, Dv], of the kind and dtype of q; it is 0 for a query without a key.
 
+    Examples
+    --------
     >>> from anymax import attention
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 100, 4))
     >>> out = linear_attention(q, k, v, is_causal=True)

@@ -90,32 +90,61 @@ def attention_varlen(
     It takes the arguments of FlashAttention's `flash_attn_varlen_func` and torch's `varlen_attn`, with their names (`causal`,
     `softmax_scale`) too, on NumPy, torch and JAX. `attention` is for sequences of one length.
 
-    q: the queries of all sequences, one after another, [queries, heads, D].
-    k: the keys, [keys, heads, D], of the same kind and dtype.
-    v: the values, [keys, heads, Dv].
-    cu_seqlens_q: the bounds of the sequences in q, integers [sequences + 1] that ascend from 0 to the number of queries.
-    cu_seqlens_k: the bounds in k and v; by default those in q.
-    max_seqlen_q: the length of the longest sequence in q, or more. It is optional, except under `jax.jit` and `torch.compile` with
+    Parameters
+    ----------
+    q
+        The queries of all sequences, one after another, [queries, heads, D].
+    k
+        The keys, [keys, heads, D], of the same kind and dtype.
+    v
+        The values, [keys, heads, Dv].
+    cu_seqlens_q
+        The bounds of the sequences in q, integers [sequences + 1] that ascend from 0 to the number of queries.
+    cu_seqlens_k
+        The bounds in k and v; by default those in q.
+    max_seqlen_q
+        The length of the longest sequence in q, or more. It is optional, except under `jax.jit` and `torch.compile` with
         traced bounds, where all sequences are padded to it.
-    max_seqlen_k: the same for k; by default max_seqlen_q where cu_seqlens_k is not given.
-    mapping: the map from the scores of a query to its weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
-        each head has the shape [heads, 1, 1], one for each sequence [sequences, 1 or heads, 1, 1].
-    is_causal: query i attends to the keys up to offset + i only.
-    scale: the factor of q k^T, a number or an array of the shapes that alpha may have; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
-    dropout_p: the share of the weights that is set to 0, from 0 to below 1; for training.
-    generator: the source of dropout's random numbers, as in `attention`.
-    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
-    alibi: True, or a slope for each head, [heads]: the slope times the distance between query and key is subtracted from the score.
-    softcap: a number c above 0; the scores become c tanh(scores / c).
-    offset: the position of a sequence's first query among its keys, a number or one for each sequence. By default the last query
-        is at the last key, as in FlashAttention; the default of `attention` is 0.
-    sink: one extra score for each head, [heads], of a key without a value.
-    transform: a function of the masked scores, [sequences, heads, queries, keys] padded with -inf, such as `temperature(2.0)`.
-    implementation: as in `attention`, for each batch of sequences.
+    max_seqlen_k
+        The same for k; by default max_seqlen_q where cu_seqlens_k is not given.
+    mapping
+        The map from the scores of a query to its weights, such as `Sparsemax()`, or its name; softmax by default. An alpha
+        for each head has the shape [heads, 1, 1], one for each sequence [sequences, 1 or heads, 1, 1].
+    is_causal
+        Query i attends to the keys up to offset + i only.
+    scale
+        The factor of q k^T, a number or an array of the shapes that alpha may have; 1 / sqrt(D) by default.
+    enable_gqa
+        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    dropout_p
+        The share of the weights that is set to 0, from 0 to below 1; for training.
+    generator
+        The source of dropout's random numbers, as in `attention`.
+    window
+        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
+        limit.
+    alibi
+        True, or a slope for each head, [heads]: the slope times the distance between query and key is subtracted from the
+        score.
+    softcap
+        A number c above 0; the scores become c tanh(scores / c).
+    offset
+        The position of a sequence's first query among its keys, a number or one for each sequence. By default the last
+        query is at the last key, as in FlashAttention; the default of `attention` is 0.
+    sink
+        One extra score for each head, [heads], of a key without a value.
+    transform
+        A function of the masked scores, [sequences, heads, queries, keys] padded with -inf, such as `temperature(2.0)`.
+    implementation
+        As in `attention`, for each batch of sequences.
 
-    Returns the output, [queries, heads, Dv], of the kind and dtype of q; it is 0 for the queries of a sequence without keys.
+    Returns
+    -------
+    Array
+        The output, [queries, heads, Dv], of the kind and dtype of q; it is 0 for the queries of a sequence without keys.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from anymax import attention_varlen
     >>> q, v = np.zeros((5, 1, 2)), np.arange(5.0).reshape(5, 1, 1)

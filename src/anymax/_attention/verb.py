@@ -96,40 +96,71 @@ def attention(
     attends to a few keys, and the others get a weight of exactly 0. `anymax.nn.Attention` is the torch module, `anymax.hf` is for
     models of transformers, and `explain_attention` says which implementation a call gets.
 
-    q: the queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
-    k: the keys, [..., H, S, D], of the same kind and dtype.
-    v: the values, [..., H, S, Dv].
-    mapping: the map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
-        softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
-    mask: boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
-    is_causal: query i attends to the keys up to offset + i only.
-    scale: the factor of q k^T, a number or an array; 1 / sqrt(D) by default.
-    enable_gqa: let several heads of q share one head of k and v; the number of heads of k must divide that of q.
-    bias: numbers that are added to the scores, such as the logarithm of a prior.
-    dropout_p: the share of the weights that is set to 0, from 0 to below 1; for training.
-    generator: the source of dropout's random numbers: an integer seed, or the framework's own generator or key. NumPy and torch
-        use their global generator by default.
-    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
-    alibi: True, or a slope for each head, [H]: the slope times the distance between query and key is subtracted from the score.
-    softcap: a number c above 0; the scores become c tanh(scores / c), before bias and mask.
-    lengths: how many keys of each batch are real, as integers; the others are padding and are masked.
-    q_lengths: how many queries of each batch are real; the output of the others is 0.
-    offset: the position of the first query among the keys: S - L for new queries at the end of a cache. A number, or one for each
-        batch.
-    sink: one extra score for each head, [H], of a key without a value: it takes the weight that no key should get.
-    transform: a function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
-    mix: (prior, weight), mixed into the weights where a query may attend: `(1 - weight) p + weight prior`.
-    need_weights: return the weights too.
-    implementation: "sdpa" (torch's own), "triton" (GPU kernels for softmax, sparsemax, entmax and budget), "blockwise" (never holds
-        the whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first that
-        can compute the call and is expected to be fast.
-
     The order is: scale, softcap, bias, alibi, mask, transform, sink, map, mix, dropout. The output of a query without a key is 0.
     torch's own attention ("sdpa") has no second derivatives; choose "blockwise" or "reference" for them.
 
-    Returns the output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair (output, weights), where the weights,
-    [..., H, L, S], are those after map and mix, before dropout and without the sink.
+    Parameters
+    ----------
+    q
+        The queries, [..., H, L, D]: floating-point numbers of 16 bits or more, in an array of NumPy, torch or JAX.
+    k
+        The keys, [..., H, S, D], of the same kind and dtype.
+    v
+        The values, [..., H, S, Dv].
+    mapping
+        The map from the S scores of a query to its weights, such as `Sparsemax()`, or its name, such as "entmax:alpha=1.3";
+        softmax by default. An alpha for each head has the shape [H, 1, 1], and may be learned.
+    mask
+        Boolean, True = keep, or numbers that are added to the scores; it broadcasts to [..., H, L, S].
+    is_causal
+        Query i attends to the keys up to offset + i only.
+    scale
+        The factor of q k^T, a number or an array; 1 / sqrt(D) by default.
+    enable_gqa
+        Let several heads of q share one head of k and v; the number of heads of k must divide that of q.
+    bias
+        Numbers that are added to the scores, such as the logarithm of a prior.
+    dropout_p
+        The share of the weights that is set to 0, from 0 to below 1; for training.
+    generator
+        The source of dropout's random numbers: an integer seed, or the framework's own generator or key. NumPy and torch
+        use their global generator by default.
+    window
+        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
+        limit.
+    alibi
+        True, or a slope for each head, [H]: the slope times the distance between query and key is subtracted from the
+        score.
+    softcap
+        A number c above 0; the scores become c tanh(scores / c), before bias and mask.
+    lengths
+        How many keys of each batch are real, as integers; the others are padding and are masked.
+    q_lengths
+        How many queries of each batch are real; the output of the others is 0.
+    offset
+        The position of the first query among the keys: S - L for new queries at the end of a cache. A number, or one for
+        each batch.
+    sink
+        One extra score for each head, [H], of a key without a value: it takes the weight that no key should get.
+    transform
+        A function of the masked scores, such as `temperature(2.0)`, `scalable()`, `prior(scale=...)` or `topk(8)`.
+    mix
+        (prior, weight), mixed into the weights where a query may attend: `(1 - weight) p + weight prior`.
+    need_weights
+        Return the weights too.
+    implementation
+        "sdpa" (torch's own), "triton" (GPU kernels for softmax, sparsemax, entmax and budget), "blockwise" (never holds the
+        whole matrix), "linear" (`Taylor(2)` in linear time, see `linear_attention`) or "reference"; by default the first
+        that can compute the call and is expected to be fast.
 
+    Returns
+    -------
+    Array | tuple[Array, Array]
+        The output, [..., H, L, Dv], of the kind and dtype of q; with `need_weights` a pair (output, weights), where the
+        weights, [..., H, L, S], are those after map and mix, before dropout and without the sink.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from anymax import Sparsemax, attention
     >>> q, k, v = np.eye(2), np.array([[3.0, 0.0], [0.0, 1.0]]), np.array([[1.0], [5.0]])
@@ -185,14 +216,26 @@ def explain_attention(
     Use it when attention is slower, or takes more memory, than you expect. It computes no attention. `anymax.explain` does the same for
     the other functions.
 
-    q: the queries, [..., H, L, D]; their values don't matter, so zeros of the right shape, dtype and device will do.
-    k: the keys, [..., H, S, D].
-    v: the values, [..., H, S, Dv].
-    mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator: as in `attention`.
-    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation: as in `attention`.
+    Parameters
+    ----------
+    q
+        The queries, [..., H, L, D]; their values don't matter, so zeros of the right shape, dtype and device will do.
+    k
+        The keys, [..., H, S, D].
+    v
+        The values, [..., H, S, Dv].
+    mapping, mask, is_causal, scale, enable_gqa, bias, dropout_p, generator
+        As in `attention`.
+    window, alibi, softcap, lengths, q_lengths, offset, sink, transform, mix, need_weights, implementation
+        As in `attention`.
 
-    Returns an `Explanation`: the chosen implementation, and why each one before it was passed over; print it to read it.
+    Returns
+    -------
+    kernels.Explanation
+        An `Explanation`: the chosen implementation, and why each one before it was passed over; print it to read it.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from anymax import Sparsemax, explain_attention
     >>> q = np.zeros((2, 3, 4))

@@ -9,12 +9,21 @@ import dataclasses
 class Facts:
     """Properties of a map. `anymax.facts` returns those of any map; the tests check every one numerically.
 
-    monotone: x_i > x_j implies p_i >= p_j.
-    shift_invariant: p(x + c) = p(x) for every number c.
-    sparse: some p_i can be exactly 0.
-    has_potential: the Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
-    margin: the loss is 0 once the target's score leads all others by this much; None if it never is 0.
+    Parameters
+    ----------
+    monotone
+        x_i > x_j implies p_i >= p_j.
+    shift_invariant
+        p(x + c) = p(x) for every number c.
+    sparse
+        Some p_i can be exactly 0.
+    has_potential
+        The Jacobian is symmetric, so p is a gradient and a Fenchel-Young loss exists.
+    margin
+        The loss is 0 once the target's score leads all others by this much; None if it never is 0.
 
+    Examples
+    --------
     >>> anymax.facts(anymax.Entmax(alpha=1.5))
     Facts(monotone=True, shift_invariant=True, sparse=True, has_potential=True, margin=2.0)
     """

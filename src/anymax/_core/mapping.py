@@ -38,6 +38,8 @@ class Mapping(ABC):
     which do most of the work, or implement `facts`, `forward` and `vjp` (and `omega` if the Jacobian is symmetric). Test it with
     `anymax.check_mapping`.
 
+    Examples
+    --------
     >>> mapping = anymax.Entmax(alpha=1.5)
     >>> mapping.replace(alpha=1.7), mapping.facts.sparse
     (Entmax(alpha=1.7), True)

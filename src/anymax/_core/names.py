@@ -20,7 +20,10 @@ class UnknownMap(ValueError):
 def as_mapping(given: Any, who: str = "", place: str = "the mapping comes first, the scores after it") -> Mapping:
     """The map itself, or the map that a name means; for anything else an error that begins with `who`.
 
-    place: the hint to give if an array stands where the map should be.
+    Parameters
+    ----------
+    place
+        The hint to give if an array stands where the map should be.
     """
     if isinstance(given, Mapping):
         return given

@@ -222,19 +222,32 @@ def loss(
 ) -> None:
     """The parameters of every loss. `spelled` reads this docstring; the function is never called.
 
-    mapping: the map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
-    scores: the scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
-    target: class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()` or `anymax.Entmax(alpha=1.3)`.
+    scores
+        The scores, an array of NumPy, torch or JAX, or lists of numbers; -inf marks a masked class.
+    target
+        Class indices (integers, of the shape of the scores without the axis of the classes), or distributions over the
         classes (floating point, of the shape of the scores).
-    weight: one factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
-    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
+    weight
+        One factor for each class; a mean is then weighted by the factor of each sample's target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores; a tuple of axes is read as one row
         of all their entries.
-    dim: another name for `axis`.
-    mask: booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
+    mask
+        Booleans that broadcast to the scores, True = keep. A masked class has probability 0; if it is the target, a loss
         without an upper bound is +inf.
-    ignore_index: the class index of samples that are left out; a mean does not count them.
-    reduction: "mean" over the samples, their "sum", or "none" for one value per sample.
-    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value per sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
 
-    Returns the loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
+    Returns
+    -------
+    None
+        The loss, one number of the kind and dtype of the scores; with `reduction="none"` one for each sample.
     """

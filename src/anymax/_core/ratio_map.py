@@ -20,6 +20,8 @@ class RatioMap(Mapping):
 
     A subclass defines `weights`, which returns u and its derivative. `Ratio` takes u as a function, without a subclass.
 
+    Examples
+    --------
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
     ... class Softplus(anymax.RatioMap):

@@ -34,6 +34,8 @@ class Separable(Mapping):
     form `closed(y, keep, xp)` of the level, which the tests compare with the generic solver. If the link is bounded, `ceiling`
     must return the bound; a link that does not reach the mass is an error.
 
+    Examples
+    --------
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True, eq=False)
     ... class Squares(anymax.Separable):  # sparsemax

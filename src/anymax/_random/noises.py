@@ -217,15 +217,27 @@ class Noise(Law):
     they are normalised, do not sum to 1 within 1e-3, an error suggests more `nodes`.
     The second derivatives of the map use a central difference of f/F: error about 1e-9 in fp64, 1e-3 in fp32.
 
-    cdf: the distribution function F. Like the other functions it takes an array of the scores' kind, of any shape, and returns the same.
-    pdf: the density f.
-    log_cdf: log F, instead of `cdf` if the upper tail matters (1 - F below the rounding of 1).
-    quantile: the inverse of F, instead of the others; also called once with a NumPy array. F is then interpolated (monotone cubic in
-        logit F, 8,193 knots), with an error of about 2e-8 for smooth densities.
-    support: the two ends of the noise; `pdf` must be finite there, and is the limit from inside.
-    mean: E[eps]; None to integrate it; `math.inf` or NaN if it does not exist, and then there is no loss.
-    kinks: the points between the ends where `pdf` jumps or bends.
+    Parameters
+    ----------
+    cdf
+        The distribution function F. Like the other functions it takes an array of the scores' kind, of any shape, and
+        returns the same.
+    pdf
+        The density f.
+    log_cdf
+        log F, instead of `cdf` if the upper tail matters (1 - F below the rounding of 1).
+    quantile
+        The inverse of F, instead of the others; also called once with a NumPy array. F is then interpolated (monotone cubic
+        in logit F, 8,193 knots), with an error of about 2e-8 for smooth densities.
+    support
+        The two ends of the noise; `pdf` must be finite there, and is the limit from inside.
+    mean
+        E[eps]; None to integrate it; `math.inf` or NaN if it does not exist, and then there is no loss.
+    kinks
+        The points between the ends where `pdf` jumps or bends.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> cauchy = anymax.Noise(quantile=lambda q: np.tan(np.pi * (q - 0.5)), mean=math.nan)
     >>> anymax.perturb_max([2.0, 1.0, -1.0], noise=cauchy).round(3)

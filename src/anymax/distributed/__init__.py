@@ -57,20 +57,35 @@ def apply(
     Like `anymax.apply`, for scores that are split along the classes. Softmax exchanges two numbers per row, a sparse map its few
     candidates.
 
-    mapping: the map, such as `anymax.Sparsemax()`, or its name; the same on every process.
-    x: this process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`, or its name; the same on every process.
+    x
+        This process's part of the scores, a torch tensor or a JAX array; in torch the parts may differ in size or be empty.
         -inf marks a masked class; a NaN or +inf on any process makes the row NaN on all.
-    axis: the axis of the classes, the last one by default.
-    dim: another name of `axis`.
-    mask: booleans that broadcast to this process's scores, True = keep.
-    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
-        None is all processes.
-    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count: the number of classes on all processes; checked if given.
+    axis, dim
+        The axis of the classes, the last one by default.
+    mask
+        Booleans that broadcast to this process's scores, True = keep.
+    group
+        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
+        dimension); None is all processes.
+    axis_name
+        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start
+        The index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count
+        The number of classes on all processes; checked if given.
 
-    Returns p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls `backward`.
+    Returns
+    -------
+    Array
+        p of this process's classes, with the shape and dtype of x. Its gradient is correct if every process calls
+        `backward`.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun does this for many
     >>> anymax.distributed.apply("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
@@ -98,8 +113,13 @@ def log_apply(
 
     Like `anymax.log_apply`, for scores that are split along the classes. For the likelihood of a target use `nll`, which sends less.
 
-    Returns log p of this process's classes, with the shape and dtype of x.
+    Returns
+    -------
+    Array
+        log p of this process's classes, with the shape and dtype of x.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.log_apply("softmax", torch.tensor([0.0, -1000.0]))
@@ -128,10 +148,18 @@ def threshold(
 
     Like `anymax.threshold`. With tau alone a process can compute its p, as `p_i = link(x_i - tau)`.
 
-    keepdims: True to keep the axis of the classes, with size 1.
+    Parameters
+    ----------
+    keepdims
+        True to keep the axis of the classes, with size 1.
 
-    Returns a `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support), the same on every process. Neither has a gradient.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.threshold("sparsemax", torch.tensor([2.0, 1.5, -1.0]))
@@ -160,12 +188,21 @@ def logsumexp(
 
     Like `anymax.logsumexp`. Its gradient, softmax(x / T), needs no communication.
 
-    temperature: T, a number above 0 or an array with one value per row.
-    keepdims: True to keep the axis of the classes, with size 1.
+    Parameters
+    ----------
+    temperature
+        T, a number above 0 or an array with one value per row.
+    keepdims
+        True to keep the axis of the classes, with size 1.
 
-    Returns one number for each row, in the dtype of x, the same on every process. In a backward pass every process must pass it
-    the same gradient, as for a loss.
+    Returns
+    -------
+    Array
+        One number for each row, in the dtype of x, the same on every process. In a backward pass every process must pass it
+        the same gradient, as for a loss.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.logsumexp(torch.tensor([2.0, 1.0, -1.0]))
@@ -198,18 +235,32 @@ def fenchel_young(
 
     Like `anymax.fenchel_young`. The gradient by a process's scores is p - y of its classes, and needs no communication.
 
-    scores: this process's part of the scores; see `x` of `anymax.distributed.apply`.
-    target: class indices, counted over all processes and the same on each, or this process's part of distributions (floating point, of
-        the shape of its scores).
-    weight: one factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
-    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
-    ignore_index: the class index of samples that are left out; a mean does not count them.
-    reduction: "mean" over the samples, their "sum", or "none" for one value per sample.
-    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
+    Parameters
+    ----------
+    scores
+        This process's part of the scores; see `x` of `anymax.distributed.apply`.
+    target
+        Class indices, counted over all processes and the same on each, or this process's part of distributions (floating
+        point, of the shape of its scores).
+    weight
+        One factor for each class of this process; a mean then weights each sample by the factor of its target, as in torch.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value per sample.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes of all processes.
 
-    Returns the loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each sample.
-    In a backward pass every process must pass it the same gradient.
+    Returns
+    -------
+    Array
+        The loss, the same on every process: one number in the dtype of the scores; with `reduction="none"` one for each
+        sample. In a backward pass every process must pass it the same gradient.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.fenchel_young("sparsemax", torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([0]))
@@ -243,14 +294,24 @@ def nll(
 
     Like `anymax.nll`; with softmax it is the cross-entropy, which needs one collective.
 
-    mapping: the map, such as `anymax.Softmax()`, or its name; the same on every process.
-    mask: booleans that broadcast to this process's scores, True = keep.
-    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
-        None is all processes.
-    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count: the number of classes on all processes; checked if given.
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Softmax()`, or its name; the same on every process.
+    mask
+        Booleans that broadcast to this process's scores, True = keep.
+    group
+        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
+        dimension); None is all processes.
+    axis_name
+        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start
+        The index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count
+        The number of classes on all processes; checked if given.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.nll("softmax", torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([0]))
@@ -286,18 +347,32 @@ def linear_loss(
     Like `anymax.linear_loss`, for a vocabulary that is split over processes. Each process computes the scores of its classes for some
     rows at a time, and again for the gradient, so that it never holds all of them.
 
-    x: the features, [..., features], the same on every process; their gradient is the sum over all processes.
-    linear_weight: this process's part of the weight of the layer, [classes of this process, features].
-    mapping: the map, such as `anymax.Entmax(1.5)`, or its name; the same on every process.
-    linear_bias: one number for each class of this process, added to the scores.
-    mask: booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
-    group: the processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh, dimension);
-        None is all processes.
-    axis_name: the same for JAX: the name of a mesh axis, inside `jax.shard_map`.
-    class_start: the index of this process's first class; by default the processes have their classes in the order of their ranks.
-    class_count: the number of classes on all processes; checked if given.
-    chunk: how many rows to compute at a time; by default as many as have 4 million scores per process.
+    Parameters
+    ----------
+    x
+        The features, [..., features], the same on every process; their gradient is the sum over all processes.
+    linear_weight
+        This process's part of the weight of the layer, [classes of this process, features].
+    mapping
+        The map, such as `anymax.Entmax(1.5)`, or its name; the same on every process.
+    linear_bias
+        One number for each class of this process, added to the scores.
+    mask
+        Booleans that broadcast to this process's scores, [..., classes of this process], True = keep.
+    group
+        The processes that share the classes, for torch: a `ProcessGroup`, a `DeviceMesh` of one dimension, or a pair (mesh,
+        dimension); None is all processes.
+    axis_name
+        The same for JAX: the name of a mesh axis, inside `jax.shard_map`.
+    class_start
+        The index of this process's first class; by default the processes have their classes in the order of their ranks.
+    class_count
+        The number of classes on all processes; checked if given.
+    chunk
+        How many rows to compute at a time; by default as many as have 4 million scores per process.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 1.0], [0.0, 2.0]])
@@ -328,12 +403,20 @@ def log_prob_entropy(
 
     Like `anymax.log_prob_entropy`, for a policy whose vocabulary is split.
 
-    y: class indices, counted over all processes and the same on each: integers with the shape of x without the class axis, or with more
-        axes before it; -1 means no class and has log p 0.
+    Parameters
+    ----------
+    y
+        Class indices, counted over all processes and the same on each: integers with the shape of x without the class axis,
+        or with more axes before it; -1 means no class and has log p 0.
 
-    Returns (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy
-    `-sum p log p` of each row; fp32 for scores of half precision.
+    Returns
+    -------
+    tuple[Array, Array]
+        (log_prob, entropy), the same on every process: log_prob of the shape of y, -inf where p is 0, and the entropy `-sum
+        p log p` of each row; fp32 for scores of half precision.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.log_prob_entropy("softmax", torch.tensor([[0.0, 0.0, -torch.inf]]), torch.tensor([0]))
@@ -364,13 +447,22 @@ def sample(
     Like `anymax.sample`, without transforms; for a temperature divide the scores. The draws are those of one process with the same
     generator.
 
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default torch's global one. The random
+    Parameters
+    ----------
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default torch's global one. The random
         numbers of the first process are used, so that the others need not be in step.
-    num_samples: how many to draw from each row, independently, as a new first axis.
+    num_samples
+        How many to draw from each row, independently, as a new first axis.
 
-    Returns class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where a row has
-    no class.
+    Returns
+    -------
+    Array
+        Class indices, counted over all processes and the same on each, with the shape of x without the class axis; -1 where
+        a row has no class.
 
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> anymax.distributed.sample("sparsemax", torch.tensor([3.0, 1.5, -1.0]), generator=0)

@@ -149,7 +149,10 @@ def of_rows(
 ) -> list[DTensor]:  # fmt: skip
     """Results with one number per row, by `whole(mapping, rows, **given)` if each device has all classes.
 
-    y: the classes of each row, with any more axes before the rows; parameters: values with one number per row.
+    Parameters
+    ----------
+    y
+        The classes of each row, with any more axes before the rows; parameters: values with one number per row.
     """
     return _in_its_place(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
 

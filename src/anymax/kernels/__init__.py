@@ -75,11 +75,19 @@ def use(name: str) -> contextlib.AbstractContextManager[None]:
     Use it to compare engines, or to find out whether one of them is at fault. It applies inside a `with` statement, to the thread that
     enters it; the environment variable `ANYMAX_ENGINE` applies to the whole process. Without `with` it only warns.
 
-    name: "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
+    Parameters
+    ----------
+    name
+        "native" (the compiled CPU engine), "triton" (GPU kernels), "framework" (torch's own softmax), "xla" (JAX) or
         "reference" (array-API code, which computes every call).
 
-    Returns a context manager.
+    Returns
+    -------
+    contextlib.AbstractContextManager[None]
+        A context manager.
 
+    Examples
+    --------
     >>> with anymax.use("reference"):
     ...     anymax.softmax([0.0, 0.0])
     array([0.5, 0.5])
@@ -102,13 +110,23 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
 
     It is for programs; `explain` prints the engines of all operations.
 
-    op: "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices, with its
-        gradient) or "threshold".
-    mapping: the map, such as `anymax.Sparsemax()`.
-    x: an array of scores with the classes last; only its kind, dtype and number of classes matter, not its values.
+    Parameters
+    ----------
+    op
+        "forward", "log_forward", "vjp", "log_vjp" (the gradient of log p), "loss", "index_loss" (the loss of class indices,
+        with its gradient) or "threshold".
+    mapping
+        The map, such as `anymax.Sparsemax()`.
+    x
+        An array of scores with the classes last; only its kind, dtype and number of classes matter, not its values.
 
-    Returns the engine; its `name` is a name that `use` takes.
+    Returns
+    -------
+    Engine
+        The engine; its `name` is a name that `use` takes.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> with anymax.use("reference"):
     ...     anymax.choose("forward", anymax.Sparsemax(), np.zeros(3)).name
@@ -131,10 +149,17 @@ def choose(op: str, mapping: Mapping | str, x: AnyArray) -> Engine:
 class Explanation:
     """The result of `explain`: the engine of each operation, and why each engine before it refused. Print it to read it.
 
-    mapping: the map.
-    rows: for each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
-    plans: for each operation how the engine computes it, or None.
+    Parameters
+    ----------
+    mapping
+        The map.
+    rows
+        For each operation its name, the name of its engine, and a pair (engine, reason) for each engine that refused.
+    plans
+        For each operation how the engine computes it, or None.
 
+    Examples
+    --------
     >>> with anymax.use("reference"):
     ...     anymax.explain(anymax.Sparsemax(), [2.0, 1.0]).rows[0][:2]
     ('forward', 'reference')
@@ -166,11 +191,20 @@ def explain(mapping: Mapping | str, x: AnyArray | Numbers) -> Explanation:
 
     Use it where a call is slower than you expect: it names the reason, such as a dtype or a parameter.
 
-    mapping: the map, such as `anymax.Sparsemax()`.
-    x: scores with the classes last; only their kind, dtype and number of classes matter, not their values.
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`.
+    x
+        Scores with the classes last; only their kind, dtype and number of classes matter, not their values.
 
-    Returns an `Explanation`; print it to read it.
+    Returns
+    -------
+    Explanation
+        An `Explanation`; print it to read it.
 
+    Examples
+    --------
     >>> print(anymax.explain(anymax.Sparsemax(), [2.0, 1.0]))
     Sparsemax()
       forward     ...
@@ -202,13 +236,24 @@ def warm_up(
     Use it before you capture a CUDA graph or measure latency: otherwise a kernel is compiled at its first call, which takes seconds.
     It compiles p(x), log p(x), the losses of class indices and their gradients, with a mask and without.
 
-    mapping: the map, such as `anymax.Entmax(1.5)`.
-    shapes: the shape of the scores, with the classes last, or several shapes.
-    dtypes: the dtype of the scores, as a name or a `torch.dtype`, or several.
-    device: the GPU, as a torch device.
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Entmax(1.5)`.
+    shapes
+        The shape of the scores, with the classes last, or several shapes.
+    dtypes
+        The dtype of the scores, as a name or a `torch.dtype`, or several.
+    device
+        The GPU, as a torch device.
 
-    Returns None.
+    Returns
+    -------
+    None
+        None.
 
+    Examples
+    --------
     >>> anymax.kernels.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])  # doctest: +SKIP
     """
     mapping = as_mapping(mapping, "warm_up")

@@ -71,7 +71,11 @@ def run(
 ) -> Decoded:
     """One pass over rows whose classes are last; `refuse` must not refuse it.
 
-    u: float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes to use instead of draws.
+    Parameters
+    ----------
+    u
+        float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes to use instead of
+        draws.
     """
     world = native.world_of(x)
     x = world.contiguous(x.detach() if is_torch(x) else x)

@@ -57,24 +57,40 @@ def log_prob(
     Use it for the actions of a policy or the tokens of a language model; importance ratios need this one number per row. A trainer that
     uses only the classes that its sampler kept gives `support`, or the `transform` of the sampler.
 
-    mapping: the map, such as `Softmax()`.
-    x: the scores; -inf masks a class.
-    y: the classes, integers of the shape of x without the axis of the classes, or with more axes before these, as from
-        `sample(num_samples=...)`. For -1, which `sample` returns if a row has no class, log p is 0 without a gradient, so that padding
-        adds nothing to a sum. (The `log_prob` that `sample` returns is -inf there: leave the row out of a ratio of the two.)
-    support: the classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are
-        `ids[offsets[i]:offsets[i + 1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
-    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
-        Those of `anymax.transforms` work along `axis`, whichever it is.
-    temperature: divides the scores, before the transform: a number of at least 0, or an array with one value per row.
-    axis: the axis of the classes, the last by default; `dim` is another name for it. Several axes are read as one row, in which y is an
-        index as after a reshape.
-    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
+    Parameters
+    ----------
+    mapping
+        The map, such as `Softmax()`.
+    x
+        The scores; -inf masks a class.
+    y
+        The classes, integers of the shape of x without the axis of the classes, or with more axes before these, as from
+        `sample(num_samples=...)`. For -1, which `sample` returns if a row has no class, log p is 0 without a gradient, so
+        that padding adds nothing to a sum. (The `log_prob` that `sample` returns is -inf there: leave the row out of a
+        ratio of the two.)
+    support
+        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        1]]`, as vLLM and `sample(return_support=True)` return them. All others are masked.
+    transform
+        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`, whichever it is.
+    temperature
+        Divides the scores, before the transform: a number of at least 0, or an array with one value per row.
+    axis, dim
+        The axis of the classes, the last by default. Several axes are read as one row, in
+        which y is an index as after a reshape.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns an array of the kind of x and of the shape of y; fp32 for scores in half precision. -inf where p is 0, with the gradient of
-    the map's loss, `e_y - p` (0 for a masked class), which leads back to the support. NaN in a row with NaN or +inf. The probabilities
-    of a map whose sum is k (`Budget`) are divided by k, as in `sample`.
+    Returns
+    -------
+    Array
+        An array of the kind of x and of the shape of y; fp32 for scores in half precision. -inf where p is 0, with the
+        gradient of the map's loss, `e_y - p` (0 for a masked class), which leads back to the support. NaN in a row with NaN
+        or +inf. The probabilities of a map whose sum is k (`Budget`) are divided by k, as in `sample`.
 
+    Examples
+    --------
     >>> import anymax
     >>> anymax.log_prob(anymax.Sparsemax(), [[1.0, 0.5, -2.0], [0.0, 0.0, 3.0]], [1, 0]).round(3)
     array([-1.386,    -inf])
@@ -99,11 +115,20 @@ def log_prob_entropy(
     Use it for a policy's loss with an entropy bonus. For softmax on torch the forward pass allocates no array of the size of the scores,
     and the backward pass only the gradient.
 
-    mapping, x, y, support, transform, temperature, axis, dim, mask: as in `log_prob`.
+    Parameters
+    ----------
+    mapping, x, y, support, transform, temperature, axis, dim, mask
+        As in `log_prob`.
 
-    Returns (log_prob, entropy): log_prob is the result of `log_prob`; entropy is `-sum p log p` over the classes that are not masked, of
-    the shape of x without the axis of the classes. Its gradient is exact where p is 0; the entropy of a row without classes is 0.
+    Returns
+    -------
+    tuple[Array, Array]
+        (log_prob, entropy): log_prob is the result of `log_prob`; entropy is `-sum p log p` over the classes that are not
+        masked, of the shape of x without the axis of the classes. Its gradient is exact where p is 0; the entropy of a row
+        without classes is 0.
 
+    Examples
+    --------
     >>> import anymax
     >>> log_p, h = anymax.log_prob_entropy(anymax.Softmax(), [[0.0, 0.0, -float("inf")]], [0])
     >>> log_p.round(3), h.round(3)
@@ -159,16 +184,29 @@ def kl(
     Use it for distillation, and for the distance of a policy from a reference. Both sides get gradients. If only the teacher's largest
     log-probabilities are known, use `topk_kl`.
 
-    mapping_p: the map of the first scores, such as `Softmax()`.
-    x: the first scores; -inf masks a class.
-    mapping_q: the map of the second scores.
-    y: the second scores, of the shape of x.
-    axis: the axis of the classes, the last by default, or several axes that are read as one row; `dim` is another name for it.
-    mask: boolean, broadcastable to x, True = keep; applied to both scores.
+    Parameters
+    ----------
+    mapping_p
+        The map of the first scores, such as `Softmax()`.
+    x
+        The first scores; -inf masks a class.
+    mapping_q
+        The map of the second scores.
+    y
+        The second scores, of the shape of x.
+    axis, dim
+        The axis of the classes, the last by default, or several axes that are read as one row.
+    mask
+        Boolean, broadcastable to x, True = keep; applied to both scores.
 
-    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf if q is 0
-    for a class with p > 0, with a finite gradient (that of `log_prob`); 0 for a row without classes.
+    Returns
+    -------
+    Array
+        An array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf
+        if q is 0 for a class with p > 0, with a finite gradient (that of `log_prob`); 0 for a row without classes.
 
+    Examples
+    --------
     >>> import anymax
     >>> x = [[1.0, 0.8, -3.0]]
     >>> anymax.likelihood.kl(anymax.Sparsemax(), x, anymax.Softmax(), x).round(3)
@@ -203,20 +241,35 @@ def topk_kl(
     Use it for distillation from the top k classes of a teacher. It takes one pass over the scores and one for their gradient, without an
     array of log-probabilities.
 
-    x: the student's scores; -inf masks a class.
-    ids: the teacher's classes, integers with k in place of the number of classes; -1 where a row has fewer.
-    teacher_log_p: the teacher's log-probabilities of these classes, in the shape of ids: natural logarithms, normalised over all classes.
-    tail: the treatment of the teacher's other classes: "ignore" leaves them out, and the divergence can then be below 0; "one class"
-        merges them into one class, on both sides. A tail that rounding of the log-probabilities can explain (in bf16 up to .4 % times the
-        entropy of the given ones) counts as empty.
-    temperature: divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities must
-        be those at this temperature; the result is not multiplied by its square.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    mask: boolean, broadcastable to x, True = keep.
+    Parameters
+    ----------
+    x
+        The student's scores; -inf masks a class.
+    ids
+        The teacher's classes, integers with k in place of the number of classes; -1 where a row has fewer.
+    teacher_log_p
+        The teacher's log-probabilities of these classes, in the shape of ids: natural logarithms, normalised over all
+        classes.
+    tail
+        The treatment of the teacher's other classes: "ignore" leaves them out, and the divergence can then be below 0; "one
+        class" merges them into one class, on both sides. A tail that rounding of the log-probabilities can explain (in bf16
+        up to .4 % times the entropy of the given ones) counts as empty.
+    temperature
+        Divides the student's scores: a number above 0, or an array with one value per row. The teacher's log-probabilities
+        must be those at this temperature; the result is not multiplied by its square.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep.
 
-    Returns an array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf where the
-    student's probability is 0 for a class of the teacher.
+    Returns
+    -------
+    Array
+        An array of the kind of x and of its shape without the axis of the classes; fp32 for scores in half precision. +inf
+        where the student's probability is 0 for a class of the teacher.
 
+    Examples
+    --------
     >>> import numpy as np, anymax
     >>> teacher = np.log([[0.7, 0.2]])
     >>> anymax.topk_kl([[2.0, 0.5, 0.0, 0.0]], [[0, 1]], teacher, tail="one class").round(4)

@@ -153,7 +153,10 @@ def collect(
 ) -> Kept:
     """The scores that each row keeps; `bound` computes, from any scores of the rows, a bound [rows, 1] up to which scores can be dropped.
 
-    without_target: no bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
+    Parameters
+    ----------
+    without_target
+        No bound uses the target's score, since a margin will lower it; it is kept as the last of its row.
     """
     parts = []
     for tile in blocks.tiles(layer):

@@ -61,28 +61,50 @@ def linear_loss(
     `torch.nn.functional.linear_cross_entropy` has it, `sparse_softmax_loss` for sparse softmax, else `fenchel_young`, or `nll` for a map
     without such a loss. Sparse maps, such as `Entmax(1.5)`, are also quicker: their gradient needs the classes of the support only.
 
-    x: the features, [..., features].
-    linear_weight: the weight of the layer, [classes, features], as `torch.nn.Linear` has it.
-    target: class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating point).
-    mapping: the map, such as `anymax.Entmax(1.5)`, or its name; its parameters are numbers or have one value a row.
-    linear_bias: one number a class, added to the scores.
-    weight: one factor for each class; a mean is then weighted by that of each sample's target, as in torch.
-    reduction: "mean" over the samples, their "sum", or "none" for one value a sample.
-    ignore_index: the class index of samples that are left out; a mean does not count them.
-    label_smoothing: the share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
-    mask: booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
-    transform: what the scores go through first, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so that
-        one with random numbers, or with other numbers for other rows, is refused.
-    chunk: how many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as many
-        scores. By default a part of the scores that is small against them.
-    least: for softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the products that
-        a sparse map does not need either, where no row has more than a few hundred classes above it: 0.004 is a value that gains, 1e-4 is
-        none. The value stays exact; where there is no gain, and in JAX and under torch.compile, the gradient is exact too.
-
     Second derivatives: in JAX under `anymax.use("reference")`; in torch the scores are held for them.
 
-    Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
+    Parameters
+    ----------
+    x
+        The features, [..., features].
+    linear_weight
+        The weight of the layer, [classes, features], as `torch.nn.Linear` has it.
+    target
+        Class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating
+        point).
+    mapping
+        The map, such as `anymax.Entmax(1.5)`, or its name; its parameters are numbers or have one value a row.
+    linear_bias
+        One number a class, added to the scores.
+    weight
+        One factor for each class; a mean is then weighted by that of each sample's target, as in torch.
+    reduction
+        "mean" over the samples, their "sum", or "none" for one value a sample.
+    ignore_index
+        The class index of samples that are left out; a mean does not count them.
+    label_smoothing
+        The share of the target, from 0 to 1, that is spread evenly over the unmasked classes.
+    mask
+        Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
+    transform
+        What the scores go through first, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so that
+        one with random numbers, or with other numbers for other rows, is refused.
+    chunk
+        How many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as
+        many scores. By default a part of the scores that is small against them.
+    least
+        For softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the
+        products that a sparse map does not need either, where no row has more than a few hundred classes above it: 0.004 is
+        a value that gains, 1e-4 is none. The value stays exact; where there is no gain, and in JAX and under torch.compile,
+        the gradient is exact too.
 
+    Returns
+    -------
+    Array
+        The loss, one number of the kind and dtype of x; with `reduction="none"` one for each sample.
+
+    Examples
+    --------
     >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
     >>> anymax.linear_loss(x, weight, [0, 1], anymax.Sparsemax()), anymax.linear_loss(x, weight, [0, 1]).round(3)
     (np.float64(0.0), np.float64(0.275))
@@ -135,13 +157,22 @@ def linear_log_prob(
     For a language model's tokens in training by policy gradients. Where a sampler kept a few classes of each row, `support` says which,
     and no other rows of the weight are touched, forward or backward. On scores at hand it is `anymax.log_prob`.
 
-    target: the classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
-    support: the classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i + 1]]`,
-        as `sample(return_support=True)` gives them. All others are masked.
+    Parameters
+    ----------
+    target
+        The classes, integers of the shape of x without its last axis; -1 stands for none, whose log p is 0.
+    support
+        The classes of each row that count, as `(ids, offsets)`: those of row i, in C order, are `ids[offsets[i]:offsets[i +
+        1]]`, as `sample(return_support=True)` gives them. All others are masked.
 
-    Returns an array of the kind of x and of the shape of target; fp32 for half precision. -inf where p is 0, with the gradient of the
-    map's loss, `e_y - p`.
+    Returns
+    -------
+    Array
+        An array of the kind of x and of the shape of target; fp32 for half precision. -inf where p is 0, with the gradient
+        of the map's loss, `e_y - p`.
 
+    Examples
+    --------
     >>> x, weight = [[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
     >>> anymax.linear_log_prob(x, weight, [0, 2]).round(3)
     array([-0.408, -2.143])
@@ -180,11 +211,19 @@ def linear_threshold(
     tau is all that a probability needs: `p_i = link(<x, linear_weight[i]> - tau)`, for the few classes that are looked at. For softmax it
     is logsumexp. On scores at hand it is `anymax.threshold`.
 
-    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+    Parameters
+    ----------
+    mapping
+        A map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
 
-    Returns a `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither has a
-    gradient.
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support): tau in the dtype of x, fp32 for half precision, support as integers. Neither
+        has a gradient.
 
+    Examples
+    --------
     >>> tau, support = anymax.linear.linear_threshold([[1.0, 0.0]], [[2.0, 0.0], [0.0, 2.0], [1.5, 1.0]], anymax.Sparsemax())
     >>> tau, support
     (array([1.25]), array([2]))

@@ -50,6 +50,8 @@ class Margin(ABC):
     classes move apart. Give it to `anymax.margin_loss` or `anymax.nn.MarginHead`, or call it yourself. Your own margin is a frozen
     dataclass with the property `parts`, the three numbers of `cos(m1 theta + m2) - m3`.
 
+    Examples
+    --------
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True)
     ... class Both(Margin):
@@ -86,13 +88,23 @@ class Margin(ABC):
     def __call__(self, cosines: ArrayT | Numbers, target: AnyArray | Numbers | int, axis: int = -1) -> ArrayT:
         """The cosines, with the margin applied to the target's entry of each row.
 
-        cosines: from -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` computes them.
-        target: the index of each row's class, integers in the shape of the cosines without `axis`; a row with a negative index is
+        Parameters
+        ----------
+        cosines
+            From -1 to 1, an array of NumPy, torch or JAX with the classes along `axis`; `transforms.cosine` computes them.
+        target
+            The index of each row's class, integers in the shape of the cosines without `axis`; a row with a negative index is
             not changed.
-        axis: the axis of the classes.
+        axis
+            The axis of the classes.
 
-        Returns an array of the kind, shape and dtype of the cosines, which passes on their gradient.
+        Returns
+        -------
+        Array
+            An array of the kind, shape and dtype of the cosines, which passes on their gradient.
 
+        Examples
+        --------
         >>> ArcFace(0.5)([[1.0, 0.5], [0.5, 1.0]], [0, -1]).round(4)
         array([[0.8776, 0.5   ],
                [0.5   , 1.    ]])
@@ -120,8 +132,13 @@ class AM(Margin):
     The simplest margin, and a good first choice: it does not change the gradient of the cosine. `CosFace` is another name for it. Wang
     et al. 2018 ("Additive margin softmax" and "CosFace").
 
-    m: is subtracted from the target's cosine; a finite number, usually 0.2 to 0.5.
+    Parameters
+    ----------
+    m
+        is subtracted from the target's cosine; a finite number, usually 0.2 to 0.5.
 
+    Examples
+    --------
     >>> AM(0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
     """
@@ -142,8 +159,13 @@ class ArcFace(Margin):
 
     The margin is the same angle for every embedding, which makes classes compact; the usual choice for faces. Deng et al. 2019.
 
-    m: is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
+    Parameters
+    ----------
+    m
+        is added to the angle, in radians, from -2 pi to 2 pi; usually 0.3 to 0.5.
 
+    Examples
+    --------
     >>> ArcFace(0.5)([[1.0, 0.5]], [0]).round(4)
     array([[0.8776, 0.5   ]])
     """
@@ -162,8 +184,13 @@ class SphereFace(Margin):
     The first of the angular margins. It is the strictest for embeddings that are far from their class, and harder to train than
     `ArcFace`. Liu et al. 2017.
 
-    m: the factor of the angle, any real number from 1; usually 2 to 4.
+    Parameters
+    ----------
+    m
+        The factor of the angle, any real number from 1; usually 2 to 4.
 
+    Examples
+    --------
     >>> SphereFace(2)([[0.5, 0.0]], [0]).round(4)
     array([[-0.5,  0. ]])
     """
@@ -181,10 +208,17 @@ class Combined(Margin):
 
     `AM`, `ArcFace` and `SphereFace` are special cases; use it to tune between them. Deng et al. 2019, section 2.2.
 
-    m1: the factor of the angle, at least 1.
-    m2: is added to the angle, in radians.
-    m3: is subtracted from the cosine.
+    Parameters
+    ----------
+    m1
+        The factor of the angle, at least 1.
+    m2
+        is added to the angle, in radians.
+    m3
+        is subtracted from the cosine.
 
+    Examples
+    --------
     >>> Combined(m3=0.25)([[0.75, 0.5]], [0])
     array([[0.5, 0.5]])
     """
@@ -203,10 +237,18 @@ def as_margin(margin: float | Callable[..., Any]) -> Callable[..., Any]:
 
     Use it in functions that take both, like `anymax.margin_loss`.
 
-    margin: a number, a margin such as `ArcFace(0.5)`, or any function `(cosines, target, axis) -> cosines`.
+    Parameters
+    ----------
+    margin
+        A number, a margin such as `ArcFace(0.5)`, or any function `(cosines, target, axis) -> cosines`.
 
-    Returns a function `(cosines, target, axis) -> cosines`.
+    Returns
+    -------
+    Callable[..., Any]
+        A function `(cosines, target, axis) -> cosines`.
 
+    Examples
+    --------
     >>> as_margin(0.25)
     AM(m=0.25)
     """

@@ -34,11 +34,19 @@ def multilabel_softmax_loss(
 
     Use it for multi-label classification: predict the classes with a score above 0 (Su 2020; Su et al. 2022).
 
-    target: 1 for a label, 0 for no label, or a number in between; in the shape of the scores.
-    weight: one factor for each class, which multiplies its exp(x_i) or exp(-x_j).
-    ignore_index: the value in `target` of entries that are left out.
-    axis: the axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
+    Parameters
+    ----------
+    target
+        1 for a label, 0 for no label, or a number in between; in the shape of the scores.
+    weight
+        One factor for each class, which multiplies its exp(x_i) or exp(-x_j).
+    ignore_index
+        The value in `target` of entries that are left out.
+    axis, dim
+        The axis of the classes: by default 1, as in torch, and 0 for a vector of scores.
 
+    Examples
+    --------
     >>> anymax.multilabel_softmax_loss([[3.0, -2.0, 1.0]], [[1, 0, 1]]).round(3)
     np.float64(0.476)
     """

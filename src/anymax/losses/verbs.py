@@ -59,6 +59,8 @@ def fenchel_young(
     The loss to train a map with: its gradient in the scores is p - y. Softmax, sparsemax, entmax, budget, normmax, sparse softmax
     and perturb-max have one; for other maps it raises an error that names the loss to use (Blondel, Martins and Niculae 2020).
 
+    Examples
+    --------
     >>> anymax.fenchel_young(anymax.Sparsemax(), [[2.0, 1.5, -1.0], [3.0, 0.0, 0.0]], [0, 0])
     np.float64(0.03125)
     """
@@ -77,6 +79,8 @@ def nll(
 
     For maps without exact zeros. With softmax it is the cross-entropy; a sparse map is better trained with `fenchel_young`.
 
+    Examples
+    --------
     >>> anymax.nll(anymax.Sigsoftmax(), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.278)
     """
@@ -97,8 +101,13 @@ def smoothed_nll(
 
     For comparison, and to evaluate: it is not convex, and has nearly no gradient where p_t is 0. Train with `fenchel_young`.
 
-    epsilon: what is added to every probability, a number above 0.
+    Parameters
+    ----------
+    epsilon
+        What is added to every probability, a number above 0.
 
+    Examples
+    --------
     >>> anymax.smoothed_nll(anymax.Sparsemax(), [[2.0, 0.0]], [1], epsilon=1e-6).round(2)
     np.float64(13.82)
     """
@@ -128,6 +137,8 @@ def accuracy_loss(
 
     Use it to fine-tune for accuracy: its gradient vanishes where the answer is far off, so train with another loss first.
 
+    Examples
+    --------
     >>> anymax.accuracy_loss(anymax.Sparsemax(), [[2.0, 1.5, -1.0]], [0])
     np.float64(-0.75)
     """
@@ -148,6 +159,8 @@ def stop_gradient_loss(
     Use it to train a map without a Fenchel-Young loss as if it had one. The value itself means nothing: a smaller one is not better.
     Watch `nll` or the accuracy instead.
 
+    Examples
+    --------
     >>> anymax.stop_gradient_loss(anymax.Taylor(2), [[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(-0.5)
     """
@@ -176,11 +189,19 @@ def margin_loss(
 
     For embeddings, of faces and speakers say. It is the Fenchel-Young loss where the map has one, and `nll` otherwise.
 
-    cosines: the cosines of embeddings and classes, from -1 to 1, as `anymax.transforms.cosine` gives them.
-    target: class indices, integers of the shape of the cosines without the axis of the classes.
-    margin: a number m, for `cos(theta) - m` (AM-Softmax, CosFace), or a margin such as `anymax.margins.ArcFace(0.5)`.
-    scale: the factor of the cosines after the margin, a number or an array.
+    Parameters
+    ----------
+    cosines
+        The cosines of embeddings and classes, from -1 to 1, as `anymax.transforms.cosine` gives them.
+    target
+        Class indices, integers of the shape of the cosines without the axis of the classes.
+    margin
+        A number m, for `cos(theta) - m` (AM-Softmax, CosFace), or a margin such as `anymax.margins.ArcFace(0.5)`.
+    scale
+        The factor of the cosines after the margin, a number or an array.
 
+    Examples
+    --------
     >>> anymax.margin_loss(anymax.Softmax(), [[0.8, 0.3]], [0], margin=0.35, scale=10.0).round(3)
     np.float64(0.201)
     """
@@ -199,6 +220,8 @@ def cross_entropy(
 
     The default loss of a classifier; it falls to 0 only as the scores grow without bound.
 
+    Examples
+    --------
     >>> anymax.cross_entropy([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.349)
     """
@@ -214,6 +237,8 @@ def sparsemax_loss(
     Use it to train a classifier whose probabilities are `sparsemax`; for two classes it is the modified Huber loss (Martins and
     Astudillo 2016).
 
+    Examples
+    --------
     >>> anymax.sparsemax_loss([[2.0, 1.5, -1.0]], [0])
     np.float64(0.0625)
     """
@@ -233,8 +258,13 @@ def entmax_loss(
 
     Use it to train a classifier whose probabilities are `entmax`; alpha may be learned with the weights.
 
-    alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
+    Parameters
+    ----------
+    alpha
+        A number above 0, or an array that broadcasts to the scores with size 1 along the classes.
 
+    Examples
+    --------
     >>> anymax.entmax_loss([[2.0, 1.0, -1.0]], [0], alpha=1.5).round(3)
     np.float64(0.062)
     """
@@ -249,6 +279,8 @@ def entmax15_loss(
 
     Use it to train a classifier whose probabilities are `entmax15`.
 
+    Examples
+    --------
     >>> anymax.entmax15_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.062)
     """
@@ -269,9 +301,15 @@ def sparse_softmax_loss(
 
     Use it to fine-tune with many classes, where only the likeliest ones need a gradient (Sun et al. 2021). Give either k or p.
 
-    k: the number of classes that are kept, at least 1; an array has one value a row.
-    p: the softmax mass that is kept, above 0 and at most 1; an array has one value a row.
+    Parameters
+    ----------
+    k
+        The number of classes that are kept, at least 1; an array has one value a row.
+    p
+        The softmax mass that is kept, above 0 and at most 1; an array has one value a row.
 
+    Examples
+    --------
     >>> anymax.sparse_softmax_loss([[2.0, 1.0, -1.0]], [0], k=2).round(3)
     np.float64(0.313)
     """
@@ -286,8 +324,13 @@ def taylor_softmax_loss(
 
     Use it to train a classifier whose probabilities are `taylor_softmax`, which has no Fenchel-Young loss.
 
-    order: the degree of the Taylor polynomial, an even number from 2.
+    Parameters
+    ----------
+    order
+        The degree of the Taylor polynomial, an even number from 2.
 
+    Examples
+    --------
     >>> anymax.taylor_softmax_loss([[2.0, 1.0, -1.0]], [0]).round(3)
     np.float64(0.47)
     """
@@ -307,8 +350,13 @@ def normmax_loss(
 
     Use it to train a classifier whose probabilities are `normmax`.
 
-    alpha: the order of the norm, a number above 1 or an array with one value a row.
+    Parameters
+    ----------
+    alpha
+        The order of the norm, a number above 1 or an array with one value a row.
 
+    Examples
+    --------
     >>> anymax.normmax_loss([[2.0, 1.8, -1.0]], [0]).round(3)
     np.float64(0.2)
     """
@@ -330,10 +378,17 @@ def perturb_max_loss(
 
     Use it to train a classifier whose probabilities are `perturb_max`: a probit model for normal noise.
 
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
-    nodes: the points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
-    scale: the factor of the noise, a number above 0 or an array with one value a row.
+    Parameters
+    ----------
+    noise
+        "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or an `anymax.Noise` of your own.
+    nodes
+        The points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
+    scale
+        The factor of the noise, a number above 0 or an array with one value a row.
 
+    Examples
+    --------
     >>> anymax.perturb_max_loss([[2.0, 1.0, -1.0]], [0], noise="normal").round(3)
     np.float64(0.203)
     """

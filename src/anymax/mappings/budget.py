@@ -30,9 +30,15 @@ class Budget(Separable):
     Use it to choose k of n classes, as a layer with a gradient; k = 1 is sparsemax. In a row with fewer than k unmasked classes each
     of them gets 1.
 
-    k: the sum of p, a number above 0, or an array that broadcasts to the scores with size 1 along the classes; it has a gradient. A k
-        above the number of classes is an error; in an array whose values can't be read, as under a compiler, each class gets 1.
+    Parameters
+    ----------
+    k
+        The sum of p, a number above 0, or an array that broadcasts to the scores with size 1 along the classes; it has a
+        gradient. A k above the number of classes is an error; in an array whose values can't be read, as under a compiler,
+        each class gets 1.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Budget(k=2), [3.0, 1.0, 0.5, -9.0])
     array([1.  , 0.75, 0.25, 0.  ])
     """

@@ -42,9 +42,14 @@ class Entmax(Separable):
     the target leads by 1/(alpha-1). Peters, Niculae and Martins 2019. Closed forms at 4/3, 3/2 and 2; otherwise Newton's method. fp32
     total variation error below 2e-7.
 
-    alpha: a number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned, with an
-        exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
+    Parameters
+    ----------
+    alpha
+        A number above 0, or an array that broadcasts to the scores with size 1 along the classes; a tensor may be learned,
+        with an exact gradient through the map and through the loss. A non-positive entry of an array makes its rows NaN.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Entmax(alpha=1.5), [1.0, 0.0, -1.0]).round(4)
     array([0.8307, 0.1693, 0.    ])
     """

@@ -34,9 +34,14 @@ class NormMax(Mapping):
     `sum_i max(x_i - tau, 0)^(alpha/(alpha-1)) = 1`, is the potential itself, so p = d tau / dx. Blondel, Martins and Niculae 2020,
     section 4.
 
-    alpha: the order of the norm, a number above 1, or an array that broadcasts to the scores with size 1 along the classes; it has a
-        gradient. A larger alpha makes the probabilities on the support more equal.
+    Parameters
+    ----------
+    alpha
+        The order of the norm, a number above 1, or an array that broadcasts to the scores with size 1 along the classes; it
+        has a gradient. A larger alpha makes the probabilities on the support more equal.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.NormMax(alpha=2.0), [1.0, 1.0, -2.0])
     array([0.5, 0.5, 0. ])
     """

@@ -54,12 +54,19 @@ class PerturbMax(Mapping):
     longdouble): normal 1e-7 / 6e-14; logistic 4e-7 / 1e-9; laplace 2e-7 / 2e-10; exponential 1e-7 / 1e-13; uniform 1e-7 / 1e-12 up to
     n = 24, beyond that 4e-6 / 2e-6. The first and second derivatives are as accurate as p; there are no higher ones.
 
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
-    nodes: the number of quadrature points, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks use panels of 8
-        Gauss points: `nodes` / 4 panels (`nodes` for "uniform" with more than 24 classes), and one for each kink of the 24 highest
-        scores. Your own `Noise` uses `nodes` such panels.
-    scale: the factor of the noise, a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
+    Parameters
+    ----------
+    noise
+        "gumbel", "normal", "logistic", "laplace", "exponential" or "uniform" on [0, 1], or your own `anymax.Noise`.
+    nodes
+        The number of quadrature points, an integer from 8; None takes 32 in fp32 and 64 in fp64. Noises with kinks use
+        panels of 8 Gauss points: `nodes` / 4 panels (`nodes` for "uniform" with more than 24 classes), and one for each
+        kink of the 24 highest scores. Your own `Noise` uses `nodes` such panels.
+    scale
+        The factor of the noise, a number above 0, or an array that broadcasts to the scores with size 1 along the classes.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.PerturbMax(noise="normal"), [2.0, 1.0, -1.0]).round(3)
     array([0.756, 0.237, 0.007])
     """

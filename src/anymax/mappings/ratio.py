@@ -18,10 +18,18 @@ class Ratio(RatioMap):
     Use it to try another function instead of exp. `Ratio.square()` (x^2), `Ratio.sigmoid()` and `Ratio.relu()` are predefined. It is
     not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. A row in which every u is 0 gives zeros.
 
-    u: a function that takes an array of scores, of the caller's framework, and returns one number of at least 0 for each.
-    du: its derivative, in the same form. Without it torch and JAX differentiate through u itself, and NumPy arrays have no derivative.
-    monotone: True if u grows with x; `facts` then says that the map is monotone.
+    Parameters
+    ----------
+    u
+        A function that takes an array of scores, of the caller's framework, and returns one number of at least 0 for each.
+    du
+        Its derivative, in the same form. Without it torch and JAX differentiate through u itself, and NumPy arrays have no
+        derivative.
+    monotone
+        True if u grows with x; `facts` then says that the map is monotone.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Ratio(lambda x: x**4, lambda x: 4 * x**3), [1.0, 2.0, -2.0]).round(3)
     array([0.03 , 0.485, 0.485])
     """

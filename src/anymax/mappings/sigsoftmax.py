@@ -19,6 +19,8 @@ class Sigsoftmax(RatioMap):
     distributions than with softmax. Dense, monotone, not shift-invariant; train with `nll`, since it has no Fenchel-Young loss. Kanai
     et al. 2018. It has no parameters.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Sigsoftmax(), [2.0, 1.0, -1.0]).round(3)
     array([0.757, 0.231, 0.012])
     """

@@ -18,6 +18,8 @@ class Softmax(Separable):
     The default choice. Dense, monotone, shift-invariant; its loss is the cross-entropy. fp32 total variation error 1e-7. It has
     no parameters.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Softmax(), [2.0, 1.0, -1.0]).round(3)
     array([0.705, 0.259, 0.035])
     """

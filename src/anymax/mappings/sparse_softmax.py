@@ -39,10 +39,16 @@ class SparseSoftmax(Mapping):
     kept classes. The loss, tau - x_t, is finite and has a gradient even if the target is left out. Give either k or p. Su 2020; Sun
     et al. 2021.
 
-    k: the number of classes to keep, an integer from 1, or an array of whole numbers with one per row; ties are broken by position, so
-        exactly k are kept.
-    p: the mass to keep, a number above 0 and at most 1, or an array with one value per row.
+    Parameters
+    ----------
+    k
+        The number of classes to keep, an integer from 1, or an array of whole numbers with one per row; ties are broken by
+        position, so exactly k are kept.
+    p
+        The mass to keep, a number above 0 and at most 1, or an array with one value per row.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.SparseSoftmax(k=2), [1.0, 1.0, 0.0])
     array([0.5, 0.5, 0. ])
     """

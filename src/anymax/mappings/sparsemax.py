@@ -18,6 +18,8 @@ class Sparsemax(Separable):
     is the modified Huber loss, exactly 0 once the target leads by 1. Martins and Astudillo 2016, sections 2 and 3. fp32 total variation
     error 1e-7. It has no parameters.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Sparsemax(), [2.0, 1.5, -1.0])
     array([0.75, 0.25, 0.  ])
     """

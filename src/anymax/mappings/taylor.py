@@ -18,8 +18,13 @@ class Taylor(RatioMap):
     nor shift-invariant, so the maximum must not be subtracted; scaling by the row's largest |x| keeps the result finite. It has no
     Fenchel-Young loss; train with `taylor_softmax_loss`, -log p_t. de Brebisson and Vincent 2015.
 
-    order: the degree of the polynomial, an even number from 2 to 170: only these are positive everywhere.
+    Parameters
+    ----------
+    order
+        The degree of the polynomial, an even number from 2 to 170: only these are positive everywhere.
 
+    Examples
+    --------
     >>> anymax.apply(anymax.Taylor(order=2), [1.0, 0.0]).round(4)
     array([0.7143, 0.2857])
     """

@@ -23,17 +23,29 @@ class AdaptiveScale(nn.Module):
     states, and give the result, a `scalable`, to `anymax.attention`. If one factor for each head is enough, use
     `scalable(beta=nn.Parameter(...))` instead.
 
-    embed_dim: the number of features of the hidden states.
-    num_heads: the number of heads of the queries.
-    only: the indices of the heads to scale, all by default. The paper leaves out heads with ALiBi, whose distances would be scaled too.
-    gamma_range: gamma is between minus and plus this number.
-    delta: the part of the scale that does not depend on the length.
-    bias: whether the learned functions have biases.
-    device, dtype: the device and dtype of the weights.
-
     It takes hidden states [..., L, embed_dim], and returns a transform of the scores [..., num_heads, L, S]. beta is `softplus(w_b h)` and
     gamma is `gamma_range tanh(w_g h)`. A query that sees one key has the scale delta.
 
+    Parameters
+    ----------
+    embed_dim
+        The number of features of the hidden states.
+    num_heads
+        The number of heads of the queries.
+    only
+        The indices of the heads to scale, all by default. The paper leaves out heads with ALiBi, whose distances would be
+        scaled too.
+    gamma_range
+        Gamma is between minus and plus this number.
+    delta
+        The part of the scale that does not depend on the length.
+    bias
+        Whether the learned functions have biases.
+    device, dtype
+        The device and dtype of the weights.
+
+    Examples
+    --------
     >>> import torch
     >>> from anymax import attention, nn
     >>> scale, x = nn.AdaptiveScale(8, 2), torch.randn(1, 5, 8)

@@ -38,17 +38,27 @@ class Categorical(TorchCategorical):
     gradient; an entropy whose gradient is exact where p is 0; and a `log_prob` of -inf off the support whose gradient is finite (see
     `anymax.log_prob`).
 
-    mapping: the map, such as `Sparsemax()`.
-    scores: a tensor whose last axis is the classes and whose other axes are the batch; -inf masks a class, NaN and +inf are errors.
-    mask: boolean, broadcastable to the scores, True = keep.
-        A row that keeps no class is allowed: its probabilities are all 0, its sample and its mode are -1, its entropy is 0, and log_prob
-        is 0 for -1 and -inf for every class. (A mask of large negative numbers would make such a row uniform over forbidden classes.)
-    transform: a transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
-    validate_args: check the scores and the values; the default is that of `Distribution.set_default_validate_args`.
-
     `scores` are the scores after mask and transform; `probs` and `logits` are p and log p, computed at their first use. `mean` and
     `variance` are NaN, as in torch. Samples use torch's global generator, or that of `sample(shape, generator=...)`.
 
+    Parameters
+    ----------
+    mapping
+        The map, such as `Sparsemax()`.
+    scores
+        A tensor whose last axis is the classes and whose other axes are the batch; -inf masks a class, NaN and +inf are
+        errors.
+    mask
+        Boolean, broadcastable to the scores, True = keep. A row that keeps no class is allowed: its probabilities are all
+        0, its sample and its mode are -1, its entropy is 0, and log_prob is 0 for -1 and -inf for every class. (A mask of
+        large negative numbers would make such a row uniform over forbidden classes.)
+    transform
+        A transform of the masked scores: one of `anymax.transforms`, or several in `compose(...)`.
+    validate_args
+        Check the scores and the values; the default is that of `Distribution.set_default_validate_args`.
+
+    Examples
+    --------
     >>> import torch, anymax
     >>> policy = anymax.nn.Categorical(anymax.Sparsemax(), torch.tensor([1.0, 0.5, -2.0]))
     >>> policy.probs
@@ -110,7 +120,10 @@ class Categorical(TorchCategorical):
     def sample(self, sample_shape: Any = _ONE, generator: Any = None) -> Tensor:
         """Random classes, integers of shape `sample_shape + batch_shape`.
 
-        generator: a `torch.Generator` on the device of the scores, or an integer seed; torch's global generator by default.
+        Parameters
+        ----------
+        generator
+            A `torch.Generator` on the device of the scores, or an integer seed; torch's global generator by default.
         """
         shape = Size(sample_shape)
         with torch.no_grad():

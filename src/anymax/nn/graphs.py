@@ -30,25 +30,45 @@ class GraphAttention(OfMapping):
     The score of an edge from j to i is `a^T leaky_relu(W_l x_j + W_r x_i + W_e e_ij)`, for each head; the output of node i is the sum of
     `p_ij W_l x_j` over its incoming edges, where p is the map of their scores.
 
-    in_channels: the number of features of a node; a pair (of sources, of targets) for a bipartite graph.
-    out_channels: the number of output features of each head.
-    heads: the number of heads.
-    mapping: the map from the scores of a node's edges to weights, such as `Sparsemax()`, or its name; softmax by default. An alpha for
-        each head has the shape (heads,).
-    concat: return the features of all heads, `heads * out_channels`; False returns their mean.
-    negative_slope: the slope of the leaky ReLU below 0.
-    dropout: the share of the weights that is set to 0 in training.
-    add_self_loops: let each node attend to itself too; existing self-loops are replaced.
-    edge_dim: the number of features of an edge, if edges have features.
-    fill_value: the features of the added self-loops: a number, a tensor, or how to compute them from the features of the node's incoming
-        edges: "mean", "add", "min", "max" or "mul".
-    bias: whether there are biases.
-    share_weights: use one matrix for sources and targets.
-    residual: add a linear function of the node's own features to the output.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the learned number.
-    device, dtype: the device and dtype of the weights.
+    Parameters
+    ----------
+    in_channels
+        The number of features of a node; a pair (of sources, of targets) for a bipartite graph.
+    out_channels
+        The number of output features of each head.
+    heads
+        The number of heads.
+    mapping
+        The map from the scores of a node's edges to weights, such as `Sparsemax()`, or its name; softmax by default. An
+        alpha for each head has the shape (heads,).
+    concat
+        Return the features of all heads, `heads * out_channels`; False returns their mean.
+    negative_slope
+        The slope of the leaky ReLU below 0.
+    dropout
+        The share of the weights that is set to 0 in training.
+    add_self_loops
+        Let each node attend to itself too; existing self-loops are replaced.
+    edge_dim
+        The number of features of an edge, if edges have features.
+    fill_value
+        The features of the added self-loops: a number, a tensor, or how to compute them from the features of the node's
+        incoming edges: "mean", "add", "min", "max" or "mul".
+    bias
+        Whether there are biases.
+    share_weights
+        Use one matrix for sources and targets.
+    residual
+        Add a linear function of the node's own features to the output.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+    device, dtype
+        The device and dtype of the weights.
 
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Sparsemax, nn
     >>> layer = nn.GraphAttention(8, 4, heads=2, mapping=Sparsemax())
@@ -142,11 +162,17 @@ class GraphAttention(OfMapping):
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """The features of the nodes, [nodes, heads * out_channels], or [nodes, out_channels] without `concat`.
 
-        x: the features of the nodes, [nodes, in_channels]; for a bipartite graph a pair (sources, targets).
-        edge_index: the edges, integers [2, edges]: the source and the target of each, in any order.
-        edge_attr: the features of the edges, [edges, edge_dim], or [edges] if edge_dim is 1.
-        return_attention_weights: return (output, (edges, weights)), where the edges are those used, with self-loops at the end, and the
-            weights, [edges, heads], are those of the map, before dropout.
+        Parameters
+        ----------
+        x
+            The features of the nodes, [nodes, in_channels]; for a bipartite graph a pair (sources, targets).
+        edge_index
+            The edges, integers [2, edges]: the source and the target of each, in any order.
+        edge_attr
+            The features of the edges, [edges, edge_dim], or [edges] if edge_dim is 1.
+        return_attention_weights
+            Return (output, (edges, weights)), where the edges are those used, with self-loops at the end, and the weights,
+            [edges, heads], are those of the map, before dropout.
         """
         left, right = self._nodes(x)
         n_sources, n_targets = left.shape[0], right.shape[0]
@@ -281,13 +307,23 @@ class AttentionPool(OfMapping):
     It is for sets, baskets, graphs and packed sequences, where a mean would count unimportant entries too. The scores are the products of
     the entries with a learned query, or are given by the caller.
 
-    mapping: the map from the scores of a segment to weights, such as `Sparsemax()`, or its name; softmax by default.
-    features: the number of features of an entry, for a learned query; without it `forward` needs scores.
-    heads: how many queries to learn, each with its own sum; None for one query, without an axis of heads.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the learned number.
-    device, dtype: the device and dtype of the query.
+    Parameters
+    ----------
+    mapping
+        The map from the scores of a segment to weights, such as `Sparsemax()`, or its name; softmax by default.
+    features
+        The number of features of an entry, for a learned query; without it `forward` needs scores.
+    heads
+        How many queries to learn, each with its own sum; None for one query, without an axis of heads.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+    device, dtype
+        The device and dtype of the query.
 
+    Examples
+    --------
     >>> import torch
     >>> from anymax import nn
     >>> pool = nn.AttentionPool("sparsemax")
@@ -347,10 +383,16 @@ class AttentionPool(OfMapping):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The sums, [segments, features], or [segments, heads, features] if the query or the scores have heads.
 
-        x: the vectors, [entries, features]; or a jagged nested tensor of torch, which knows its segments.
-        scores: [entries] or [entries, heads], instead of those of the learned query; -inf leaves an entry out.
-        index, ptr, lengths, num_segments: which entries belong together, as in `anymax.segment_apply`. An empty segment gives zeros.
-        return_attention_weights: return the pair (sums, weights); the weights have the shape of the scores.
+        Parameters
+        ----------
+        x
+            The vectors, [entries, features]; or a jagged nested tensor of torch, which knows its segments.
+        scores
+            [entries] or [entries, heads], instead of those of the learned query; -inf leaves an entry out.
+        index, ptr, lengths, num_segments
+            Which entries belong together, as in `anymax.segment_apply`. An empty segment gives zeros.
+        return_attention_weights
+            Return the pair (sums, weights); the weights have the shape of the scores.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"AttentionPool: x must be a tensor, got {type(x).__name__}")

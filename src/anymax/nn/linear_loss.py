@@ -23,24 +23,41 @@ class LinearLoss(OfMapping):
     map is faster. For softmax it is the cross-entropy; `Loss` is the Fenchel-Young loss, which differs for label smoothing and soft
     targets.
 
-    in_features: the number of features.
-    num_classes: the number of classes; each has a row of `weight`.
-    mapping: the map of the loss, or its name; softmax by default. A tensor in it becomes a buffer of the module, an `nn.Parameter` becomes
-        its parameter.
-    bias: whether to add a learned number to the scores of each class.
-    weight: one factor for each class, a tensor [classes]; the module stores it as `class_weight`.
-    ignore_index: samples with this target are left out.
-    reduction: "mean", "sum" or "none".
-    label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
-    chunk: for how many classes scores are computed at a time; None lets the library choose.
-    least: for softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the learned number.
-    device, dtype: the device and dtype of the weights.
-
     It takes features [..., in_features] and targets, and returns the loss: one number, or [...] with `reduction="none"`. To share the
     weight with an embedding, assign it: `head.weight = embedding.weight`.
 
+    Parameters
+    ----------
+    in_features
+        The number of features.
+    num_classes
+        The number of classes; each has a row of `weight`.
+    mapping
+        The map of the loss, or its name; softmax by default. A tensor in it becomes a buffer of the module, an
+        `nn.Parameter` becomes its parameter.
+    bias
+        Whether to add a learned number to the scores of each class.
+    weight
+        One factor for each class, a tensor [classes]; the module stores it as `class_weight`.
+    ignore_index
+        Samples with this target are left out.
+    reduction
+        "mean", "sum" or "none".
+    label_smoothing
+        The share of each target that is spread evenly over all classes, from 0 to 1.
+    chunk
+        For how many classes scores are computed at a time; None lets the library choose.
+    least
+        For softmax, classes with a probability below this number get no gradient; 0 leaves out none. See `linear_loss`.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+    device, dtype
+        The device and dtype of the weights.
+
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Entmax, nn
     >>> head = nn.LinearLoss(8, 1000, Entmax(1.5))
@@ -105,8 +122,12 @@ class LinearLoss(OfMapping):
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of features [..., in_features].
 
-        target: class indices [...], or a distribution over the classes [..., num_classes].
-        mask: boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
+        Parameters
+        ----------
+        target
+            Class indices [...], or a distribution over the classes [..., num_classes].
+        mask
+            Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         return linear.linear_loss(
             x, self.weight, target, self.mapping, linear_bias=self.bias, weight=self.class_weight, mask=mask, chunk=self.chunk,

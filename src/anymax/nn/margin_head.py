@@ -27,24 +27,37 @@ class MarginHead(OfMapping):
     It is for embeddings that are compared by their angles (faces, speakers, products). Train with `head(embeddings, target)`, and predict
     by the largest of `head.probabilities(embeddings)`.
 
-    in_features: the number of features of an embedding.
-    num_classes: the number of classes; each has a centre, a row of `weight`.
-    mapping: the map of the loss, or its name; softmax by default.
-    margin: a number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
-    scale: the factor of the cosines, since scores from -1 to 1 are too small for most maps.
-    ignore_index: samples with this target are left out.
-    reduction: "mean", "sum" or "none".
-    group: the processes that share the classes, as in `anymax.distributed.apply`; each has about an equal part of the centres. Each
-        passes its own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the scores.
-        The loss is over the rows of all processes, and is the same on each.
-    sample_rate: the share of this process's classes, from 0 to 1, that a training step uses: the classes of the batch, and others drawn
-        at random (An et al., Partial FC, 2022). Evaluation uses all classes.
-
     With a group the gradient of the embeddings is that of the mean over the rows of all processes. DistributedDataParallel divides
     gradients by the number of processes, `size`: after it, pass `embeddings * size - (embeddings * (size - 1)).detach()`.
 
     It takes embeddings [N, in_features] and class indices [N], and returns the loss: one number, or [N] with `reduction="none"`.
 
+    Parameters
+    ----------
+    in_features
+        The number of features of an embedding.
+    num_classes
+        The number of classes; each has a centre, a row of `weight`.
+    mapping
+        The map of the loss, or its name; softmax by default.
+    margin
+        A number m, which means `margins.AM(m)`, or a margin such as `margins.ArcFace(0.5)`.
+    scale
+        The factor of the cosines, since scores from -1 to 1 are too small for most maps.
+    ignore_index
+        Samples with this target are left out.
+    reduction
+        "mean", "sum" or "none".
+    group
+        The processes that share the classes, as in `anymax.distributed.apply`; each has about an equal part of the centres.
+        Each passes its own batch, of any size, as in data-parallel training. Processes exchange the embeddings but not the
+        scores. The loss is over the rows of all processes, and is the same on each.
+    sample_rate
+        The share of this process's classes, from 0 to 1, that a training step uses: the classes of the batch, and others
+        drawn at random (An et al., Partial FC, 2022). Evaluation uses all classes.
+
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Sparsemax, margins, nn
     >>> head = nn.MarginHead(8, 5, Sparsemax(), margin=margins.ArcFace(0.3), scale=4.0)

@@ -27,14 +27,23 @@ class Activation(OfMapping):
 
     It is for gates, routers, pooling and other probabilities inside a model. To train a classifier use `Loss`, which takes the scores.
 
-    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its parameter.
-    dim: the axis of the classes, the last by default; or several axes, whose entries are one row.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`. It starts at its value in the map; a tensor, for
-        example of shape (heads, 1, 1), is one number for each head.
-    bounds: the interval (low, high) of the learned number; its start must be strictly inside.
-
     It takes scores of any shape, and returns probabilities of the same shape and dtype.
 
+    Parameters
+    ----------
+    mapping
+        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its
+        parameter.
+    dim
+        The axis of the classes, the last by default; or several axes, whose entries are one row.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`. It starts at its value in the map; a
+        tensor, for example of shape (heads, 1, 1), is one number for each head.
+    bounds
+        The interval (low, high) of the learned number; its start must be strictly inside.
+
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Entmax, nn
     >>> gate = torch.nn.Sequential(torch.nn.Linear(8, 4), nn.Activation(Entmax(1.5), learn="alpha"))
@@ -75,17 +84,30 @@ class Loss(OfMapping):
     Fenchel-Young loss is 0 where y = p(x). So for softmax with label smoothing, or with a distribution as target, it is the cross-entropy
     minus a constant, the entropy of the target; and a class weight multiplies the whole loss of a sample.
 
-    mapping: the map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its parameter.
-    weight: one factor for each class, a tensor [classes].
-    ignore_index: samples with this target are left out.
-    reduction: "mean", "sum" or "none".
-    label_smoothing: the share of each target that is spread evenly over all classes, from 0 to 1.
-    dim: the axis of the classes: by default 1, or 0 for a single row, as in torch.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the learned number.
-
     It takes scores [N, classes, ...] and targets, and returns the loss: one number, or [N, ...] with `reduction="none"`.
 
+    Parameters
+    ----------
+    mapping
+        The map, such as `Sparsemax()`, or its name. A tensor in it becomes a buffer of the module, an `nn.Parameter` its
+        parameter.
+    weight
+        One factor for each class, a tensor [classes].
+    ignore_index
+        Samples with this target are left out.
+    reduction
+        "mean", "sum" or "none".
+    label_smoothing
+        The share of each target that is spread evenly over all classes, from 0 to 1.
+    dim
+        The axis of the classes: by default 1, or 0 for a single row, as in torch.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Sparsemax, nn
     >>> loss = nn.Loss(Sparsemax())
@@ -122,8 +144,12 @@ class Loss(OfMapping):
     def forward(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of scores [N, classes, ...].
 
-        target: class indices [N, ...], or a distribution over the classes in the shape of the scores.
-        mask: boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
+        Parameters
+        ----------
+        target
+            Class indices [N, ...], or a distribution over the classes in the shape of the scores.
+        mask
+            Boolean, broadcastable to the scores, True = keep; a masked class gets probability 0.
         """
         mapping = self.mapping
         loss = losses.fenchel_young if mapping.facts.has_potential else losses.nll
@@ -140,28 +166,52 @@ class Attention(OfMapping):
     Put it where a model has `nn.MultiheadAttention`, to let each head attend to a few positions and give the others a weight of exactly
     0. Masks follow torch here: True hides. In `anymax.attention`, which it calls, True keeps.
 
-    embed_dim: the number of features of the queries and the output, a multiple of num_heads.
-    num_heads: the number of heads.
-    mapping: the map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
-    dropout: the share of the weights that is set to 0 in training.
-    bias: whether the projections have biases.
-    add_bias_kv: add a learned key and value, which no mask hides.
-    add_zero_attn: add a key and a value of zeros, which no mask hides.
-    kdim, vdim: the number of features of keys and values; `embed_dim` by default.
-    batch_first: inputs are [N, L, E] rather than [L, N, E].
-    kv_heads: the number of heads of keys and values, which must divide num_heads; num_heads by default.
-    window: how many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no limit.
-    softcap: a number c above 0; the scores become c tanh(scores / c).
-    alibi: True, or a slope for each head, [num_heads]: the slope times the distance between query and key is subtracted from the score;
-        True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
-    sink: add a learned score for each head, of a key without a value; it has no column in the weights.
-    transform: a function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers; or an
-        `AdaptiveScale`, which computes the transform from the queries.
-    learn: the name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
-    bounds: the interval (low, high) of the learned number.
-    implementation: as in `anymax.attention`.
-    device, dtype: the device and dtype of the weights.
+    Parameters
+    ----------
+    embed_dim
+        The number of features of the queries and the output, a multiple of num_heads.
+    num_heads
+        The number of heads.
+    mapping
+        The map from scores to weights, or its name; softmax by default. An alpha for each head has the shape (heads, 1, 1).
+    dropout
+        The share of the weights that is set to 0 in training.
+    bias
+        Whether the projections have biases.
+    add_bias_kv
+        Add a learned key and value, which no mask hides.
+    add_zero_attn
+        Add a key and a value of zeros, which no mask hides.
+    kdim, vdim
+        The number of features of keys and values; `embed_dim` by default.
+    batch_first
+        Inputs are [N, L, E] rather than [L, N, E].
+    kv_heads
+        The number of heads of keys and values, which must divide num_heads; num_heads by default.
+    window
+        How many keys before and after itself a query attends to: a number, or a pair (before, after) with None for no
+        limit.
+    softcap
+        A number c above 0; the scores become c tanh(scores / c).
+    alibi
+        True, or a slope for each head, [num_heads]: the slope times the distance between query and key is subtracted from
+        the score; True uses the slopes of ALiBi, and a slope of 0 leaves a head without positions.
+    sink
+        Add a learned score for each head, of a key without a value; it has no column in the weights.
+    transform
+        A function of the masked scores, such as `scalable(beta=nn.Parameter(...))`, whose parameters the module registers;
+        or an `AdaptiveScale`, which computes the transform from the queries.
+    learn
+        The name of a number of the map, such as "alpha", to learn inside `bounds`; see `Activation`.
+    bounds
+        The interval (low, high) of the learned number.
+    implementation
+        As in `anymax.attention`.
+    device, dtype
+        The device and dtype of the weights.
 
+    Examples
+    --------
     >>> import torch
     >>> from anymax import Entmax, nn
     >>> attend = nn.Attention(16, 4, Entmax(torch.full((4, 1, 1), 1.5)), batch_first=True, learn="alpha")
@@ -305,13 +355,22 @@ class Attention(OfMapping):
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights), as from `nn.MultiheadAttention.forward`.
 
-        query: [L, N, embed_dim], [N, L, embed_dim] with `batch_first`, or [L, embed_dim].
-        key, value: [S, N, kdim] and [S, N, vdim], with the same variants.
-        key_padding_mask: [N, S], True = padding, which is hidden; or numbers to add to the scores.
-        need_weights: return the weights; if False their matrix is not needed, and the second result is None.
-        attn_mask: [L, S] or [N * heads, L, S], True = hidden; or numbers to add to the scores.
-        average_attn_weights: return the mean over the heads, [N, L, S], instead of [N, heads, L, S].
-        is_causal: hide later keys; ignored if there is an `attn_mask`.
+        Parameters
+        ----------
+        query
+            [L, N, embed_dim], [N, L, embed_dim] with `batch_first`, or [L, embed_dim].
+        key, value
+            [S, N, kdim] and [S, N, vdim], with the same variants.
+        key_padding_mask
+            [N, S], True = padding, which is hidden; or numbers to add to the scores.
+        need_weights
+            Return the weights; if False their matrix is not needed, and the second result is None.
+        attn_mask
+            [L, S] or [N * heads, L, S], True = hidden; or numbers to add to the scores.
+        average_attn_weights
+            Return the mean over the heads, [N, L, S], instead of [N, heads, L, S].
+        is_causal
+            Hide later keys; ignored if there is an `attn_mask`.
         """
         same = query is key is value
         is_causal = operands.flag("Attention", "is_causal", is_causal)

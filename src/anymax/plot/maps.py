@@ -45,10 +45,18 @@ def label(mapping: Mapping) -> str:
 
     Use it in legends, tables and file names; `title` writes the parameters as mathematics.
 
-    mapping: the map, such as `Entmax(1.5)`; parameters with their default are left out, except the first.
+    Parameters
+    ----------
+    mapping
+        The map, such as `Entmax(1.5)`; parameters with their default are left out, except the first.
 
-    Returns a string.
+    Returns
+    -------
+    str
+        A string.
 
+    Examples
+    --------
     >>> anymax.plot.label(anymax.Entmax(1.5)), anymax.plot.label(anymax.Softmax()), anymax.plot.label(anymax.PerturbMax("gumbel"))
     ('entmax alpha=1.5', 'softmax', 'perturb_max noise=gumbel')
     """
@@ -72,10 +80,18 @@ def title(mapping: Mapping) -> str:
 
     Use it in titles and legends.
 
-    mapping: the map, such as `Entmax(1.5)`.
+    Parameters
+    ----------
+    mapping
+        The map, such as `Entmax(1.5)`.
 
-    Returns a string with the parameters between dollar signs.
+    Returns
+    -------
+    str
+        A string with the parameters between dollar signs.
 
+    Examples
+    --------
     >>> print(anymax.plot.title(anymax.Entmax(1.5)))
     entmax $\\alpha = 1.5$
     """
@@ -96,10 +112,18 @@ def rivals(mappings: Maps) -> tuple[float, ...]:
     its total leaves no choice (budget k of k classes), or because a score of 0 has no weight (`Ratio.square()`). Then it is one class of
     score 1, or as many of score 0 as are needed.
 
-    mappings: a map, or several that share one picture.
+    Parameters
+    ----------
+    mappings
+        A map, or several that share one picture.
 
-    Returns the scores of the others, one or more.
+    Returns
+    -------
+    tuple[float, ...]
+        The scores of the others, one or more.
 
+    Examples
+    --------
     >>> from anymax import Budget, Ratio
     >>> anymax.plot.rivals(anymax.Softmax()), anymax.plot.rivals(anymax.Ratio.square()), anymax.plot.rivals(anymax.Budget(2))
     ((0.0,), (1.0,), (0.0, 0.0))
@@ -122,12 +146,22 @@ def _fits(mapping: Mapping, classes: int) -> bool:
 def curve(mapping: Mapping, t: np.ndarray, others: tuple[float, ...]) -> np.ndarray:
     """The probability of a class at each of the scores t, beside other classes: the numbers that `curves` draws.
 
-    mapping: the map.
-    t: the scores of the class, a NumPy array [points].
-    others: the scores of the other classes, such as those of `rivals`.
+    Parameters
+    ----------
+    mapping
+        The map.
+    t
+        The scores of the class, a NumPy array [points].
+    others
+        The scores of the other classes, such as those of `rivals`.
 
-    Returns a NumPy array, [points].
+    Returns
+    -------
+    np.ndarray
+        A NumPy array, [points].
 
+    Examples
+    --------
     >>> anymax.plot.curve(anymax.Sparsemax(), np.array([-1.0, 0.0, 0.5]), (0.0,))
     array([0.  , 0.5 , 0.75])
     """
@@ -161,12 +195,22 @@ def curves(mappings: Maps | None = None, *, t: AnyArray | Numbers | None = None,
     Use it to compare maps: where each is exactly 0 or 1, how steep it is, and how far its tails reach. If the scores (t, 0) do not show
     a map, the other classes are those of `rivals`, and the axis names them: `Budget(2)` needs three classes.
 
-    mappings: a map or its name, or a list of them; seven usual ones by default.
-    t: the scores of the first class, ascending; 801 from -4 to 4 by default.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    mappings
+        A map or its name, or a list of them; seven usual ones by default.
+    t
+        The scores of the first class, ascending; 801 from -4 to 4 by default.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.curves([anymax.Softmax(), anymax.Sparsemax()])
     >>> [line.get_label() for line in ax.lines]
@@ -193,12 +237,22 @@ def bars(mappings: Maps | None = None, x: AnyArray | Numbers | None = None, *, a
 
     Use it to see what maps do to your scores.
 
-    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
-    x: the scores, one row of them; (2, 1.4, 0.6, -1) by default.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    mappings
+        A map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default.
+    x
+        The scores, one row of them; (2, 1.4, 0.6, -1) by default.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.bars([anymax.Softmax(), anymax.Sparsemax()], [2.0, 1.4, 0.6])
     >>> len(ax.patches), [text.get_text() for text in ax.texts]
@@ -236,15 +290,27 @@ def losses(
     Use it to compare losses: where each is exactly 0, and how it punishes a wrong answer. The loss of a map is its Fenchel-Young loss, or
     the negative log-likelihood if it has none.
 
-    mappings: a map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
-    t: the leads, ascending; 601 from -3 to 3 by default.
-    classic: add the hinge, logistic, squared and modified Huber losses.
-    scaled: divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber loss,
-        and that of softmax on the logistic loss.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    mappings
+        A map or its name, or a list of them; softmax, entmax 1.5 and sparsemax by default, none for `[]`.
+    t
+        The leads, ascending; 601 from -3 to 3 by default.
+    classic
+        Add the hinge, logistic, squared and modified Huber losses.
+    scaled
+        Divide each loss by its value at t = 0, so that all meet there; the sparsemax loss then lies on the modified Huber
+        loss, and that of softmax on the logistic loss.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.losses(anymax.Sparsemax())
     >>> [line.get_label() for line in ax.lines]
@@ -311,13 +377,24 @@ def simplex(mapping: Mapping | str, *, extent: float = 3.0, resolution: int = 30
     Use it to see where a map has exact zeros: white lines separate the regions in which 1, 2 or 3 classes have a probability above 0. The
     dashed triangle is the simplex itself: sparsemax keeps points inside it, and projects all others onto it.
 
-    mapping: the map, or its name.
-    extent: how far the plane reaches from its centre.
-    resolution: the number of points along each side.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    mapping
+        The map, or its name.
+    extent
+        How far the plane reaches from its centre.
+    resolution
+        The number of points along each side.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.simplex(anymax.Sparsemax(), resolution=61)
     >>> [text.get_text() for text in ax.texts]
@@ -378,13 +455,25 @@ def jacobian(
 
     Use it to see which scores move which probabilities: exact zeros stay white, and up to 8 classes show their numbers.
 
-    mapping: the map, or its name.
-    x: the scores, one row of them.
-    bound: the absolute value with the darkest colour, so that several pictures can share one scale; by default the largest in this picture.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    mapping
+        The map, or its name.
+    x
+        The scores, one row of them.
+    bound
+        The absolute value with the darkest colour, so that several pictures can share one scale; by default the largest in
+        this picture.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.jacobian(anymax.Sparsemax(), [1.0, 0.5, -2.0])
     >>> [text.get_text() for text in ax.texts[:3]]

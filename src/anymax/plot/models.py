@@ -26,13 +26,23 @@ def attention(
 
     Use it to see what a head attends to, and what a sparse map leaves out.
 
-    weights: [queries, keys], or [heads, queries, keys] for a picture of each head, as `anymax.attention` returns them with
+    Parameters
+    ----------
+    weights
+        [queries, keys], or [heads, queries, keys] for a picture of each head, as `anymax.attention` returns them with
         `need_weights=True`.
-    queries, keys: their names, such as words; numbers by default.
-    ax: the matplotlib Axes to draw on, or an array of them, one for each head; new ones by default.
+    queries, keys
+        Their names, such as words; numbers by default.
+    ax
+        The matplotlib Axes to draw on, or an array of them, one for each head; new ones by default.
 
-    Returns the Axes, or the array of them where the weights have heads.
+    Returns
+    -------
+    Axes | Any
+        The Axes, or the array of them where the weights have heads.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.attention([[1.0, 0.0], [0.25, 0.75]], queries=["it", "sat"], keys=["it", "sat"])
     >>> ax.get_title()
@@ -75,11 +85,20 @@ def support_histogram(p: AnyArray | Numbers | dict[str, Any], *, ax: Axes | None
     Use it to see how sparse the results of a model are. Supports of more than 60 classes are counted in steps, so that the bars stay
     visible.
 
-    p: probabilities [..., classes]; or a dict of name: probabilities, for bars side by side.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    p
+        Probabilities [..., classes]; or a dict of name: probabilities, for bars side by side.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> scores = [[1.0, 0.0], [0.0, 1.0]]
     >>> ax = anymax.plot.support_histogram({"sparsemax": anymax.sparsemax(scores), "softmax": anymax.softmax(scores)})
@@ -117,14 +136,26 @@ def calibration(
     Use it to see whether the probability of the predicted class can be trusted. The title gives the expected calibration error;
     `reliability` returns the numbers.
 
-    p: probabilities [rows, classes].
-    y: the class of each row, [rows].
-    bins: the number of equal intervals from 0 to 1 for the confidences.
-    name: the name of the model, for the title.
-    ax: the matplotlib Axes to draw on; new ones by default.
+    Parameters
+    ----------
+    p
+        Probabilities [rows, classes].
+    y
+        The class of each row, [rows].
+    bins
+        The number of equal intervals from 0 to 1 for the confidences.
+    name
+        The name of the model, for the title.
+    ax
+        The matplotlib Axes to draw on; new ones by default.
 
-    Returns the Axes.
+    Returns
+    -------
+    Axes
+        The Axes.
 
+    Examples
+    --------
     >>> import matplotlib; matplotlib.use("agg")
     >>> ax = anymax.plot.calibration([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], name="a model")
     >>> ax.get_title()
@@ -156,12 +187,23 @@ def reliability(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """The numbers of `calibration`: confidence and accuracy in bins, and the expected calibration error.
 
-    p: probabilities [rows, classes].
-    y: the class of each row, [rows].
-    bins: the number of equal intervals from 0 to 1 for the confidences.
+    Parameters
+    ----------
+    p
+        Probabilities [rows, classes].
+    y
+        The class of each row, [rows].
+    bins
+        The number of equal intervals from 0 to 1 for the confidences.
 
-    Returns (mean confidence, accuracy, share of rows), each [bins], and the error: the mean gap of the first two, weighted by the third.
+    Returns
+    -------
+    tuple[np.ndarray, np.ndarray, np.ndarray, float]
+        (mean confidence, accuracy, share of rows), each [bins], and the error: the mean gap of the first two, weighted by
+        the third.
 
+    Examples
+    --------
     >>> confidence, accuracy, share, error = anymax.plot.reliability([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], [0, 0, 1], bins=2)
     >>> confidence.round(3), accuracy.round(3), share, round(error, 3)
     (array([0.   , 0.767]), array([0.   , 0.667]), array([0., 1.]), 0.1)

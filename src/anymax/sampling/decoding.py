@@ -71,18 +71,32 @@ def topk_log_prob(
 
     Use it for a step of beam search, with any map; the caller adds up the log p of each beam.
 
-    mapping: the map, such as `Softmax()`, or its name, such as "softmax".
-    x: the scores; -inf masks a class.
-    k: how many classes to return, from 1 to the number of classes.
-    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
-        Those of `anymax.transforms` work along `axis`, whichever it is.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
+    Parameters
+    ----------
+    mapping
+        The map, such as `Softmax()`, or its name, such as "softmax".
+    x
+        The scores; -inf masks a class.
+    k
+        How many classes to return, from 1 to the number of classes.
+    transform
+        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`, whichever it is.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns a named tuple (index, log_prob), both with k in place of the number of classes. The most probable class comes first, and
-    among equal ones the one with the smaller index; -1 and -inf follow if fewer than k classes have a probability above 0. log_prob is
-    that of one draw, as in `anymax.log_prob`; it is differentiable, and fp32 for scores in half precision.
+    Returns
+    -------
+    TopK
+        A named tuple (index, log_prob), both with k in place of the number of classes. The most probable class comes first,
+        and among equal ones the one with the smaller index; -1 and -inf follow if fewer than k classes have a probability
+        above 0. log_prob is that of one draw, as in `anymax.log_prob`; it is differentiable, and fp32 for scores in half
+        precision.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from anymax import Softmax, Sparsemax
     >>> best = topk_log_prob(Softmax(), np.log([[0.1, 0.6, 0.3]]), k=2)
@@ -112,18 +126,33 @@ def gumbel_topk(
     The result is distributed like sequential draws with the probabilities of a map, each without the classes drawn before. Use it for
     diverse candidates, or for sampled negatives. Vieira 2014; Kool et al. 2019.
 
-    x: the scores; -inf masks a class.
-    k: how many classes to draw, from 1 to the number of classes.
-    mapping: the map, or its name; softmax by default.
-    transform: is applied to the scores first, as in `sample`.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
+    Parameters
+    ----------
+    x
+        The scores; -inf masks a class.
+    k
+        How many classes to draw, from 1 to the number of classes.
+    mapping
+        The map, or its name; softmax by default.
+    transform
+        is applied to the scores first, as in `sample`.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
 
-    Returns a named tuple (index, log_prob), both with k in place of the number of classes, in the order of the draws: exactly k
-    different classes, or -1 and -inf at the end if fewer have a probability above 0. log_prob is that of each class as the first draw,
-    as in `anymax.log_prob`; it is a constant for differentiation, and fp32 for scores in half precision.
+    Returns
+    -------
+    TopK
+        A named tuple (index, log_prob), both with k in place of the number of classes, in the order of the draws: exactly k
+        different classes, or -1 and -inf at the end if fewer have a probability above 0. log_prob is that of each class as
+        the first draw, as in `anymax.log_prob`; it is a constant for differentiation, and fp32 for scores in half
+        precision.
 
+    Examples
+    --------
     >>> drawn = gumbel_topk([0.0, 1.0, 2.0, -float("inf")], k=3, generator=0)
     >>> drawn.index, drawn.log_prob.round(3)
     (array([2, 1, 0]), array([-0.408, -1.408, -2.408]))
@@ -171,15 +200,27 @@ def speculative_accept(
     `max(p_target - p_draft, 0)`, normalised. The probabilities may come from any maps, truncated or not, if the draft was drawn from
     `p_draft`. Leviathan et al. 2023; Chen et al. 2023.
 
-    p_draft: the probabilities that each token of the draft was drawn from, [..., T, classes].
-    p_target: the target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the draft.
-    tokens: the draft, integers [..., T]; -1 at the end of a row whose draft is shorter.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    Parameters
+    ----------
+    p_draft
+        The probabilities that each token of the draft was drawn from, [..., T, classes].
+    p_target
+        The target's probabilities at the same places, [..., T, classes]; or [..., T + 1, classes], with those after the
+        draft.
+    tokens
+        The draft, integers [..., T]; -1 at the end of a row whose draft is shorter.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
         Row i, in C order, takes T + 1 numbers from it, as `sample` does with `num_samples`.
 
-    Returns a named tuple (count, token), integers [...]: `tokens[..., :count]` are accepted, and `token` follows them. `token` is -1 if
-    the whole draft is accepted and p_target has no probabilities after it, or if these are NaN or all 0.
+    Returns
+    -------
+    Accepted
+        A named tuple (count, token), integers [...]: `tokens[..., :count]` are accepted, and `token` follows them. `token`
+        is -1 if the whole draft is accepted and p_target has no probabilities after it, or if these are NaN or all 0.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> draft, target = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]])
     >>> speculative_accept(draft, target, [1, 0], generator=0)

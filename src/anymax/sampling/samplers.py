@@ -65,10 +65,16 @@ class Support(NamedTuple):
 class Sample(NamedTuple):
     """The result of `sample` with `return_log_prob` or `return_support`; a field that was not requested is None.
 
-    index: the classes, -1 where a row has none.
-    log_prob: their log p, over the classes that the transform keeps.
-    full_log_prob: their log p without the truncations of the transform.
-    support: the classes that could be drawn.
+    Parameters
+    ----------
+    index
+        The classes, -1 where a row has none.
+    log_prob
+        Their log p, over the classes that the transform keeps.
+    full_log_prob
+        Their log p without the truncations of the transform.
+    support
+        The classes that could be drawn.
     """
 
     index: Any
@@ -108,13 +114,24 @@ def gumbel_max(
 
     It needs one random number per class; `sample` needs one per row. Gumbel 1954; Maddison et al. 2014.
 
-    x: the scores; -inf masks a class.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    num_samples: how many to draw from each row, as a new first axis.
+    Parameters
+    ----------
+    x
+        The scores; -inf masks a class.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis, dim
+        The axis of the classes, the last by default.
+    num_samples
+        How many to draw from each row, as a new first axis.
 
-    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
+    Returns
+    -------
+    Any
+        Integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
+    Examples
+    --------
     >>> gumbel_max([0.0, 1.0, -float("inf")], generator=0, num_samples=6)
     array([1, 0, 1, 1, 1, 0])
     """
@@ -159,15 +176,28 @@ def perturb_argmax(
 
     `perturb_max(x, noise)` gives the probabilities.
 
-    x: the scores; -inf masks a class.
-    noise: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
-    scale: the factor of the noise, a number of at least 0.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    num_samples: how many to draw from each row, as a new first axis.
+    Parameters
+    ----------
+    x
+        The scores; -inf masks a class.
+    noise
+        "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
+    scale
+        The factor of the noise, a number of at least 0.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis, dim
+        The axis of the classes, the last by default.
+    num_samples
+        How many to draw from each row, as a new first axis.
 
-    Returns integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
+    Returns
+    -------
+    Any
+        Integers, an array of the kind of x without the axis of the classes; -1 where a row has no class.
 
+    Examples
+    --------
     >>> perturb_argmax([0.0, 3.0], "uniform", generator=0)
     array(1)
     """
@@ -206,17 +236,30 @@ def gumbel_softmax(
     Use it for a discrete choice inside a model that is trained by gradients, like `torch.nn.functional.gumbel_softmax`. Jang et al.
     2017; Maddison et al. 2017.
 
-    x: the scores; -inf masks a class.
-    temperature: a number of at least 0, or an array with one value per row; 0 is one-hot with gradient 0.
-    hard: return the one-hot vector of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
-        For a map with an upper bound on probabilities, the largest entries get the bound until the sum is reached: with `Budget(k)`
-        the k largest are 1.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    mapping: the map, or its name; softmax by default.
+    Parameters
+    ----------
+    x
+        The scores; -inf masks a class.
+    temperature
+        A number of at least 0, or an array with one value per row; 0 is one-hot with gradient 0.
+    hard
+        Return the one-hot vector of the sample's largest entry, with the gradient of the relaxed sample (straight-through).
+        For a map with an upper bound on probabilities, the largest entries get the bound until the sum is reached: with
+        `Budget(k)` the k largest are 1.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+    axis, dim
+        The axis of the classes, the last by default.
+    mapping
+        The map, or its name; softmax by default.
 
-    Returns probabilities, an array of the kind, shape and dtype of x.
+    Returns
+    -------
+    Array
+        Probabilities, an array of the kind, shape and dtype of x.
 
+    Examples
+    --------
     >>> gumbel_softmax([1.0, 2.0, 0.5], hard=True, generator=0)
     array([0., 0., 1.])
     """
@@ -329,29 +372,46 @@ def sample(
     one uniform number per row and inverts the distribution function. A class with probability 0 is never drawn, so a sparse map samples
     from its support.
 
-    mapping: the map, such as `Softmax()`, or its name, such as "softmax".
-    x: the scores; -inf masks a class.
-    transform: is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function.
-        Those of `anymax.transforms` work along `axis`, whichever it is.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-        With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S numbers from
-        i * S on, so the rows after it do not matter (except with torch on a GPU, where the numbers depend on how many are drawn).
-    num_samples: how many to draw from each row, independently, as a new first axis.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
-    mask: boolean, broadcastable to x, True = keep; applied before the transforms.
-    return_log_prob: also return `log_prob` and `full_log_prob` of the classes that were drawn.
-        `log_prob` is over the classes that the transform keeps. vLLM calls it processed; a trainer that uses the same support needs it
-        in its importance ratio. `full_log_prob` is without the truncations of the transform (topk, topp, minp, topnsigma, typical,
-        eta, epsilon_cutoff, xtc), so over the whole vocabulary. Both contain penalties, biases, temperatures, your own functions, and
-        the truncation of the map itself, such as `SparseSoftmax`.
-        For a map whose probabilities sum to k (`Budget`) they are log(p / k), since one class is drawn.
-        Both are constants for differentiation, fp32 for scores in half precision, -inf in a row that is all masked and NaN in one with
-        NaN or +inf. (`anymax.log_prob` of the -1 in such a row is 0: leave the row out of a ratio of the two.)
-    return_support: also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
+    Parameters
+    ----------
+    mapping
+        The map, such as `Softmax()`, or its name, such as "softmax".
+    x
+        The scores; -inf masks a class.
+    transform
+        is applied to the scores first: one of `anymax.transforms`, several in `compose(...)`, or your own function. Those
+        of `anymax.transforms` work along `axis`, whichever it is.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        With one generator, row i (in C order of the other axes) takes its i-th number, or with `num_samples` = S the S
+        numbers from i * S on, so the rows after it do not matter (except with torch on a GPU, where the numbers depend on
+        how many are drawn).
+    num_samples
+        How many to draw from each row, independently, as a new first axis.
+    axis, dim
+        The axis of the classes, the last by default.
+    mask
+        Boolean, broadcastable to x, True = keep; applied before the transforms.
+    return_log_prob
+        Also return `log_prob` and `full_log_prob` of the classes that were drawn. `log_prob` is over the classes that the
+        transform keeps. vLLM calls it processed; a trainer that uses the same support needs it in its importance ratio.
+        `full_log_prob` is without the truncations of the transform (topk, topp, minp, topnsigma, typical, eta,
+        epsilon_cutoff, xtc), so over the whole vocabulary. Both contain penalties, biases, temperatures, your own
+        functions, and the truncation of the map itself, such as `SparseSoftmax`. For a map whose probabilities sum to k
+        (`Budget`) they are log(p / k), since one class is drawn. Both are constants for differentiation, fp32 for scores in
+        half precision, -inf in a row that is all masked and NaN in one with NaN or +inf. (`anymax.log_prob` of the -1 in
+        such a row is 0: leave the row out of a ratio of the two.)
+    return_support
+        Also return the classes of each row that could be drawn, as `ids` and `offsets`; not under `jax.jit`.
 
-    Returns integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, with
-    `return_log_prob` or `return_support`, a named tuple (index, log_prob, full_log_prob, support).
+    Returns
+    -------
+    Any
+        Integers, an array of the kind of x without the axis of the classes, -1 where a row has no class; or, with
+        `return_log_prob` or `return_support`, a named tuple (index, log_prob, full_log_prob, support).
 
+    Examples
+    --------
     >>> from anymax import Softmax, compose, temperature, topk, topp
     >>> sample(Softmax(), [1.0, 0.5, -3.0], generator=0, num_samples=6)
     array([1, 0, 0, 0, 1, 1])

@@ -48,11 +48,20 @@ class Segments:
 
     An index is sorted once, here, and not in every call.
 
-    num_segments: how many segments there are, including empty ones.
-    num_entries: how many entries there are.
-    ptr: integers [num_segments + 1]; the entries from `ptr[s]` up to `ptr[s + 1]`, in the order of `order`, belong to segment s.
-    order: integers [num_entries], the entries sorted by segment; None if they are sorted already.
+    Parameters
+    ----------
+    num_segments
+        How many segments there are, including empty ones.
+    num_entries
+        How many entries there are.
+    ptr
+        Integers [num_segments + 1]; the entries from `ptr[s]` up to `ptr[s + 1]`, in the order of `order`, belong to
+        segment s.
+    order
+        Integers [num_entries], the entries sorted by segment; None if they are sorted already.
 
+    Examples
+    --------
     >>> rows = anymax.Segments.of([1, 0, 1])
     >>> rows.ptr, rows.order, rows.lengths
     (array([0, 1, 3]), array([1, 0, 2]), array([1, 2]))
@@ -71,13 +80,24 @@ class Segments:
 
         An unsorted index is sorted here, once. Give exactly one of index, ptr and lengths.
 
-        index: the segment of each entry, integers from 0 on, in any order; a `Segments` is returned unchanged.
-        ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
-        lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
-        num_segments: how many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
+        Parameters
+        ----------
+        index
+            The segment of each entry, integers from 0 on, in any order; a `Segments` is returned unchanged.
+        ptr
+            The bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
+        lengths
+            How many entries each segment has, integers [num_segments]; the entries lie one segment after another.
+        num_segments
+            How many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
 
-        Returns a `Segments`.
+        Returns
+        -------
+        Segments
+            A `Segments`.
 
+        Examples
+        --------
         >>> rows = anymax.Segments.of([1, 0, 1])
         >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=rows)
         array([0.5, 1. , 0.5])
@@ -150,11 +170,20 @@ class Segments:
     def spread(self, values: Any, axis: int = 0) -> Any:
         """Give all entries the value of their segment, such as a temperature or a weight.
 
-        values: an array with the segments along `axis`, or a list of numbers.
-        axis: where the segments are.
+        Parameters
+        ----------
+        values
+            An array with the segments along `axis`, or a list of numbers.
+        axis
+            Where the segments are.
 
-        Returns an array of the kind of values, with entries in place of segments.
+        Returns
+        -------
+        Any
+            An array of the kind of values, with entries in place of segments.
 
+        Examples
+        --------
         >>> anymax.Segments.of([1, 0, 1]).spread([10.0, 20.0])
         array([20., 10., 20.])
         """

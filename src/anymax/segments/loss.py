@@ -42,14 +42,25 @@ def segment_loss(
 
     To train a choice among sets of different sizes. `fenchel_young` is for rows of one length, and says which maps have this loss.
 
-    target: the right entry of each segment, integers that number the entries along `axis` (not within the segment), with the segments
-        in the place of the entries; or a distribution over each segment, floating point numbers of the shape of x, one-hot for example.
-    ignore_index: the target of segments that are left out; a mean does not count them. A segment without entries has to be one of
+    Parameters
+    ----------
+    target
+        The right entry of each segment, integers that number the entries along `axis` (not within the segment), with the
+        segments in the place of the entries; or a distribution over each segment, floating point numbers of the shape of x,
+        one-hot for example.
+    ignore_index
+        The target of segments that are left out; a mean does not count them. A segment without entries has to be one of
         them; of targets that are distributions it is left out anyway.
-    reduction: "mean" over the segments, their "sum", or "none" for one value a segment.
+    reduction
+        "mean" over the segments, their "sum", or "none" for one value a segment.
 
-    Returns the loss, one number of the kind and dtype of x; with `reduction="none"` one for each segment.
+    Returns
+    -------
+    Array
+        The loss, one number of the kind and dtype of x; with `reduction="none"` one for each segment.
 
+    Examples
+    --------
     >>> anymax.segment_loss("sparsemax", [2.0, 1.5, -1.0, 3.0, 0.0], [0, 4], lengths=[3, 2], reduction="none")
     array([0.0625, 3.    ])
     """

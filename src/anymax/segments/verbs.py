@@ -65,20 +65,33 @@ def segment_apply(
     Use it for attention over a node's neighbours, choices from baskets, or packed sequences; `apply` is for rows of one length. Give
     exactly one of index, ptr and lengths.
 
-    mapping: the map, such as `anymax.Sparsemax()`, or its name. A parameter that is an array, such as alpha, has one value per
+    Parameters
+    ----------
+    mapping
+        The map, such as `anymax.Sparsemax()`, or its name. A parameter that is an array, such as alpha, has one value per
         segment: it broadcasts to x with segments in place of entries.
-    x: the scores, an array of NumPy, torch or JAX, or a list of numbers: entries along `axis`, and independent heads or
-        features along the others. -inf marks a masked entry; NaN or +inf makes its segment NaN, and no other. Also a nested (jagged)
-        or sparse (COO, CSR; rows along the last axis) tensor of torch, which contains its segments.
-    index: the segment of each entry, integers from 0 on, in any order; or a `Segments`.
-    ptr: the bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
-    lengths: how many entries each segment has, integers [num_segments]; the entries lie one segment after another.
-    num_segments: how many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
-    axis: the axis of the entries, the first one by default.
-    dim: another name of `axis`.
+    x
+        The scores, an array of NumPy, torch or JAX, or a list of numbers: entries along `axis`, and independent heads or
+        features along the others. -inf marks a masked entry; NaN or +inf makes its segment NaN, and no other. Also a nested
+        (jagged) or sparse (COO, CSR; rows along the last axis) tensor of torch, which contains its segments.
+    index
+        The segment of each entry, integers from 0 on, in any order; or a `Segments`.
+    ptr
+        The bounds, integers [num_segments + 1] that ascend from 0 to the number of entries.
+    lengths
+        How many entries each segment has, integers [num_segments]; the entries lie one segment after another.
+    num_segments
+        How many segments there are, by default the largest index plus one. An index under `jax.jit` needs it.
+    axis, dim
+        The axis of the entries, the first one by default.
 
-    Returns p, an array of the shape, kind and dtype of x: its sum over each segment is 1.
+    Returns
+    -------
+    Array
+        p, an array of the shape, kind and dtype of x: its sum over each segment is 1.
 
+    Examples
+    --------
     >>> anymax.segment_apply("sparsemax", [2.0, 1.5, 0.3, 0.0, 0.0], lengths=[3, 0, 2])
     array([0.75, 0.25, 0.  , 0.5 , 0.5 ])
     >>> anymax.segment_apply("softmax", [0.0, 5.0, 0.0], index=[1, 0, 1])
@@ -117,8 +130,13 @@ def segment_log_apply(mapping: Mapping | str, x: ArrayT | Numbers, **options: Un
 
     More accurate than the logarithm of `segment_apply` where p is tiny.
 
-    Returns log p, an array of the shape, kind and dtype of x.
+    Returns
+    -------
+    Array
+        log p, an array of the shape, kind and dtype of x.
 
+    Examples
+    --------
     >>> anymax.segment_log_apply("softmax", [0.0, -1000.0, 3.0], lengths=[2, 1])
     array([    0., -1000.,     0.])
     """
@@ -148,10 +166,18 @@ def segment_logsumexp(
 
     Use it to normalise log-probabilities, or as a maximum with a gradient, which is the softmax of each segment.
 
-    temperature: T, a number of at least 0, or an array with one value per segment; 0 gives the maximum.
+    Parameters
+    ----------
+    temperature
+        T, a number of at least 0, or an array with one value per segment; 0 gives the maximum.
 
-    Returns one number for each segment, as an array of the kind and dtype of x, with segments in place of entries.
+    Returns
+    -------
+    Array
+        One number for each segment, as an array of the kind and dtype of x, with segments in place of entries.
 
+    Examples
+    --------
     >>> anymax.segment_logsumexp([2.0, 1.0, -1.0], lengths=[2, 0, 1]).round(3)
     array([ 2.313,   -inf, -1.   ])
     """
@@ -192,10 +218,18 @@ def segment_threshold(
 
     `anymax.threshold` defines tau for each map. It is -inf for a segment without entries.
 
-    mapping: a map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
+    Parameters
+    ----------
+    mapping
+        A map that has a threshold: softmax, sparsemax, entmax, budget, normmax, sparse softmax, or one of your own.
 
-    Returns a `Threshold`, the pair (tau, support), with segments in place of entries. Neither has a gradient.
+    Returns
+    -------
+    Threshold[Array]
+        A `Threshold`, the pair (tau, support), with segments in place of entries. Neither has a gradient.
 
+    Examples
+    --------
     >>> tau, support = anymax.segment_threshold("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> tau, support
     (array([1.25, 8.  ]), array([2, 1]))
@@ -238,10 +272,18 @@ def segment_support(p: ArrayT | Numbers, **options: Unpack[SegmentOptions]) -> A
 
     Use it to see how many neighbours a sparse map keeps; `anymax.support(p)` gives the entries themselves.
 
-    p: probabilities by entry, as `segment_apply` returns them.
+    Parameters
+    ----------
+    p
+        Probabilities by entry, as `segment_apply` returns them.
 
-    Returns integers, an array of the kind of p with segments in place of entries.
+    Returns
+    -------
+    Array
+        Integers, an array of the kind of p with segments in place of entries.
 
+    Examples
+    --------
     >>> p = anymax.segment_apply("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 1])
     >>> anymax.segment_support(p, lengths=[3, 1])
     array([2, 1])
@@ -263,12 +305,22 @@ def segment_entropy(
 
     Use it to see how sure attention is; `anymax.entropy` defines each kind.
 
-    p: probabilities by entry, as `segment_apply` returns them.
-    kind: "shannon", "renyi", "renyi2" or "tsallis".
-    alpha: the order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per segment.
+    Parameters
+    ----------
+    p
+        Probabilities by entry, as `segment_apply` returns them.
+    kind
+        "shannon", "renyi", "renyi2" or "tsallis".
+    alpha
+        The order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per segment.
 
-    Returns one number for each segment, as an array of the kind and dtype of p, with segments in place of entries.
+    Returns
+    -------
+    Array
+        One number for each segment, as an array of the kind and dtype of p, with segments in place of entries.
 
+    Examples
+    --------
     >>> anymax.segment_entropy([0.5, 0.5, 1.0], lengths=[2, 1]).round(4)
     array([0.6931, 0.    ])
     """
@@ -297,11 +349,21 @@ def segment_sample(
     Use it to choose a neighbour to walk to, or an item of a basket. An entry of probability exactly 0 is never drawn. With one generator,
     segment i uses the i-th number, in C order, or with `num_samples` = S the S numbers from i * S on.
 
-    generator: a generator or key, an integer seed, or a list of these, one per segment; by default NumPy's or torch's global one.
-    num_samples: how many to draw from each segment, independently, as a new first axis.
+    Parameters
+    ----------
+    generator
+        A generator or key, an integer seed, or a list of these, one per segment; by default NumPy's or torch's global one.
+    num_samples
+        How many to draw from each segment, independently, as a new first axis.
 
-    Returns integers, the indices of entries along `axis`, with segments in place of entries; -1 where a segment has none to draw.
+    Returns
+    -------
+    Array
+        Integers, the indices of entries along `axis`, with segments in place of entries; -1 where a segment has none to
+        draw.
 
+    Examples
+    --------
     >>> anymax.segment_sample("sparsemax", [2.0, 1.5, -1.0, 9.0], lengths=[3, 0, 1], generator=0)
     array([ 0, -1,  3])
     """

@@ -100,6 +100,8 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     feature_names_in_ : array [features]
         Their names, if X had names.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array(["a", "a", "b", "b"])
     >>> model = MappingClassifier(C=100).fit(X, y)
@@ -160,11 +162,19 @@ class MappingClassifier(ClassifierMixin, MapParameters):
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier.
 
-        X: the features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
-        y: the class of each row, as numbers or strings; at least two different classes.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
+        y
+            The class of each row, as numbers or strings; at least two different classes.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, classes = self._rows(X, y)
@@ -286,12 +296,21 @@ class MappingClassifier(ClassifierMixin, MapParameters):
         that of `fit` on all rows the more often they are seen. C counts the rows of all calls; if you pass the same rows repeatedly,
         use l2, which does not depend on their number.
 
-        X: the features, [rows, features], as for `fit`.
-        y: the class of each row.
-        classes: all classes that y will ever contain; required in the first call, optional later.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], as for `fit`.
+        y
+            The class of each row.
+        classes
+            All classes that y will ever contain; required in the first call, optional later.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()

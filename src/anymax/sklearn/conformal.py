@@ -74,6 +74,8 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
     feature_names_in_ : array [features]
         Their names, if X had names.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 4, 600)
@@ -114,10 +116,17 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
     def fit(self, X: Rows, y: ArrayLike) -> Self:
         """Train the classifier on part of the rows, and calibrate on the others.
 
-        X: the rows, in any form that the classifier accepts.
-        y: the class of each row, as numbers or strings; at least two different classes.
+        Parameters
+        ----------
+        X
+            The rows, in any form that the classifier accepts.
+        y
+            The class of each row, as numbers or strings; at least two different classes.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         self.mapping_, c = self._map()
         coverage = _coverage(self.coverage)
@@ -166,10 +175,17 @@ class SupportConformalClassifier(ClassifierMixin, MapParameters):
 
         It is the support of the map at a temperature just above the calibrated one.
 
-        X: the rows, as for `fit`.
-        coverage: replaces the classifier's coverage, above 0 and below 1; no new fit is needed.
+        Parameters
+        ----------
+        X
+            The rows, as for `fit`.
+        coverage
+            Replaces the classifier's coverage, above 0 and below 1; no new fit is needed.
 
-        Returns a boolean array [rows, classes], in the order of `classes_`.
+        Returns
+        -------
+        np.ndarray
+            A boolean array [rows, classes], in the order of `classes_`.
         """
         check_is_fitted(self)
         known = self.temperature_ if coverage is None else self._temperature(_coverage(coverage))

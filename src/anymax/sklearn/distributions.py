@@ -30,9 +30,11 @@ class LabelDistributionClassifier(MappingClassifier):
 
     Parameters
     ----------
-    mapping, alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
+    mapping, alpha, C, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
+        As in `MappingClassifier`.
         The class weight of a row is the mean of the class weights, weighted by its proportions; "balanced" needs one class per row.
-    random_state, penalty, n_jobs, smoothing : as in `MappingClassifier`
+    random_state, penalty, n_jobs, smoothing
+        As in `MappingClassifier`.
 
     Attributes
     ----------
@@ -41,6 +43,8 @@ class LabelDistributionClassifier(MappingClassifier):
     And those of `MappingClassifier`
         `coef_` has a row for each class; only one for two classes if the map is shift-invariant.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> X, Q = np.array([[0.0], [1.0], [2.0]]), np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     >>> model = LabelDistributionClassifier(C=1000).fit(X, Q)
@@ -55,11 +59,19 @@ class LabelDistributionClassifier(MappingClassifier):
     def fit(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier.
 
-        X: the features, [rows, features], as for `MappingClassifier.fit`.
-        y: the proportions Q, [rows, classes], at least 0 and with rows that sum to 1, dense or sparse; or one class per row.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], as for `MappingClassifier.fit`.
+        y
+            The proportions Q, [rows, classes], at least 0 and with rows that sum to 1, dense or sparse; or one class per row.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
@@ -81,12 +93,22 @@ class LabelDistributionClassifier(MappingClassifier):
     ) -> Self:
         """Train on more rows, starting from where the last call, or `fit`, ended; see `MappingClassifier.partial_fit`.
 
-        X: the features, [rows, features], as for `fit`.
-        y: the proportions, [rows, classes]; or one class per row.
-        classes: for proportions the column numbers, optional; otherwise all classes that y will ever contain, required in the first call.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], as for `fit`.
+        y
+            The proportions, [rows, classes]; or one class per row.
+        classes
+            For proportions the column numbers, optional; otherwise all classes that y will ever contain, required in the first
+            call.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()
@@ -124,11 +146,19 @@ class LabelDistributionClassifier(MappingClassifier):
     def score(self, X: Rows, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Minus the mean Jensen-Shannon divergence between `predict_proba(X)` and the proportions y, from -log 2 to 0.
 
-        X: the features, [rows, features].
-        y: the proportions, [rows, classes]; with one class per row the score is the accuracy.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features].
+        y
+            The proportions, [rows, classes]; with one class per row the score is the accuracy.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns a float; larger is better.
+        Returns
+        -------
+        float
+            A float; larger is better.
         """
         y, sample_weight = here(y), here(sample_weight)
         if _one_a_row(y if sparse.issparse(y) else np.asarray(y)):

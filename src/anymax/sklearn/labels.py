@@ -46,7 +46,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
     Parameters
     ----------
-    alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose : as in `MappingClassifier`
+    alpha, l2, tol, max_iter, fit_intercept, class_weight, solver, warm_start, verbose
+        As in `MappingClassifier`.
     C : float, default=0.3
         The weight of the loss relative to the penalty.
     penalty, n_jobs, smoothing : as in `MappingClassifier`
@@ -89,6 +90,8 @@ class MultiLabelMappingClassifier(MappingClassifier):
     And those of `MappingClassifier`
         `classes_` holds the column numbers of y.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> X = np.repeat(np.eye(3), 8, axis=0)
     >>> Y = (X @ [[1, 0, 0], [1, 1, 0], [0, 1, 1]]).astype(int)
@@ -150,11 +153,19 @@ class MultiLabelMappingClassifier(MappingClassifier):
     def fit(self, X: Rows, y: Rows, sample_weight: ArrayLike | None = None) -> Self:
         """Train the classifier, and tune its scale or threshold if that is "cv".
 
-        X: the features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
-        y: the labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], in fp32 or fp64: an array, a data frame, or a sparse matrix.
+        y
+            The labels, an indicator matrix [rows, labels] of 0 and 1, dense or sparse; or one class per row.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         self.mapping_ = self._check()
         rows, target = self._rows(X, y)
@@ -297,12 +308,22 @@ class MultiLabelMappingClassifier(MappingClassifier):
 
         A threshold or scale of "cv" is tuned on the last thousand rows, each predicted before the model saw it.
 
-        X: the features, [rows, features], as for `fit`.
-        y: the labels, an indicator matrix [rows, labels]; or one class per row.
-        classes: for a matrix its column numbers, optional; otherwise all classes that y will ever contain, required in the first call.
-        sample_weight: a factor of at least 0 for each row, 1 by default.
+        Parameters
+        ----------
+        X
+            The features, [rows, features], as for `fit`.
+        y
+            The labels, an indicator matrix [rows, labels]; or one class per row.
+        classes
+            For a matrix its column numbers, optional; otherwise all classes that y will ever contain, required in the first
+            call.
+        sample_weight
+            A factor of at least 0 for each row, 1 by default.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         first = not hasattr(self, "classes_")
         self.mapping_ = self._check()

@@ -96,9 +96,15 @@ class MapParameters(BaseEstimator):
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters by name; those of the map are `mapping__alpha`, ...
 
-        deep: whether to include those of the map.
+        Parameters
+        ----------
+        deep
+            Whether to include those of the map.
 
-        Returns a dict.
+        Returns
+        -------
+        dict[str, Any]
+            A dict.
         """
         own = super().get_params(deep=deep)
         return own | {f"mapping__{name}": value for name, value in parameters_of(self.mapping).items()} if deep else own
@@ -106,9 +112,15 @@ class MapParameters(BaseEstimator):
     def set_params(self, **params: Any) -> Self:
         """Set parameters by name; `mapping__alpha=1.3` replaces the map by one with this alpha.
 
-        params: the parameters.
+        Parameters
+        ----------
+        params
+            The parameters.
 
-        Returns the classifier itself.
+        Returns
+        -------
+        Self
+            The classifier itself.
         """
         of_map = {name: params.pop(name) for name in list(params) if name.startswith("mapping__")}
         super().set_params(**params)

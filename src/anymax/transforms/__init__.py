@@ -31,10 +31,18 @@ def compose(*transforms: Callable[[Any], Any]) -> Composed:
 
     Use it to write down what a sampler does to its scores. The order matters; the page "Decoding" shows the order of other libraries.
 
-    transforms: transforms of this module, compositions of them, or your own functions scores -> scores.
+    Parameters
+    ----------
+    transforms
+        Transforms of this module, compositions of them, or your own functions scores -> scores.
 
-    Returns a function scores -> scores. Its `transforms` are the parts, as a tuple.
+    Returns
+    -------
+    Composed
+        A function scores -> scores. Its `transforms` are the parts, as a tuple.
 
+    Examples
+    --------
     >>> compose(temperature(2.0), compose(topk(3), minp(0.1)))
     compose(temperature(T=2.0), topk(k=3), minp(p=0.1))
     """

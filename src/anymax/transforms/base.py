@@ -60,6 +60,8 @@ _SOFTMAX = Softmax()
 class Transform(ABC):
     """A function on rows of scores, and its parameters. Each transform of this package is a subclass that defines `rows`.
 
+    Examples
+    --------
     >>> from anymax import topp
     >>> cut = topp(0.9)
     >>> cut.name, cut.params, cut.axis
@@ -138,6 +140,8 @@ class Transform(ABC):
 class Composed:
     """Transforms in sequence, applied from left to right.
 
+    Examples
+    --------
     >>> from anymax import compose, temperature, topk
     >>> [part.name for part in compose(temperature(0.7), topk(50)).transforms]
     ['temperature', 'topk']

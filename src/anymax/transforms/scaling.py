@@ -36,13 +36,22 @@ def temperature(T: Parameter, *, axis: int | None = None, dim: int | None = None
 
     Every sampler has it, before or after its truncations. The order matters for truncations by probability, such as `topp` and `minp`.
 
-    T: a number of at least 0, or an array with one value per row: [..., 1].
-        T = 0 is the limit, argmax: the largest scores become 1 and the others are masked, so that every map gives equal shares to
-        the largest; the gradient is 0. With an infinite T all scores that are not masked become 0.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    T
+        A number of at least 0, or an array with one value per row: [..., 1]. T = 0 is the limit, argmax: the largest scores
+        become 1 and the others are masked, so that every map gives equal shares to the largest; the gradient is 0. With an
+        infinite T all scores that are not masked become 0.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> temperature(2.0)([1.0, 3.0])
     array([0.5, 1.5])
     >>> temperature(0)([1.0, 3.0])
@@ -92,14 +101,27 @@ def scalable(
     gamma it is the adaptive form of Vasylenko et al. 2026, whose beta and gamma `anymax.nn.AdaptiveScale` learns from each query. A
     row of one entry has the factor delta.
 
-    beta: the factor of the logarithm, a number or an array; a learned one usually has one value per head: [heads, 1, 1].
-    gamma: the power of the logarithm, a number or an array.
-    delta: the number that is added, or an array.
-    n: the length, at least 1; by default the number of entries that are not masked: under a causal mask the keys that the query sees.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    beta
+        The factor of the logarithm, a number or an array; a learned one usually has one value per head: [heads, 1, 1].
+    gamma
+        The power of the logarithm, a number or an array.
+    delta
+        The number that is added, or an array.
+    n
+        The length, at least 1; by default the number of entries that are not masked: under a causal mask the keys that the
+        query sees.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> scalable(beta=0.5)([1.0, 2.0, 4.0, 8.0]).round(4)
     array([0.6931, 1.3863, 2.7726, 5.5452])
     """
@@ -131,11 +153,20 @@ def mask(keep: Any, *, axis: int | None = None, dim: int | None = None) -> Trans
 
     Use it for padding and for classes that must not be drawn; most verbs take `mask=` too.
 
-    keep: a boolean array or list that broadcasts to the scores, True = keep the entry.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    keep
+        A boolean array or list that broadcasts to the scores, True = keep the entry.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> mask([True, False])([1.0, 3.0])
     array([  1., -inf])
     """
@@ -164,12 +195,22 @@ def prior(
 
     With softmax, `log_p` multiplies the probabilities by p and renormalises (logit adjustment: log class frequencies).
 
-    log_p: is added to the scores: a number, or an array or list that broadcasts to them; -inf masks a class.
-    scale: multiplies the scores: a number, or an array or list that broadcasts to them.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    log_p
+        is added to the scores: a number, or an array or list that broadcasts to them; -inf masks a class.
+    scale
+        Multiplies the scores: a number, or an array or list that broadcasts to them.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> prior(log_p=[0.0, -1.0])([2.0, 2.0])
     array([2., 1.])
     """
@@ -201,15 +242,22 @@ def normalize(
 
     Use it if the scale of the scores has no meaning.
 
-    kind: what to divide by:
-        "l1" is `sum |x|`, "l2" is `sqrt(sum x^2)`.
-        "max" is the largest score if it is positive. If not, dividing by it would reverse the order (or divide by 0), so the row is
-        divided by its largest absolute value.
+    Parameters
+    ----------
+    kind
+        What to divide by: "l1" is `sum |x|`, "l2" is `sqrt(sum x^2)`. "max" is the largest score if it is positive. If not,
+        dividing by it would reverse the order (or divide by 0), so the row is divided by its largest absolute value.
         "standard" gives `(x - mean) / deviation`, with the population deviation (division by the number of entries).
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> normalize("l1")([1.0, -3.0])
     array([ 0.25, -0.75])
     >>> normalize("max")([[1.0, 4.0], [-4.0, -2.0]])
@@ -267,12 +315,22 @@ def cosine(weight: Any, eps: float = 1e-8, *, axis: int | None = None, dim: int 
 
     Use it before a margin loss (`margin_loss`), which takes cosines.
 
-    weight: an array [C, d], one row per class.
-    eps: a number above 0; shorter lengths count as eps.
-    axis: the axis of the features, the last by default, which becomes the axis of the classes; `dim` is another name for it.
+    Parameters
+    ----------
+    weight
+        An array [C, d], one row per class.
+    eps
+        A number above 0; shorter lengths count as eps.
+    axis, dim
+        The axis of the features, the last by default, which becomes the axis of the classes.
 
-    Returns a function embeddings -> scores.
+    Returns
+    -------
+    Transform
+        A function embeddings -> scores.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> cosine(np.array([[1.0, 0.0], [3.0, 4.0]]))([2.0, 0.0])
     array([1. , 0.6])
@@ -316,14 +374,25 @@ def noise(
 
     With Gumbel noise the argmax is a sample from softmax, and a softmax gives Gumbel-softmax. `PerturbMax` is the expected argmax.
 
-    kind: "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
-    scale: a number of at least 0 or an array with one value per row.
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-        A NumPy or torch generator advances with each call; a JAX key or an integer seed gives the same noise in each call.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    kind
+        "gumbel", "normal", "logistic", "laplace", "exponential", "uniform" on [0, 1], or your own `Noise`.
+    scale
+        A number of at least 0 or an array with one value per row.
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch. A
+        NumPy or torch generator advances with each call; a JAX key or an integer seed gives the same noise in each call.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> noise("normal", 0.1, generator=0)([1.0, 2.0]).round(4)
     array([1.0126, 1.9868])
     """
@@ -348,12 +417,22 @@ def mix(p: ArrayT | Numbers, prior: Any, weight: Parameter) -> ArrayT:
 
     Use it for a lower bound on every probability, or to mix in a second distribution whatever the scores are.
 
-    p: the probabilities from a map.
-    prior: probabilities that broadcast to them.
-    weight: from 0 to 1, a number or an array with one value per row.
+    Parameters
+    ----------
+    p
+        The probabilities from a map.
+    prior
+        Probabilities that broadcast to them.
+    weight
+        From 0 to 1, a number or an array with one value per row.
 
-    Returns probabilities, an array of the kind, shape and dtype of p.
+    Returns
+    -------
+    Array
+        Probabilities, an array of the kind, shape and dtype of p.
 
+    Examples
+    --------
     >>> mix([0.75, 0.25], [0.5, 0.5], 0.5)
     array([0.625, 0.375])
     """

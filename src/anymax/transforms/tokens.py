@@ -45,15 +45,27 @@ def repetition_penalty(
     Use it against loops in generated text. It is the penalty of transformers (Keskar et al. 2019) and the three penalties of vLLM and
     llama.cpp; OpenAI has the last two. vLLM counts prompt and output for `penalty`, the output alone for the others: compose two of these.
 
-    tokens: the classes that came before, integers [..., length] with the leading axes of the scores; -1 where a row has fewer.
+    Parameters
+    ----------
+    tokens
+        The classes that came before, integers [..., length] with the leading axes of the scores; -1 where a row has fewer.
         [length] gives all rows the same tokens.
-    penalty: a number above 0, or an array with one value per row: [..., 1]. 1 changes nothing, and values below 1 raise scores.
-    presence: what every class that came before loses; a number, or an array with one value per row.
-    frequency: what a class loses each time that it came; a number, or an array with one value per row.
-    axis: the axis of the classes, the last by default; `dim` is another name for it. Tokens are always along their last axis.
+    penalty
+        A number above 0, or an array with one value per row: [..., 1]. 1 changes nothing, and values below 1 raise scores.
+    presence
+        What every class that came before loses; a number, or an array with one value per row.
+    frequency
+        What a class loses each time that it came; a number, or an array with one value per row.
+    axis, dim
+        The axis of the classes, the last by default. Tokens are always along their last axis.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> repetition_penalty([0, 2, 2], penalty=2.0, frequency=0.25)([1.0, 1.0, -1.0])
     array([ 0.25,  1.  , -2.5 ])
     """
@@ -102,11 +114,20 @@ def logit_bias(bias: Any, *, axis: int | None = None, dim: int | None = None) ->
 
     Use it to ban a class (-inf), or to make it more likely, as in OpenAI's API, vLLM and llama.cpp.
 
-    bias: a dict class -> bias, or an array that broadcasts to the scores, such as [classes]. -inf masks a class.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    bias
+        A dict class -> bias, or an array that broadcasts to the scores, such as [classes]. -inf masks a class.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> logit_bias({1: -float("inf"), 2: 0.5})([1.0, 3.0, 2.0])
     array([ 1. , -inf,  2.5])
     """

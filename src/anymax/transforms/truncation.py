@@ -47,12 +47,22 @@ def topk(k: int, min_keep: int = 1, *, axis: int | None = None, dim: int | None 
 
     The simplest truncation, and the cheapest. `topp` and `minp` adapt the number of classes to each row.
 
-    k: how many scores to keep, at least 1. Among equal scores the first are kept.
-    min_keep: keep at least this many, even if k is smaller.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    k
+        How many scores to keep, at least 1. Among equal scores the first are kept.
+    min_keep
+        Keep at least this many, even if k is smaller.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> topk(2)([3.0, 1.0, 3.0, 3.0])
     array([  3., -inf,   3., -inf])
     """
@@ -76,13 +86,23 @@ def topp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
 
     The usual truncation of a sampler. Holtzman et al. 2020.
 
-    p: the mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1].
-        Among equal scores at the edge the first are kept.
-    min_keep: keep at least this many of the largest.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    p
+        The mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1]. Among equal scores
+        at the edge the first are kept.
+    min_keep
+        Keep at least this many of the largest.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> topp(0.7)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
@@ -104,12 +124,22 @@ def minp(p: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: int |
     It is a threshold on the scores and needs no sum. At high temperatures it keeps fewer unlikely classes than `topp`. Nguyen et al.
     2024.
 
-    p: the share of the largest probability, above 0 and at most 1, or an array with one value per row: [..., 1].
-    min_keep: keep at least this many of the largest; among equal scores the first.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    p
+        The share of the largest probability, above 0 and at most 1, or an array with one value per row: [..., 1].
+    min_keep
+        Keep at least this many of the largest; among equal scores the first.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> minp(0.2)([2.0, 1.0, 0.0])
     array([  2.,   1., -inf])
     """
@@ -133,12 +163,21 @@ def topnsigma(n: Parameter, *, axis: int | None = None, dim: int | None = None) 
 
     It keeps the same classes at every temperature. Tang et al. 2024.
 
-    n: how many deviations, at least 0, or an array with one value per row: [..., 1].
-        The standard deviation is the population one of the entries that are not masked (division by their number).
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    n
+        How many deviations, at least 0, or an array with one value per row: [..., 1]. The standard deviation is the
+        population one of the entries that are not masked (division by their number).
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> topnsigma(1.0)([4.0, 3.5, 0.0])
     array([ 4. ,  3.5, -inf])
     """
@@ -170,13 +209,23 @@ def typical(mass: Parameter = 0.9, min_keep: int = 1, *, axis: int | None = None
 
     Use it for text that is neither dull nor odd; it may mask the most probable class. Meister et al. 2023.
 
-    mass: the mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1].
-        If several classes at the edge are equally near, all of them are kept.
-    min_keep: keep at least this many of the nearest.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    mass
+        The mass, above 0 and at most 1 (which keeps all), or an array with one value per row: [..., 1]. If several classes
+        at the edge are equally near, all of them are kept.
+    min_keep
+        Keep at least this many of the nearest.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> np.exp(typical(0.5)(np.log([0.4, 0.2, 0.2, 0.2]))).round(3)
     array([0. , 0.2, 0.2, 0.2])
@@ -200,12 +249,23 @@ def epsilon_cutoff(
 
     It masks only the tail; `eta` has a lower threshold for rows with a large entropy. Hewitt et al. 2022.
 
-    epsilon: the smallest probability, above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.0009.
-    min_keep: keep at least this many of the largest, and all that equal the last of these, so that a flat row stays whole.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    epsilon
+        The smallest probability, above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to
+        0.0009.
+    min_keep
+        Keep at least this many of the largest, and all that equal the last of these, so that a flat row stays whole.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> np.exp(epsilon_cutoff(0.1)(np.log([0.87, 0.099, 0.001, 0.03]))).round(3)
     array([0.87, 0.  , 0.  , 0.  ])
@@ -227,12 +287,22 @@ def eta(epsilon: Parameter, min_keep: int = 1, *, axis: int | None = None, dim: 
 
     It is `epsilon_cutoff` with a lower threshold for rows with a large entropy. Hewitt et al. 2022.
 
-    epsilon: a number above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.002.
-    min_keep: keep at least this many of the largest, and all that equal the last of these.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    epsilon
+        A number above 0 and below 1, or an array with one value per row: [..., 1]; usually 0.0003 to 0.002.
+    min_keep
+        Keep at least this many of the largest, and all that equal the last of these.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> np.exp(eta(0.0625)(np.log([0.01, 0.04, 0.9, 0.05]))).round(3)
     array([0. , 0. , 0.9, 0. ])
@@ -262,17 +332,28 @@ def xtc(
     Use it for less predictable text that stays coherent; a row with fewer than two such classes is not changed. The sampler of
     llama.cpp and text-generation-webui (p-e-w, 2024).
 
-    threshold: the smallest probability of a top choice, from 0 to 1, or an array, one per row: [..., 1]; above 0.5 nothing is masked.
-        Of several least probable classes the last is kept.
-    probability: how often a row is changed, from 0 to 1, or an array, one per row: [..., 1].
-    generator: a generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
-        Row i, in C order, is changed if the i-th number from it is at most `probability`. A sampler with the same seed uses the same
-        numbers, so give this transform another seed. A seed or a JAX key changes the same rows in each call, so give a generator in a
-        loop over tokens.
-    axis: the axis of the classes, the last by default; `dim` is another name for it.
+    Parameters
+    ----------
+    threshold
+        The smallest probability of a top choice, from 0 to 1, or an array, one per row: [..., 1]; above 0.5 nothing is
+        masked. Of several least probable classes the last is kept.
+    probability
+        How often a row is changed, from 0 to 1, or an array, one per row: [..., 1].
+    generator
+        A generator or key, an integer seed, or a list of these, one per row; by default the global one of NumPy or torch.
+        Row i, in C order, is changed if the i-th number from it is at most `probability`. A sampler with the same seed uses
+        the same numbers, so give this transform another seed. A seed or a JAX key changes the same rows in each call, so
+        give a generator in a loop over tokens.
+    axis, dim
+        The axis of the classes, the last by default.
 
-    Returns a function scores -> scores.
+    Returns
+    -------
+    Transform
+        A function scores -> scores.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> np.exp(xtc(0.1, 1.0, generator=0)(np.log([0.4, 0.3, 0.2, 0.06, 0.04]))).round(3)
     array([0.  , 0.  , 0.2 , 0.06, 0.04])
