@@ -524,7 +524,7 @@ def test_kernels_do_not_know_maps():
 # classes and defaults.
 ASKED = {
     "_array.kinds": {"torch", "x"}, "_array.dtypes": {"xp"}, "_array.tracing": {"jax.lax"}, "contract": {"jax"},
-    "plot.maps": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
+    "plot.words": {"value"}, "cli.names": {"value"}, "kernels.library": {"threadpoolctl", "os"}, "kernels.xla": {"lax"},
     "sklearn.classes": {"self"}, "sklearn.labels": {"self"}, "sklearn.distributions": {"self"},  # as scikit-learn has it: fitted or not
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from .. import _config, kernels, transforms
 from .._version import __version__
 from ..functional import apply
-from ..plot.maps import label
+from ..plot.words import label
 from . import names, tables
 from .scores import Score, rows_of
 

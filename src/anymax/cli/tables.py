@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .._core.mapping import Mapping
-from ..plot.maps import COLOURS, label
+from ..plot.style import COLOURS
+from ..plot.words import label
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HUES = COLOURS[:6]  # without black and grey

@@ -10,9 +10,7 @@ from .maps import CLASSIC as CLASSIC
 from .maps import USUAL as USUAL
 from .maps import bars, curves, jacobian, losses, simplex
 from .maps import curve as curve
-from .maps import label as label
 from .maps import rivals as rivals
-from .maps import title as title
 from .models import attention, calibration, reliability, support_histogram
 from .style import COLOURS as COLOURS
 from .style import DASHES as DASHES
@@ -20,6 +18,8 @@ from .style import DIVERGING as DIVERGING
 from .style import MARKERS as MARKERS
 from .style import SEQUENTIAL as SEQUENTIAL
 from .style import pyplot as pyplot
+from .words import label as label
+from .words import title as title
 
 __all__ = [
     "attention",

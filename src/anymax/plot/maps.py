@@ -8,14 +8,12 @@ inches stays readable.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._array import is_array
 from .._core.mapping import Mapping
 from .._core.names import as_mapping
 from .._core.typing import AnyArray, Numbers
@@ -24,85 +22,15 @@ from ..inspection import jacobian as _jacobian
 from ..losses.verbs import fenchel_young, nll
 from ..mappings import Entmax, NormMax, PerturbMax, Sigsoftmax, Softmax, Sparsemax, Taylor
 from . import style
-from .models import attention, calibration, reliability, support_histogram
-from .style import COLOURS, DASHES, DIVERGING, MARKERS, SEQUENTIAL, pyplot
+from .style import DASHES, DIVERGING, MARKERS, SEQUENTIAL
+from .words import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Maps = Mapping | str | Iterable[Mapping | str]  # a map or its name, or several
 
-__all__ = [
-    "CLASSIC", "COLOURS", "DASHES", "DIVERGING", "MARKERS", "SEQUENTIAL", "USUAL", "attention", "bars", "calibration", "curve", "curves",
-    "jacobian", "label", "losses", "pyplot", "reliability", "rivals", "simplex", "support_histogram", "title",
-]  # fmt: skip
-
 USUAL = (Softmax(), Entmax(1.5), Sparsemax(), NormMax(2.0), Taylor(2), Sigsoftmax(), PerturbMax())
-
-
-def label(mapping: Mapping) -> str:
-    """The name of a map with the parameters that distinguish it.
-
-    Use it in legends, tables and file names; `title` writes the parameters as mathematics.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `Entmax(1.5)`; parameters with their default are left out, except the first.
-
-    Returns
-    -------
-    str
-        A string.
-
-    Examples
-    --------
-    >>> anymax.plot.label(anymax.Entmax(1.5)), anymax.plot.label(anymax.Softmax()), anymax.plot.label(anymax.PerturbMax("gumbel"))
-    ('entmax alpha=1.5', 'softmax', 'perturb_max noise=gumbel')
-    """
-    words = [mapping.name]
-    for i, field in enumerate(dataclasses.fields(mapping)):  # type: ignore[arg-type]
-        value = getattr(mapping, field.name)
-        if is_array(value):
-            words.append(f"{field.name}={np.round(style.numbers(value), 3).tolist()}")
-        elif callable(value):
-            words += [f"{value.__name__.lstrip('_')}"] if field.name == "u" and hasattr(value, "__name__") else []
-        elif value is not None and (i == 0 or value != field.default):
-            words.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
-    return " ".join(words)
-
-
-SYMBOLS = {"alpha": r"\alpha"}  # of parameters that mathematics writes differently
-
-
-def title(mapping: Mapping) -> str:
-    """`label` with its parameters as mathematics, for matplotlib.
-
-    Use it in titles and legends.
-
-    Parameters
-    ----------
-    mapping
-        The map, such as `Entmax(1.5)`.
-
-    Returns
-    -------
-    str
-        A string with the parameters between dollar signs.
-
-    Examples
-    --------
-    >>> print(anymax.plot.title(anymax.Entmax(1.5)))
-    entmax $\\alpha = 1.5$
-    """
-    name, *words = label(mapping).split()
-    pairs = [word.partition("=") for word in words]
-    return " ".join([name, *(_symbol(key, value) if sep else key for key, sep, value in pairs)])
-
-
-def _symbol(key: str, value: str) -> str:
-    symbol = SYMBOLS.get(key, key if len(key) == 1 else "")
-    return f"${symbol} = {value}$" if symbol else f"{key}={value}"
 
 
 def rivals(mappings: Maps) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """Sampling from maps: samplers, Gumbel's methods, and the steps of decoding."""
 
 from .decoding import Accepted, TopK, gumbel_topk, speculative_accept, topk_log_prob
-from .samplers import Sample, Support, gumbel_max, gumbel_softmax, perturb_argmax, sample
+from .results import Sample, Support
+from .samplers import gumbel_max, gumbel_softmax, perturb_argmax, sample
 
 __all__ = [
     "Accepted", "Sample", "Support", "TopK", "gumbel_max", "gumbel_softmax", "gumbel_topk", "perturb_argmax", "sample",

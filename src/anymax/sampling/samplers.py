@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from .._array import (
     Namespace,
     asarray,
     check_axis,
-    eager,
     finite_scores,
     floating,
     from_last,
     is_number,
-    is_torch,
     like,
     namespace,
     number,
@@ -53,34 +51,7 @@ from ..mappings import Softmax
 from ..transforms import noise as noisy
 from ..transforms import temperature as tempered
 from ..transforms.base import cut_and_full, read_steps, transforms_of
-
-
-class Support(NamedTuple):
-    """The classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
-
-    ids: Any
-    offsets: Any
-
-
-class Sample(NamedTuple):
-    """The result of `sample` with `return_log_prob` or `return_support`; a field that was not requested is None.
-
-    Parameters
-    ----------
-    index
-        The classes, -1 where a row has none.
-    log_prob
-        Their log p, over the classes that the transform keeps.
-    full_log_prob
-        Their log p without the truncations of the transform.
-    support
-        The classes that could be drawn.
-    """
-
-    index: Any
-    log_prob: Any = None
-    full_log_prob: Any = None
-    support: Support | None = None
+from .results import Sample, support_of
 
 
 @overload
@@ -449,7 +420,7 @@ def sample(
         whole = log_prob if full is None else _samples_first(_log_prob(mapping, full, index, xp), num_samples, xp)
         drawn = drawn._replace(log_prob=log_prob, full_log_prob=whole)
     if return_support:
-        drawn = drawn._replace(support=_support(p, xp))
+        drawn = drawn._replace(support=support_of(p, xp))
     return drawn if return_log_prob or return_support else drawn.index
 
 
@@ -478,18 +449,6 @@ def _in_one_pass(
 def _log_prob(mapping: Mapping, rows: Array, index: Array, xp: Namespace) -> Array:
     """log p at the indices, a constant for differentiation."""
     return at(stop_gradient(log_p_rows(mapping, rows, xp)), index, xp)
-
-
-def _support(p: Array, xp: Namespace) -> Support:
-    if not eager(p):
-        raise TypeError(
-            "return_support: how many classes there are depends on the scores; leave it out where they are traced (jit)"
-        )
-    keep = xp.reshape(p > 0, (-1, p.shape[-1]))
-    ids = xp.nonzero(keep)[1]
-    size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
-    place = {"device": p.device} if is_torch(p) else {}
-    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
 
 
 def _samples_first(index: Array, num_samples: int | None, xp: Namespace) -> Array:

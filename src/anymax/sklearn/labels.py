@@ -12,7 +12,6 @@ import numpy as np
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold, check_cv
-from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import _check_sample_weight
 
 from .._array import quiet
@@ -21,8 +20,9 @@ from ..functional import apply, log_apply
 from . import losses
 from .blocks import here, only
 from .classes import MappingClassifier
+from .indicators import indicator, label_weights
 from .levels import SCORES, best, lasting
-from .parameters import NO_MAP, mapping_of, not_below_zero, number_of
+from .parameters import NO_MAP, mapping_of, number_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -173,12 +173,12 @@ class MultiLabelMappingClassifier(MappingClassifier):
             self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._fit_classes(rows, target, sample_weight)
             return self
-        labels = _indicator(target)
+        labels = indicator(target)
         self.indicator_ = "sparse" if sparse.issparse(target) else "dense"
         self.classes_ = np.arange(labels.shape[1])
         weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:
-            weights = weights * _label_weights(self.class_weight, labels, weights)
+            weights = weights * label_weights(self.class_weight, labels, weights)
         some = np.diff(labels.indptr) > 0
         self.none_ = self._has_none(not some.all())
         if self.mapping_ not in NO_MAP:
@@ -336,7 +336,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
             self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._stream_classes(rows, target, classes, sample_weight, first)
             return self
-        labels = _indicator(target)
+        labels = indicator(target)
         if not first and (self.indicator_ is None or labels.shape[1] != len(self.classes_)):
             before = "one class a row" if self.indicator_ is None else f"a matrix of {len(self.classes_)} labels"
             raise ValueError(
@@ -352,7 +352,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         weights = _check_sample_weight(here(sample_weight), rows, dtype=np.float64, ensure_non_negative=True)
         self._no_balance()
         if self.class_weight is not None:
-            weights = weights * _label_weights(self.class_weight, labels, weights)
+            weights = weights * label_weights(self.class_weight, labels, weights)
         if self.mapping_ not in NO_MAP and not self.none_:
             weights = np.where(np.diff(labels.indptr) > 0, weights, 0.0)
         self._stream_labels(rows, labels, weights)
@@ -473,41 +473,3 @@ class _Some:
         out = np.zeros_like(z)
         out[self.kept] = self.loss.curvature(z[self.kept])
         return out
-
-
-# -- targets and weights ---------------------------------------------------------------------------------------------------------
-
-
-def _indicator(y: Any) -> Any:
-    """y as a CSR matrix of ones."""
-    kind = type_of_target(y)
-    if kind != "multilabel-indicator":
-        raise ValueError(
-            f"y is of type {kind!r}: expected an indicator matrix [rows, labels] of 0 and 1; "
-            "sklearn.preprocessing.MultiLabelBinarizer makes one of sets of labels"
-        )
-    labels = sparse.csr_matrix(y, copy=True)
-    labels.sum_duplicates()
-    labels.eliminate_zeros()
-    if (labels.data != 1).any():
-        stray = labels.data[labels.data != 1][0]
-        raise ValueError(f"y holds {stray!r}: expected an indicator matrix [rows, labels] of 0 and 1")
-    labels.data = np.ones(len(labels.data), np.int64)
-    return labels
-
-
-def _label_weights(class_weight: Any, labels: Any, weights: np.ndarray) -> np.ndarray:
-    """One factor for each row: the mean of its labels' weights, 1 for a row without labels."""
-    k = labels.shape[1]
-    count = np.diff(labels.indptr)
-    if isinstance(class_weight, str) and class_weight == "balanced":
-        mass = labels.T @ weights
-        each = mass.sum() / (k * np.where(mass > 0, mass, 1.0))
-    elif isinstance(class_weight, dict):
-        stray = [label for label in class_weight if label not in range(k)]
-        if stray:
-            raise ValueError(f"class_weight names the label {stray[0]!r}; the labels are the columns 0 to {k - 1}")
-        each = not_below_zero(class_weight, np.array([float(class_weight.get(label, 1.0)) for label in range(k)]))
-    else:
-        raise ValueError(f"class_weight={class_weight!r}: expected a dict of label: weight, 'balanced' or None")
-    return np.where(count > 0, (labels @ each) / np.maximum(count, 1), 1.0)

@@ -1,0 +1,48 @@
+"""What `sample` returns beside the classes: their log p, and the classes that could be drawn."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .._array import Array, Namespace, eager, is_torch, running_sum
+
+
+class Support(NamedTuple):
+    """The classes that could be drawn: those of row i are `ids[offsets[i]:offsets[i + 1]]`, in ascending order."""
+
+    ids: Any
+    offsets: Any
+
+
+class Sample(NamedTuple):
+    """The result of `sample` with `return_log_prob` or `return_support`; a field that was not requested is None.
+
+    Parameters
+    ----------
+    index
+        The classes, -1 where a row has none.
+    log_prob
+        Their log p, over the classes that the transform keeps.
+    full_log_prob
+        Their log p without the truncations of the transform.
+    support
+        The classes that could be drawn.
+    """
+
+    index: Any
+    log_prob: Any = None
+    full_log_prob: Any = None
+    support: Support | None = None
+
+
+def support_of(p: Array, xp: Namespace) -> Support:
+    """The classes of each row whose probability is above 0."""
+    if not eager(p):
+        raise TypeError(
+            "return_support: how many classes there are depends on the scores; leave it out where they are traced (jit)"
+        )
+    keep = xp.reshape(p > 0, (-1, p.shape[-1]))
+    ids = xp.nonzero(keep)[1]
+    size = xp.sum(xp.astype(keep, ids.dtype), axis=-1, dtype=ids.dtype)
+    place = {"device": p.device} if is_torch(p) else {}
+    return Support(ids, xp.concat([xp.zeros((1,), dtype=ids.dtype, **place), running_sum(size, xp)]))
