@@ -1,4 +1,4 @@
-"""The bridges to the frameworks' automatic differentiation. One file a framework; imported when its first array arrives."""
+"""Bridges to the automatic differentiation of each framework, one file each, imported when the first array of the framework arrives."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .numpy import BRIDGE as _PLAIN
 
 
 def bridge(x: Array) -> Bridge:
-    """The bridge of x's framework. Nothing else picks code by the framework of an array."""
+    """The bridge of x's framework. No other code branches on the framework of an array."""
     if is_torch(x):
-        from . import torch  # late: only where torch is loaded already
+        from . import torch  # late: torch is loaded already
 
         return torch.BRIDGE
     if is_jax(x):
-        from . import jax  # late: only where jax is loaded already
+        from . import jax  # late: jax is loaded already
 
         return jax.BRIDGE
     return _PLAIN

@@ -31,7 +31,7 @@ class Bridge(ABC):
 
     @abstractmethod
     def apply(self, mapping: Mapping, x: Array, mask: Array | None = None) -> Array:
-        """p(x). A mask comes only where `masks` said yes."""
+        """p(x). The caller passes a mask only if `masks` returned True."""
 
     def quick(self) -> Callable[..., Array | None] | None:
         """A function of (mapping, x, axis, mask, out) that gives p(x), or None for an unusual call; None if there is none.
@@ -45,11 +45,11 @@ class Bridge(ABC):
         return None
 
     def masks(self, mapping: Mapping, x: Array) -> bool:
-        """True where the engine of this call takes a mask beside the scores."""
+        """True if the engine for this call accepts a mask next to the scores."""
         return False
 
     def write(self, mapping: Mapping, x: Array, mask: Array | None, out: Any) -> bool:
-        """Writes p(x) to `out`; False, and nothing is written, where no engine can."""
+        """Write p(x) to `out`; return False, and write nothing, if no engine can."""
         return False
 
     def log(self, mapping: Mapping, x: Array) -> Array | None:

@@ -1,10 +1,9 @@
-"""JAX: values by an engine, derivatives from them by the map's Jacobian, at any order.
+"""JAX: an engine computes the values, the map's Jacobian gives the derivatives, of any order.
 
-`jax.custom_jvp` with the rule `dp = J(x, p) dx`, where p is the function itself, so that jit, grad, jvp, vmap, hessian
-and shard_map follow, and no derivative of an iteration is taken. J times a vector is an operation of its own,
-`_product`: linear in the vector, its transpose the same with the other of `vjp` and `jvp`, its derivative in x and p
-that of the map's formula. Where a parameter is differentiated, `jax.jvp` of `Mapping.differentiable` is the rule.
-Calls outside of jit are compiled too, once a mapping and shape.
+`jax.custom_jvp` has the rule `dp = J(x, p) dx`, where p is the function itself. So jit, grad, jvp, vmap, hessian and shard_map
+work, and no iteration is differentiated. J times a vector is a primitive, `_product`. It is linear in the vector; to transpose it
+swaps `vjp` and `jvp`; its derivatives in x and p are those of the map's formula. If a parameter is differentiated, the rule is
+`jax.jvp` of `Mapping.differentiable`. Calls outside jit are compiled too, once for each mapping and shape.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ def is_zero(tangent: Any) -> bool:
 
 
 def with_zeros(tangents: Any, primals: Any) -> Any:
-    """Tangents that are zero as arrays of zeros."""
+    """The tangents, with arrays of zeros for symbolic zeros."""
     return jax.tree.map(lambda t, a: _zeros_like(a) if is_zero(t) else t, tangents, primals, is_leaf=is_zero)
 
 
 def _zeros_like(a: Array) -> Array:
-    """Zeros that vary along the axes of a mesh as `a` does, which they did not by themselves before JAX 0.8."""
+    """Zeros that vary along the same mesh axes as `a`; before JAX 0.8 new zeros did not."""
     return alike(jnp.zeros_like(a), a)[0]
 
 
@@ -68,7 +67,7 @@ def _apply_rule(static: Static, primals: Any, tangents: Any) -> Any:
     return p, _product.bind(scores, p, dx, *_beside(x, params), static=static, engine=engine, transposed=False)
 
 
-# -- operations of our own: linear in one operand, and the same again when transposed ----------------------------------
+# -- primitives that are linear in one operand; the transpose is the same primitive ----------------------------------
 
 
 def define(primitive: Primitive, value: Any, shape: Any, jvp: Any, transpose: Any) -> None:
@@ -86,7 +85,7 @@ _product = Primitive("anymax_product")
 
 
 def _beside(x: Array, params: dict[str, Array]) -> list[Array]:
-    """The parameters, one number a row, or as many as there are classes."""
+    """The parameters, with one value per row, or one per class."""
     return [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1] if a.ndim else 1)) for a in params.values()]
 
 
@@ -94,7 +93,7 @@ def _product_value(
     x: Array, p: Array, v: Array, *params: Array, static: Static, engine: Engine, transposed: bool
 ) -> Array:
     mapping = static.mapping(dict(zip(static.names, params)))
-    if transposed or mapping.facts.has_potential:  # whose Jacobian is symmetric
+    if transposed or mapping.facts.has_potential:  # its Jacobian is symmetric
         return engine.vjp(mapping, x, p, v)
     return reference.jvp(mapping, x, p, v)
 
@@ -159,7 +158,7 @@ def _loss_rule(static: Static, primals: Any, tangents: Any) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _index(static: Static, params: dict[str, Array], x: Array, index: Array) -> tuple[Array, Array]:
-    """The loss of each row, and what its gradient wants to know of the forward pass, a constant."""
+    """The loss of each row, and a constant that its gradient needs from the forward pass."""
     made = xla.ENGINE.index_loss(static.mapping(params), x, index, save=True)
     assert made is not None
     return made.value, made.saved
@@ -182,7 +181,7 @@ def _composed(static: Static, params: dict[str, Array], x: Array, index: Array) 
     return xla.plain_loss(static.mapping(params), x, x, index, loss)
 
 
-# <p - y, v> for each row, and transposed v (p - y); p is computed from the scores anew, by the kernel on the way back
+# <p - y, v> for each row, transposed v (p - y); the backward kernel recomputes p from the scores
 _slope = Primitive("anymax_slope")
 
 
@@ -237,25 +236,25 @@ def static_of(mapping: Mapping) -> Static:
 
 
 def _usual(value: Any) -> bool:
-    """True for numbers that people write down, of one decimal, quarters and thirds; and near 1, where fp32 has too few digits."""
+    """True for numbers that people type: one decimal, quarters and thirds. Also near 1, where fp32 has too few digits."""
     if type(value) is not float or not 1e-3 < abs(value - 1.0) < 1e3:
         return True
     return any(abs(value * of - round(value * of)) < 1e-12 for of in (10, 4, 3))
 
 
 def _opened(mapping: Mapping, x: Array) -> Mapping:
-    """Outside of jit, with an unusual number as an array: a program is compiled for all of them, not one for each."""
+    """Outside jit, the map with an unusual number as an array, so that one compiled program works for all such numbers."""
     name = mapping.array_field
     if name is None or _usual(value := getattr(mapping, name)):
         return mapping
-    while isinstance(x, Tracer):  # of grad and vmap: what they look at
+    while isinstance(x, Tracer):  # the value inside a tracer of grad or vmap
         x = getattr(x, "primal", getattr(x, "val", None))
     if not isinstance(x, jax.Array):
         return mapping
     return mapping.replace(**{name: jnp.asarray(value)})
 
 
-# -- a call as it comes: an array outside of any tracing, its last axis, nothing asked for beside ------------------------------
+# -- the fast path: a concrete array, its last axis, no options ------------------------------
 
 _DTYPES = frozenset(jnp.dtype(name) for name in ("float32", "float64", "bfloat16", "float16"))
 
@@ -266,7 +265,7 @@ def _short(mapping: Mapping) -> Any:
 
 
 def _quick(mapping: Mapping, x: Array, axis: Any, mask: Any, out: Any) -> Array | None:
-    """p(x) along the last axis in as few steps as Python has; None where anything is out of the ordinary."""
+    """p(x) along the last axis, in as few steps as possible; None for an unusual call."""
     if (
         out is not None
         or mask is not None

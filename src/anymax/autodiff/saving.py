@@ -1,8 +1,8 @@
-"""What an autograd function saves for its backward, and what the graph gives back.
+"""Save tensors for a backward pass, and check them when the graph returns them.
 
-Hooks (`torch.autograd.graph.saved_tensors_hooks`) may give back another tensor than they were given, and `x.data = ...` changes one that
-was saved. Kernels read by address, so that everything is looked at first: another floating dtype or other strides are made right, any
-other difference is an error. Whether indices lie within their row is the library's to see (csrc/doors/abi.cpp).
+Hooks (`torch.autograd.graph.saved_tensors_hooks`) may return a different tensor than they got, and `x.data = ...` changes a saved one.
+Kernels read memory by address, so every tensor is checked first. A different floating dtype or different strides are corrected; any
+other difference is an error. The library checks that indices lie within their row (csrc/doors/abi.cpp).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _hooks = getattr(_c._autograd, "_top_saved_tensors_default_hooks", lambda _: Non
 
 
 def hooked() -> bool:
-    """True where a hook gets what is saved. No support is saved then: its memory has numbers among indices, which a hook may round."""
+    """True if hooks get the saved tensors. Then no support is saved: it holds floats among indices, and a hook may round them."""
     return _hooks(False) is not None
 
 
 class As(NamedTuple):
-    """What a tensor was when it was saved."""
+    """The properties of a tensor when it was saved."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,23 +42,23 @@ class As(NamedTuple):
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
-    """`ctx.save_for_backward`, and what these tensors are."""
+    """`ctx.save_for_backward`, and record the properties of the tensors."""
     ctx.save_for_backward(*tensors)
     ctx.saved_as = [None if t is None else As.of(t) for t in tensors]
 
 
 def saved(ctx: Any) -> list[Any]:
-    """The tensors that `save` was given, as they were then."""
+    """The tensors given to `save`, with the properties they had then."""
     return [t if was is None else restored(t, was) for t, was in zip(ctx.saved_tensors, ctx.saved_as)]
 
 
 def params_of(mapping: Mapping) -> tuple[Tensor, ...]:
-    """The parameters that are tensors: a backward pass reads them, so that they are saved, and a change of them in between is an error."""
+    """The parameters that are tensors. A backward pass reads them, so they are saved, and changing one in between is an error."""
     return tuple(value for value in mapping.params().values() if isinstance(value, Tensor))
 
 
 def with_params(mapping: Mapping, params: Any) -> Mapping:
-    """The map with the tensors that `params_of` gave, as the graph gave them back."""
+    """The map with the tensors of `params_of`, as the graph returned them."""
     if not params:
         return mapping
     names = [name for name, value in mapping.params().items() if isinstance(value, Tensor)]
@@ -66,7 +66,7 @@ def with_params(mapping: Mapping, params: Any) -> Mapping:
 
 
 def restored(t: Tensor, was: As) -> Tensor:
-    """A tensor that came back from the graph, as it was saved; an error where it is another."""
+    """The tensor that the graph returned, as it was saved; an error if it is a different one."""
     kind = Tensor if type(t) in _PLAIN else type(t)
     floats = t.dtype == was.dtype or (t.dtype.is_floating_point and was.dtype.is_floating_point)
     if (

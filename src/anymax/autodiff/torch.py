@@ -1,12 +1,12 @@
-"""PyTorch: one wrapping that backward, double backward, forward mode, torch.func, compile and export all accept.
+"""PyTorch: backward, double backward, forward mode, torch.func, compile and export.
 
-Four ways through, chosen at each call:
-- eager: an engine makes the result, and an `autograd.Function` without `jvp` (which torch.compile refuses) records it; its backward
-  is in plain operations when it is itself differentiated;
-- compiled: the same with opaque operations (`torch.ops.anymax`), so that the compiler need not trace an iteration;
-- functorch transforms, forward mode, or a parameter that wants a gradient: `Mapping.differentiable`, plain operations around
-  the held outcome of the iteration;
-- export: the plain formula, with an iteration of fixed length where there is one.
+Each call takes one of four paths:
+- eager: an engine computes the result, and an `autograd.Function` records it. It has no `jvp`, since torch.compile refuses that. If its
+  backward is itself differentiated, it uses plain operations;
+- compiled: the same with opaque operations (`torch.ops.anymax`), so that the compiler does not trace an iteration;
+- functorch transforms, forward mode, or a parameter with a gradient: `Mapping.differentiable`, plain operations around the result of
+  the iteration, which is held constant;
+- export: the plain formula, with a fixed number of steps if it iterates.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _forward = _engine and _engine.forward
 
 
 class _Apply(torch.autograd.Function):
-    """p(x), eager, as an engine has made it: never under a transform."""
+    """p(x), computed by an engine; never under a functorch transform."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, made: tuple[Tensor, Any], mapping: Mapping, axis: int, *params: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Apply(torch.autograd.Function):
         ctx.call, ctx.kind = (mapping, axis), type(p)
         ctx.rest = (type(support), support[1:]) if isinstance(support, tuple) else None
         ctx.was = None if memory is None else As.of(memory)
-        # maps that need the scores have no support
+        # a map that needs the scores saves no support
         ctx.save_for_backward(p, x if mapping.needs_scores else memory, *params)
         if params:
             ctx.params_as = [As.of(value) for value in params]
@@ -87,12 +87,12 @@ class _Apply(torch.autograd.Function):
 def _vjp(mapping: Mapping, x: Tensor, p: Tensor, g: Tensor, support: Any = None) -> Tensor:
     if plain_backward(g):
         return reference.vjp(mapping, x, p, g)
-    engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap where p is not
+    engine = kernels.choose("vjp", mapping, g)  # g may be a batch of torch.vmap when p is not
     return engine.vjp(mapping, x, p, g, support if g.shape == p.shape else None)
 
 
 class _Log(torch.autograd.Function):
-    """log p(x), eager, by a compiled engine."""
+    """log p(x), computed by a compiled engine."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mapping: Mapping, engine: Any, *params: Tensor) -> Tensor:
@@ -115,11 +115,11 @@ class _Log(torch.autograd.Function):
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss of class indices, eager, as an engine has made it: one pass forward, one backward, and little in between."""
+    """The loss of class indices, computed by an engine: one pass forward, one backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, made: tuple[Any, ...], *params: Tensor) -> Tensor:
-        """made: the loss, what the engine has saved, how many rows count (a tensor on a GPU), mapping, engine, axis, ignored, reduction."""
+        """made: the loss, the engine's saved memory, how many rows count (a tensor on a GPU), mapping, engine, axis, ignored, reduction."""
         value, memory, count, *ctx.call = made
         ctx.scores, ctx.index = (x.dtype, x.shape), index.dtype
         ctx.was = None if memory is None else As.of(memory)
@@ -181,7 +181,7 @@ class _Compiled(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """`Omega*(x) - <x, y>`, eager: the gradient is p - y, and no derivative of the solver is taken."""
+    """`Omega*(x) - <x, y>`: the gradient is p - y, so the solver is not differentiated."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, mapping: Mapping, *params: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,16 +202,16 @@ class _Loss(torch.autograd.Function):
         return grads[0] * (p - y), *(None,) * (2 + len(params))
 
 
-# -- what a call is, and its quickest way: any axis, mask and strides go to the CPU engine as they are --------------------------------
+# -- the kind of a call, and the fast path: the CPU engine takes any axis, mask and strides --------------------------------
 
 
 def learns(mapping: Mapping) -> bool:
-    """True where the graph records what is done with a parameter."""
+    """True if autograd records operations on a parameter."""
     return recorded(*mapping.params().values())
 
 
 def traced(mapping: Mapping) -> bool:
-    """True where plain operations are to be seen: under torch.compile, a mode, a transform, or for a parameter that learns."""
+    """True if torch must see plain operations: under torch.compile, a mode, a transform, or for a parameter with a gradient."""
     return _compiling() or modes() or transformed() or learns(mapping)
 
 
@@ -230,7 +230,7 @@ def _recorded(wants: bool, x: Tensor, index: Tensor, made: Any, mapping: Mapping
 
 
 def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -> Tensor | None:
-    """p(x) by the CPU engine; None where anything is out of the ordinary. Not while `compiling`."""
+    """p(x) by the CPU engine; None for an unusual call. Not to be called while `compiling`."""
     if x.requires_grad and _grad():
         link = link_of(mapping)
         if out is not None or type(link) is not Link or link.params is not None or _functorch():
@@ -251,7 +251,7 @@ def _quick(mapping: Mapping, x: Tensor, axis: int | None, mask: Any, out: Any) -
 
 
 def _wrote(out: Tensor | None) -> Tensor | None:
-    """Tells autograd that these numbers are new: a graph that saved the old ones says so."""
+    """Tell autograd that the values changed, so that a graph that saved the old ones raises an error."""
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out
@@ -270,7 +270,7 @@ class TorchBridge(Bridge):
         wants = recorded(x)
         if torch.compiler.is_exporting():
             return reference.differentiable(mapping, x) if wants else reference.forward(mapping, x)
-        # a mode may trace, or have no numbers: opaque operations serve it too
+        # a mode may trace, or have no values, so it gets opaque operations too
         if torch.compiler.is_compiling() or modes():
             spec = spec_of(mapping) if mapping.iterative else None
             if spec is None:
@@ -298,7 +298,7 @@ class TorchBridge(Bridge):
         return kernels.choose("forward", mapping, x).takes_mask
 
     def write(self, mapping: Mapping, x: Tensor, mask: Tensor | None, out: Any) -> bool:
-        """Where no gradient is asked for, and nothing is read from where it writes."""
+        """Only without a gradient, and only if `out` is not also an input."""
         if (
             type(out) is not Tensor
             or out.dtype != x.dtype
@@ -331,7 +331,7 @@ class TorchBridge(Bridge):
                 return _Loss.apply(x, y, mapping, *params_of(mapping))[0]
             p = kernels.choose("forward", mapping, x).forward(mapping, x)
             return kernels.choose("loss", mapping, x).loss(mapping, x, p, y)
-        # Under torch.compile one derivative is all there is, and that one treats p as a constant.
+        # torch.compile takes first derivatives only, and these treat p as a constant.
         once = torch.compiler.is_compiling() and not transformed()
         p = self.apply(mapping.frozen(), x.detach()) if once else self.apply(mapping, x)
         return reference.loss(mapping, x, p, y)

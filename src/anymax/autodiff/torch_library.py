@@ -1,4 +1,4 @@
-"""Where files register their operations with torch."""
+"""Register operations with torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _registered: dict[str, Any] = {}
 
 
 def library(leaf: str) -> Any:
-    """Where a leaf registers its operations with torch. What an interrupted import of it has left there is taken back first."""
+    """A library in which a file registers its operations. It first removes what an interrupted import of the file left behind."""
     torch = sys.modules["torch"]
     if leaf in _registered:
         _registered[leaf]._destroy()

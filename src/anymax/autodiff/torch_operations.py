@@ -25,18 +25,18 @@ _LIBRARY.define("vjp(Tensor x, Tensor p, Tensor g, Tensor[] params, str spec) ->
 _LIBRARY.define("hold(Tensor x, Tensor[] params, str spec) -> Tensor")
 
 
-# -- a mapping as a string and its tensors, for the operations' schemas ---------------------------------------------------
+# -- a mapping as a string and tensors, which the schemas of operations allow ---------------------------------------------------
 
 
 def spec_of(mapping: Mapping) -> str | None:
-    """The mapping without its tensors, in words that `mapping_from` understands; None for a kind with functions of the user's."""
+    """The mapping without its tensors, as a string that `mapping_from` reads; None if it holds a function of the user."""
     if _KINDS.get(type(mapping).__name__) is not type(mapping):
         return None
     words = [type(mapping).__name__]
     for key, value in mapping.constants().items():
         if not (value is None or isinstance(value, (bool, int, float, str))):
             return None
-        if isinstance(value, float):  # a symbol under torch.compile(dynamic=True): the ratio makes it a number again
+        if isinstance(value, float):  # a symbol under dynamic=True; the ratio is a number again
             over, under = value.as_integer_ratio()
             value = over / under
         words.append(f"{key}={value!r}")
@@ -54,7 +54,7 @@ def mapping_from(spec: str, params: list[Tensor]) -> Mapping:
 
 
 def _own(out: Tensor, *inputs: Tensor) -> Tensor:
-    """As an operation must return it: contiguous, and none of its inputs."""
+    """A tensor that an operation may return: contiguous, and not one of its inputs."""
     return out.clone() if any(out is a for a in inputs) else out.contiguous()
 
 
@@ -96,7 +96,7 @@ for _name, _impl, _fake in (
 
 
 def _hold_vmap(info: Any, in_dims: Any, x: Tensor, params: list[Tensor], spec: str) -> tuple[Tensor, int]:
-    """All batches in one call: the batch becomes the first axis of the scores, and of the parameters that have it."""
+    """All batches in one call: the batch becomes the first axis of the scores, and of batched parameters."""
     x_dim, param_dims, _ = in_dims
     x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
     moved = []

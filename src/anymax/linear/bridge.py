@@ -1,4 +1,4 @@
-"""The part of a bridge for output layers: functions of all scores, which are computed for a group of rows at a time."""
+"""The part of a bridge for output layers: functions of all scores, computed for one group of rows at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .._array import Array, namespace
 from .ask import Ask, Thresholds
 from .layer import Layer, dots, rows_at_a_time
 
-PIECE = 1 << 20  # features that are gathered at once
+PIECE = 1 << 20  # features gathered at once
 
 
 class LayerBridge(ABC):
-    """`ask(part of a layer, its scores, their target, class weights)` gives one number for each row, or a tuple of them."""
+    """`ask(part of a layer, its scores, their target, class weights)` returns one number per row, or a tuple of such numbers."""
 
     @abstractmethod
     def by_rows(self, layer: Layer, ask: Any, target: Array | None, weight: Array | None, chunk: int | None) -> Any:
@@ -22,7 +22,7 @@ class LayerBridge(ABC):
 
     @abstractmethod
     def gathered(self, layer: Layer, classes: Array) -> Array:
-        """The scores of the given classes of each row, [rows, width], fp32 or fp64, which read no other row of the weight."""
+        """The scores of the given classes of each row, [rows, width], fp32 or fp64; no other row of the weight is read."""
 
     def values(
         self, layer: Layer, index: Array, out: Array, weight: Array | None, ask: Ask, chunk: int | None

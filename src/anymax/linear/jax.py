@@ -1,6 +1,6 @@
-"""JAX: an output layer by groups of rows, in a loop that makes the scores of a group again for its derivatives.
+"""JAX: an output layer in a loop over groups of rows, which recomputes the scores of a group for its derivatives.
 
-Those of second order need the formulas, `anymax.use("reference")`: `jax.checkpoint` takes a compiled kernel apart from its derivative.
+Second derivatives need the formulas, `anymax.use("reference")`, since `jax.checkpoint` separates a compiled kernel from its derivative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch: which of the ways of an output layer takes a call: kept scores, groups of rows, or opaque operations for torch.compile."""
+"""torch: chooses how to compute an output layer: with kept scores, by groups of rows, or as opaque operations for torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of class indices by an engine, in one pass over the scores: no distribution is made of the target."""
+"""The loss of class indices by an engine, in one pass over the scores, without a one-hot target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .targets import ask_for_axis, result_dtype
 
 
 def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array | None:
-    """The Fenchel-Young loss; None where the general formula is to compute it, or to say what is wrong with a target."""
+    """The Fenchel-Young loss; None if the general formula must compute it, or must report a wrong target."""
     link = link_of(mapping)
     if isinstance(link, str) or options.label_smoothing or not mapping.sums_to_one:
         return None
@@ -29,7 +29,7 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
     leaf, axis, ignored, reduction = bridge(scores), options.class_axis(scores), options.ignore_index, options.reduction
     plain = options.weight is None and ignored < 0
     if plain and options.mask is None and link.params is None and leaf.reduces(scores):
-        value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # as they lie
+        value = leaf.index_loss(mapping, scores, target, axis, ignored, reduction)  # without moving the axis
         return value if value is None else cast(value, result_dtype(scores))
     _, rows, mapping, _ = prepare(mapping, scores, axis, options.mask, None)
     if tuple(target.shape) != tuple(rows.shape[:-1]) or (is_torch(rows) and target.device != rows.device):
@@ -41,7 +41,7 @@ def index_loss(mapping: Mapping, scores: Any, target: Any, options: LossOptions)
 
 
 def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions) -> Array | None:
-    """The same by the loss of each row, weighed and reduced here."""
+    """`index_loss` from the loss of each row, weighted and reduced here."""
     xp, dtype = namespace(rows), result_dtype(rows)
     index = _array.counts(_array.beside(target, rows, "target", xp), xp)
     index, left_out = _from_zero(index, options.ignore_index, rows.shape[-1], xp)
@@ -63,12 +63,12 @@ def _each_row(mapping: Mapping, rows: Array, target: Array, options: LossOptions
 
 
 def _from_zero(index: Array, ignored: int, n: int, xp: Any) -> tuple[Array | None, Array | None]:
-    """(the indices with -1 for samples that are left out, True for these samples, or None if there are none).
+    """(the indices with -1 for ignored samples, a mask of ignored samples or None if there are none).
 
-    The first is None where an index is no class.
+    The indices are None if one is not a class.
     """
     left_out = index == ignored
-    traced = not known(index)  # or on a GPU, which is not waited for
+    traced = not known(index)  # or on a GPU, where reading would wait
     if not traced and not known_any(left_out, xp):
         left_out = None
     stray = (index < 0) | (index >= n)

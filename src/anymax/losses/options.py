@@ -1,4 +1,4 @@
-"""What every loss takes besides the map, the scores and the target: read and checked once, and handed on."""
+"""The options of every loss, read and checked once, then passed on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HINTS = {
 
 
 class LossOptions(NamedTuple):
-    """Frozen. Its fields are keywords of every loss; `_replace` makes options that differ in some."""
+    """The fields are the keywords of every loss. They are frozen; `_replace` returns changed options."""
 
     weight: Weight = None  # one factor for each class
-    axis: Axes = None  # of the classes, one or several; None: 1, as in torch, and 0 for a vector of scores
+    axis: Axes = None  # of the classes, one or several; None means 1, as in torch, or 0 for a vector of scores
     mask: Mask = None
     ignore_index: int = -100
     reduction: Reduction = "mean"
@@ -28,7 +28,7 @@ class LossOptions(NamedTuple):
 
     @classmethod
     def read(cls, who: str, weight: Any, given: dict[str, Any]) -> LossOptions:
-        """The options as a caller gives them; an error in the name of `who` where one is unknown or wrong."""
+        """The options from a caller's keywords; an error that begins with `who` if one is unknown or wrong."""
         if not given:
             return _USUAL if weight is None else cls(weight)
         allowed(who, _NAMES, given, _HINTS)
@@ -52,7 +52,7 @@ class LossOptions(NamedTuple):
         return self.axis if self.axis is not None else 1 if x.ndim > 1 else 0
 
     def reduce(self, value: Array, norm: Array, dtype: Any, xp: Namespace) -> Array:
-        """The losses of all samples as the caller wants them: a mean divides by the sum of `norm`."""
+        """Apply the reduction to the losses of all samples; a mean divides by the sum of `norm`."""
         if self.reduction == "mean":
             weight = xp.sum(norm)
             value = xp.sum(value) / xp.where(weight == 0, xp.ones_like(weight), weight)
@@ -65,7 +65,7 @@ _USUAL = LossOptions()
 
 
 def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
-    """One factor for each class, in the dtype of the rows."""
+    """The class weights in the dtype of the rows."""
     weight = _array.beside(weight, rows, "weight", xp)
     if tuple(weight.shape) != (rows.shape[-1],):
         hint = "" if weight.ndim else "; a parameter of the map is a keyword, as in alpha=1.5"
@@ -76,7 +76,7 @@ def class_weights(weight: Any, rows: Array, xp: Namespace) -> Array:
 
 
 def cast(value: Array, dtype: Any) -> Array:
-    """In the dtype of the result: a loss above the largest number of fp16 is +inf."""
+    """Cast to the dtype of the result; a loss above the largest number of fp16 becomes +inf."""
     if value.dtype == dtype:
         return value
     with quiet(value):

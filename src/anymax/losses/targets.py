@@ -31,7 +31,7 @@ from .options import LossOptions, class_weights
 
 
 def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> tuple[Mapping, Any, Any, LossOptions]:
-    """The same with the classes along several axes moved to the last axis, as one."""
+    """The map, scores and target with several class axes joined into the last axis."""
     axes: Any = options.axis
     joined, mapping, mask = join(mapping, scores, axes, options.mask)
     target = _array.beside(target, joined.scores, "target", namespace(joined.scores))
@@ -47,15 +47,15 @@ def one_axis(mapping: Mapping, scores: Any, target: Any, options: LossOptions) -
 
 @dataclasses.dataclass
 class Batch:
-    """Scores and targets as rows, with what the options say of them."""
+    """Scores and targets as rows, with the options applied."""
 
     xp: Any
     mapping: Mapping
-    rows: Array  # [..., n] in the dtype to compute in
+    rows: Array  # [..., n], in the dtype of the computation
     keep: Array  # [..., n], False where masked
     poisoned: Array  # [..., 1], True for scores with NaN or +inf and for an impossible target
     y: Array  # [..., n], the target as a distribution, smoothed
-    soft: bool  # the target is a distribution, or was made one by smoothing
+    soft: bool  # the target is a distribution, as given or by smoothing
     indices: bool
     counted: Array  # [..., 1], 1 for a sample that counts, 0 for an ignored one
     sample_weight: Array  # [..., 1]
@@ -96,7 +96,7 @@ class Batch:
         )  # fmt: skip
 
     def check_mass(self) -> None:
-        """An error where the target can't be a distribution of the map; only where values may be looked at."""
+        """Raise an error if the target is not a distribution that the map can reach, as far as values may be read."""
         xp, mass = self.xp, self.mapping.mass
         if is_array(mass):
             return
@@ -118,20 +118,20 @@ class Batch:
             )
 
     def rounding(self) -> Array:
-        """What the rounding of its terms, and a target that misses its sum by rounding, can take from a loss, [..., 1]."""
+        """How far rounding may push a loss below 0, [..., 1]: rounding of its terms, and of a target's sum."""
         xp, rows = self.xp, stop_gradient(self.rows)
         x, _, _ = _array.finite_scores(rows, xp)
         y = stop_gradient(self.y)
         mass = total(y, xp)
         centre = dot(y, x, xp) / xp.where(mass == 0, xp.ones_like(mass), mass)
-        # of the scores below the centre only those of targets count: p makes the terms of the others small
+        # below the centre only scores of targets count: elsewhere p makes the terms small
         size = 1.0 + xp.abs(row_top(x, self.keep, xp) - centre) + dot(y, xp.abs(x - centre), xp)
         share = (64.0 + 4.0 * math.sqrt(x.shape[-1])) * float(xp.finfo(x.dtype).eps)
         return (share + 4.0 * xp.abs(mass - _array.like(self.mapping.mass, x, xp))) * size
 
     def not_below_zero(self, value: Array, masked: Array) -> Array:
-        """0 for what rounding has made negative; more than that is a fault of the map's formulas: an error, or where no value may be
-        asked for, left to be seen."""
+        """Set losses that rounding made negative to 0. A loss further below 0 is a fault in the map's formulas: raise an error, or leave
+        it visible if values may not be read."""
         xp, below = self.xp, value < 0
         if _array.known(below) and not bool(xp.any(below)):
             return value
@@ -149,15 +149,15 @@ class Batch:
         return bridge(self.rows).apply(self.mapping, self.rows)
 
     def of_target(self, per_class: Array, finite: Array) -> Array:
-        """<y, per_class> with the class weights, [..., 1]; where y is 0, what is not finite does not count."""
+        """<y, per_class> with the class weights, [..., 1]; infinities and NaN where y is 0 do not count."""
         xp = self.xp
         factor = self.y if self.class_weight is None else self.y * self.class_weight
-        asked = (factor != 0) | finite  # the derivative in y is there also where y is 0
+        asked = (factor != 0) | finite  # keep finite entries, whose derivative in y exists also where y is 0
         zero = xp.zeros_like(per_class)
         return total(xp.where(asked, factor * xp.where(asked, per_class, zero), zero), xp)
 
     def reduce(self, value: Array, weighted: bool = False) -> Array:
-        """`value` is [..., 1]; `weighted` says that the class weights are in it already."""
+        """Reduce `value`, [..., 1]; `weighted` means that it includes the class weights already."""
         xp = self.xp
         value = _array.poison(value, self.poisoned, xp)
         ignored = self.counted == 0
@@ -168,8 +168,9 @@ class Batch:
 
 
 def to_spread(mapping: Mapping, sums: Array) -> Any:
-    """What label smoothing spreads a share of: 1, also where a soft target sums to something else, as in torch; for a map whose p sums to
-    more, what the target sums to."""
+    """The mass of which label smoothing spreads a share: 1, as in torch, even if a soft target sums to something else; for a map
+    whose p sums to more than 1, the sum of the target.
+    """
     return 1.0 if mapping.sums_to_one else sums
 
 
@@ -177,7 +178,7 @@ _warned = False
 
 
 def ask_for_axis(x: Array, target: Any, axis: Any) -> None:
-    """Warns, once in a process, where class indices fit classes along axis 1, which is meant, and along the last axis as well."""
+    """Warn, once per process, if class indices would fit both axis 1, which is used, and the last axis as the class axis."""
     global _warned
     shape = tuple(x.shape)
     if _warned or len(shape) < 3 or shape[1:-1] != shape[2:] or axis is not None:
@@ -220,7 +221,7 @@ def _one_hot(t: Array, x: Array, rows: Array, axis: int, ignore_index: int, xp: 
         )
     t = _array.counts(t, xp)  # before any comparison: -100 does not exist in uint8, nor 200 in int8
     ignored = t == ignore_index
-    stray = ~ignored & ((t < 0) | (t >= n))  # where no value may be asked for, such a sample is NaN
+    stray = ~ignored & ((t < 0) | (t >= n))  # if values may not be read, such a sample becomes NaN
     if known_any(stray, xp):
         raise IndexError(
             f"target: class indices must be from 0 to {n - 1} (or ignore_index={ignore_index}), "

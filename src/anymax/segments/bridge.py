@@ -10,7 +10,7 @@ from .call import SegmentCall
 
 
 class SegmentBridge(ABC):
-    """Each operation gives None if no engine has it for a call; the caller then pads the rows, and these have derivatives."""
+    """An operation returns None if no engine can compute it; the caller then pads the rows, whose operations have derivatives."""
 
     @abstractmethod
     def apply(self, call: SegmentCall) -> Array | None:
@@ -25,7 +25,7 @@ class SegmentBridge(ABC):
         return None
 
     def index_loss(self, call: SegmentCall, place: Array) -> Array | None:
-        """The loss of each segment for the place of its target in it (below 0: none), both [segments, heads ...]."""
+        """The loss of each segment for the place of its target in it (none if below 0), both [segments, heads ...]."""
         return None
 
 
