@@ -1,4 +1,4 @@
-"""Which group is meant, for scores of a kind of array."""
+"""Choose the group of processes for a kind of array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._group import Group
 
 
 def as_group(who: str, group: Any, axis_name: Any, x: Any) -> Group:
-    """The group that is meant, for scores like x."""
+    """The group for scores like x."""
     if isinstance(group, Group):
         return group
     if is_torch(x):

@@ -1,7 +1,7 @@
-"""Losses of classes that lie on several processes: `Omega*(x) - <x, y> + Omega(y)` and -log p, each process with the targets that it has.
+"""Losses over classes on several processes: `Omega*(x) - <x, y> + Omega(y)` and -log p. Each process has the targets of its classes.
 
-With M the maximum of the row, `<M - x, y>` is a sum of what each process knows, and `Omega*(x) - M` is the loss of the small problem whose
-target is the largest candidate: no large numbers cancel, and the gradient p - y needs no collective.
+With M the maximum of the row, `<M - x, y>` is a sum of terms that each process knows, and `Omega*(x) - M` is the loss of the small
+problem whose target is the largest candidate. So no large numbers cancel, and the gradient p - y needs no collective.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ._ways import Solved, solve
 
 
 def columns(options: LossOptions) -> int:
-    """How many numbers a row each process sends of its targets."""
+    """How many numbers per row each process sends about its targets."""
     return 4 + 3 * bool(options.label_smoothing)
 
 
 class Aim:
-    """The target as this process knows it: its columns of the first collective, and what comes of those of all."""
+    """The target as this process knows it: its columns in the first collective, and the sums of these over all processes."""
 
     def __init__(self, call: ShardedCall, target: Any, options: LossOptions) -> None:
         self.call, self.options, xp = call, options, namespace(call.x)
@@ -71,7 +71,7 @@ class Aim:
         return columns
 
     def _index(self, shard: Shard, t: Array, x: Any) -> tuple[Array, Array, Array]:
-        """(1 where the class is of this process, the same as booleans, its place), [..., 1]."""
+        """(1 if the class is on this process, the same as a boolean, its place), each [..., 1]."""
         xp = shard.xp
         expected = tuple(s for i, s in enumerate(x.shape) if i != shard.axis)
         if tuple(t.shape) != expected:
@@ -101,11 +101,11 @@ class Aim:
             )
         y = _array.to_last(t if t.dtype == shard.rows.dtype else xp.astype(t, shard.rows.dtype), shard.axis, xp)
         lead = (*shard.rows.shape[:-1], 1)
-        self.ignored = xp.zeros(lead, dtype=xp.bool, **place_of(shard.rows))  # common: not made of the rows
+        self.ignored = xp.zeros(lead, dtype=xp.bool, **place_of(shard.rows))  # common: it does not depend on the rows
         return y if shard.n else xp.zeros_like(shard.rows)
 
     def told(self, out: Solved) -> None:
-        """What all columns come to: `gap` is <w y, M - a>, `mass` <w y, 1>."""
+        """The sums of the columns: `gap` is <w y, M - a>, `mass` is <w y, 1>."""
         xp, s = out.shard.xp, self.options.label_smoothing
         highs = out.met.columns[0]
         anchors = stop_gradient(xp.where(xp.isfinite(highs), highs, xp.zeros_like(highs)))
@@ -176,7 +176,7 @@ class Aim:
         return (1.0 - s) * y + spread * free / xp.where(self.free > 0, self.free, xp.ones_like(self.free))
 
     def constants(self, out: Solved) -> list[Array]:
-        """This process's part of Omega(y), as columns of the second collective."""
+        """This process's part of Omega(y), as columns for the second collective."""
         smooth = bool(self.options.label_smoothing)
         mapping, xp = out.shard.mapping, out.shard.xp
         if (self.indices and not smooth) or self.call.who != "fenchel_young":
@@ -195,7 +195,7 @@ class Aim:
         return [y[..., i : i + 1] for i in range(most)]
 
     def constant(self, out: Solved) -> Any:
-        """Omega(y) from the parts of all."""
+        """Omega(y) from the parts of all processes."""
         mapping, xp = out.shard.common, out.shard.xp
         if not out.later:
             return 0.0
@@ -224,7 +224,7 @@ class Aim:
 
 
 def say_options(talk: Talk, options: LossOptions) -> None:
-    """What every process must be asked alike."""
+    """The options that must be the same on every process."""
     talk.say(
         weight="not given" if options.weight is None else "given", ignore_index=options.ignore_index,
         reduction=repr(options.reduction), label_smoothing=options.label_smoothing,
@@ -232,7 +232,7 @@ def say_options(talk: Talk, options: LossOptions) -> None:
 
 
 def target_is(talk: Talk, t: Array, xp: Namespace) -> None:
-    """What every process must give alike of the target: all of its class indices, and of its part of distributions that they are."""
+    """The part of the target that must be the same on every process: all class indices, or the fact that it holds distributions."""
     if is_integer(t):
         talk.say(target=f"class indices of shape {tuple(t.shape)}")
         talk.same = "target", _array.counts(t, xp)
@@ -246,7 +246,7 @@ def loss(asked: Asked, talk: Talk, target: Any, weight: Any, given: dict[str, An
 
 
 def loss_of_call(call: ShardedCall, target: Any, options: LossOptions) -> Array:
-    """The loss that `call.who` names: "nll", "fenchel_young", or that without Omega(y)."""
+    """The loss named by `call.who`: "nll", "fenchel_young", or the latter without Omega(y)."""
     if call.who != "nll" and not call.mapping.facts.has_potential:
         raise TypeError(call.mapping.no_potential())
     aim = Aim(call, target, options)
@@ -303,12 +303,12 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
     if _array.is_array(mass) or mass != 1.0:  # no class index has this mass: Omega*(x - M) itself
         shifted = z - high
         value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + aim.gap
-        # of `M mass - M <y, 1>`, which is 0, the derivative in a mass that learns is not
+        # `M mass - M <y, 1>` is 0, but its derivative in a learned mass is not
         return value if not _array.is_array(mass) else value + high * (_array.like(mass, z, xp) - aim.mass)
     first = xp.argmax(stop_gradient(z), axis=-1)
     top = xp.take_along_axis(z, first[..., None], axis=-1)
     dead = ~xp.isfinite(stop_gradient(top))
-    z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN: it gets its value at the end
+    z = xp.where(dead, xp.zeros_like(z), z)  # a row without classes, or with NaN, gets its value at the end
     top = xp.where(dead, xp.zeros_like(top), top)
     value = whole_loss(mapping, z, first, axis=-1, reduction="none")[..., None]
     value = xp.where(dead, xp.zeros_like(value), value)
@@ -316,7 +316,7 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
 
 
 def _not_below(out: Solved, value: Array) -> Array:
-    """0 for what rounding has made negative."""
+    """Set losses that rounding made negative to 0."""
     xp = out.shard.xp
     below = value < 0
     return value + stop_gradient(xp.where(below, -value, xp.zeros_like(value)))

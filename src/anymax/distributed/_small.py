@@ -1,8 +1,8 @@
 """Sparse maps: the few classes that can have a probability above 0 are gathered, and every process solves the same small problem.
 
-A class that has no probability among those of its own process has none among all of them, since more classes raise the threshold; nor
-has one below the largest of the processes' thresholds. The classes that are left come in their order, so that the result does not
-depend on how many processes there are.
+A class without a probability among the classes of its process has none among all classes, since more classes raise the threshold. The
+same is true of a class below the largest threshold of any process. The remaining classes keep their order, so the result does not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..autodiff import bridge
 from ..functional import apply
 from ._shard import Met, Shard, place_of
 
-ASK = 128  # candidates above which a count below the common bound pays for a collective of its own
-FIXED = 128  # candidates of each device in JAX, where shapes can't depend on values
+ASK = 128  # with more candidates, a collective that counts those above the common bound pays
+FIXED = 128  # candidates per device in JAX, where shapes can't depend on values
 
 
 def candidates(shard: Shard) -> tuple[Array, Array]:
-    """(the threshold of this process's classes alone, -inf where it says nothing; the classes above it)."""
+    """(the threshold of this process's classes alone, -inf if it bounds nothing; the classes above it)."""
     mapping, xp, rows = shard.mapping.frozen(), shard.xp, stop_gradient(shard.rows)
     nothing = -math.inf * xp.ones_like(rows[..., :1])
     if mapping.zero_below_threshold:
@@ -30,7 +30,7 @@ def candidates(shard: Shard) -> tuple[Array, Array]:
         if not _array.is_array(k) and k >= rows.shape[-1]:
             return nothing, xp.isfinite(rows)
         tau = bridge(rows).threshold(mapping, rows)
-        some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else they get 1 each, and tau may be anything
+        some = total(xp.astype(xp.isfinite(rows), rows.dtype), xp) > k  # else each gets 1, and tau is arbitrary
         tau = xp.where(xp.isfinite(tau) & some, tau, nothing)
         return tau, above(rows, tau, xp)
     if mapping.most_kept is not None:
@@ -39,13 +39,13 @@ def candidates(shard: Shard) -> tuple[Array, Array]:
 
 
 def above(rows: Array, tau: Array, xp: Namespace) -> Array:
-    """Scores above the threshold, or so little below it that only rounding may have put them there."""
+    """Scores above the threshold, or below it by no more than rounding."""
     size = 1.0 + xp.where(tau == -math.inf, xp.zeros_like(tau), xp.abs(tau))
     return (rows > tau - 32.0 * float(xp.finfo(rows.dtype).eps) * size) & (rows < math.inf)
 
 
 def fullest(some: Array, xp: Namespace) -> Array:
-    """The number of classes that are True in the fullest row."""
+    """The largest number of True classes in a row."""
     number = total(xp.astype(some, xp.float32), xp)
     return xp.max(xp.reshape(number, (-1,))) if math.prod(number.shape) else 0 * xp.sum(number)
 
@@ -57,15 +57,15 @@ class Small:
     met: Met
     z: Array  # [..., processes * k], common; -inf where a process has fewer candidates
     places: Array  # [..., k], where this process's candidates lie in its rows
-    k: int  # 0 where z has all classes, as they are
+    k: int  # 0 if z has all classes in place
 
     def spread(self, value: Array, fill: float) -> Array:
-        """What was found for the candidates, as rows of this process; `fill` for all others."""
+        """Results for the candidates as rows of this process; `fill` for all other classes."""
         shard, group = self.met.shard, self.met.shard.group
         xp = shard.xp
         if not self.k:
             mine = value[..., self.met.start : self.met.start + shard.n]
-            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # a class that stands for none
+            return mine if shard.n else xp.sum(value, axis=-1, keepdims=True) * 0.0  # an entry that stands for no class
         blocks = xp.reshape(value, (*value.shape[:-1], group.size, self.k))
         mine = self.met.mine(xp.moveaxis(blocks, -2, 0))
         n = shard.rows.shape[-1]
@@ -75,7 +75,7 @@ class Small:
         return put(stop_gradient(out), self.places[..., :n], mine, xp)
 
     def ids(self) -> Array:
-        """The numbers of the candidates' classes, as integers."""
+        """The class indices of the candidates."""
         xp = self.met.shard.xp
         if not self.k:
             every = _array.positions(self.z, xp.int64, xp)
@@ -130,7 +130,7 @@ def bound(met: Met, column: int, xp: Namespace) -> Array:
 
 
 def narrowed(met: Met, some: Array) -> tuple[Array, int]:
-    """The candidates above the common bound, and an agreed number that is enough for them."""
+    """The candidates above the common bound, and a number, equal on all processes, that is enough for them."""
     shard, most = met.shard, max(1, met.most)
     if most > ASK:
         xp = shard.xp
@@ -141,7 +141,7 @@ def narrowed(met: Met, some: Array) -> tuple[Array, int]:
 
 
 def gathered(met: Met, some: Array, k: int, more: list[Array], whole: bool = False) -> tuple[Small, list[Array]]:
-    """The second collective: the candidates, or all classes, and further columns [..., 1] that come along."""
+    """The second collective: the candidates or all classes, with more columns [..., 1]."""
     xp = met.shard.xp
     places, values = chosen(met, some, k)
     stacked = met.stack(xp.concat([values, *more], axis=-1))

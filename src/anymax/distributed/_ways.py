@@ -1,4 +1,4 @@
-"""Which way a map goes over the processes, and its probabilities on each way."""
+"""The method by which a map is computed over the processes, and the probabilities by each method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._group import jax
 from ._shard import Met, Shard, ShardedCall
 from ._small import FIXED, Small, above, bound, candidates, fullest, gathered, narrowed
 
-MANY = 4096  # candidates of a row, of all processes together, above which thresholds are searched with sums of all processes
+MANY = 4096  # candidates per row over all processes, above which thresholds are searched by sums over the processes
 
 
 def way(mapping: Mapping, xp: Namespace, rows: Array) -> str:
@@ -40,13 +40,13 @@ def way(mapping: Mapping, xp: Namespace, rows: Array) -> str:
 
 
 def _searches(mapping: Mapping, rows: Array, xp: Namespace) -> bool:
-    """True where the level can be found with sums alone: no ceiling, no steep edge, no search of another kind."""
+    """True if sums alone find the level: no ceiling, no steep edge, no other kind of search."""
     return isinstance(mapping, Separable) and mapping.sums_suffice(rows, xp)
 
 
 @dataclasses.dataclass
 class Solved:
-    """A row's problem, brought together: exactly one of the ways."""
+    """The combined problem of each row, for exactly one of the methods."""
 
     call: ShardedCall
     met: Met
@@ -56,9 +56,9 @@ class Solved:
     part: Part | None = None
     whole: Whole | None = None
     small: Small | None = None
-    kept: Array | None = None  # of the small problem: the classes of the nucleus
-    weights: tuple[Array, Array] | None = None  # of a ratio map: v, and the sum of it
-    level: tuple[Array, Array] | None = None  # of a search: anchor and level
+    kept: Array | None = None  # for the small problem: the classes of the nucleus
+    weights: tuple[Array, Array] | None = None  # for a ratio map: v, and its sum
+    level: tuple[Array, Array] | None = None  # for a search: anchor and level
     later: list[Array] = dataclasses.field(default_factory=list)  # further columns of the second collective
 
     @property
@@ -79,14 +79,14 @@ class Solved:
         return Softmax(), xp.where(self.kept, z, -math.inf * xp.ones_like(z))
 
     def own_inner(self) -> tuple[Mapping, Array]:
-        """The same, for this process to find the probabilities of its own classes."""
+        """`inner` for the probabilities of this process's classes: its gradients add up over the processes."""
         z = self.shard.group.own(self.inner()[1])
         return (self.shard.mapping if self.kept is None else Softmax()), z
 
     # -- probabilities ---------------------------------------------------------------------------------------------------
 
     def p(self) -> Array:
-        """Of this process's classes."""
+        """p of this process's classes."""
         shard, group = self.shard, self.shard.group
         xp = shard.xp
         if self.way == "sums":
@@ -133,7 +133,7 @@ class Solved:
 
 
 def summing(met: Met) -> Any:
-    """What adds up along the classes of all processes: one collective for several sums."""
+    """Sums over the classes of all processes, several in one collective."""
 
     def totals(parts: list[Array], xp: Namespace) -> list[Array]:
         both = xp.concat([total(a, xp) for a in parts], axis=-1)
@@ -143,13 +143,13 @@ def summing(met: Met) -> Any:
     return totals
 
 
-# -- bringing together ----------------------------------------------------------------------------------------------------------
+# -- the combined problem ----------------------------------------------------------------------------------------------------------
 
 
 def solve(
     call: ShardedCall, finish: Callable[[Solved], Any], extra: int = 0, more: Any = None, later: Any = None
 ) -> Any:
-    """`finish` of all that is common about a row.
+    """Combine all that is common about a row, and return `finish` of it.
 
     more(shard, a, anchor): `extra` further columns [..., 1] of the first collective; a are the exponents where the map has them, else
     the scores, and anchor the finite maximum of this process. later(solved): columns of the second one.
@@ -171,7 +171,7 @@ def solve(
                 most = int(fullest(state["some"], xp))
         anchor = xp.where(xp.isfinite(columns[0]), columns[0], xp.zeros_like(columns[0]))
         columns += more(shard, a, anchor) if more else []
-        if "some" in state and not shard.group.strict:  # a column more, which decides what is computed
+        if "some" in state and not shard.group.strict:  # one more column, which decides the method
             columns.append(total(xp.astype(state["some"], high.dtype), xp))
         return columns, most
 
@@ -180,7 +180,7 @@ def solve(
     fixed = _fixed(shard) if "some" in state and not shard.group.strict else shard.rows.shape[-1]
     if fixed >= shard.rows.shape[-1]:
         return finish(_brought(call, met, state, extra, later, fixed))
-    if shard.mapping.most_kept is not None:  # never has more
+    if shard.mapping.most_kept is not None:  # a row never has more
         return finish(_brought(call, met, state, extra, later, fixed))
     fits = xp.max(met.columns[-1]) <= fixed
     return jax().lax.cond(
@@ -191,13 +191,13 @@ def solve(
 
 
 def _fixed(shard: Shard) -> int:
-    """How many candidates each device of JAX sends."""
+    """How many candidates each JAX device sends."""
     mapping, n = shard.mapping, shard.rows.shape[-1]
     return min(FIXED if mapping.most_kept is None else mapping.most_kept, n)
 
 
 def _brought(call: ShardedCall, met: Met, state: dict[str, Any], extra: int, later: Any, fixed: int | None) -> Solved:
-    """The later collectives. fixed: in JAX the number of candidates of a device, None where there are more of them."""
+    """The later collectives. fixed: in JAX the number of candidates per device, or None if there are more."""
     xp, kind = met.shard.xp, state["way"]
     highs = met.columns[0]
     poisoned = xp.any(xp.isnan(highs) | (highs == math.inf), axis=0)
@@ -219,7 +219,7 @@ def _brought(call: ShardedCall, met: Met, state: dict[str, Any], extra: int, lat
 
 
 def _second(shard: Shard, kind: str, state: dict[str, Any]) -> Array:
-    """The second column: a threshold, or for a ratio map the score that weighs the most."""
+    """The second column: a threshold, or for a ratio map the score with the largest weight."""
     xp, rows = shard.xp, shard.rows
     nothing = -math.inf * xp.ones_like(rows[..., :1])
     if kind == "candidates":
@@ -240,7 +240,7 @@ def _second(shard: Shard, kind: str, state: dict[str, Any]) -> Array:
 
 
 def _ratio(out: Solved, later: Any) -> Solved:
-    """Weights relative to the largest: `weights` may scale a row as it likes, so that row has the best score of each process too."""
+    """Weights relative to the largest. `weights` may scale a row freely, so the row gets the best score of each process added."""
     shard, xp = out.shard, out.shard.xp
     rows, refs = shard.rows, out.met.columns[1]
     refs = xp.moveaxis(stop_gradient(refs)[..., 0], 0, -1)  # [..., size]
@@ -261,7 +261,7 @@ def _ratio(out: Solved, later: Any) -> Solved:
 
 
 def _nucleus(out: Solved, columns: list[Array]) -> None:
-    """Classes that can belong to the nucleus are gathered: n of at most a class's mass follow it, and have more than 1 - p of all."""
+    """Gather the classes that can be in the nucleus: those of which n would hold at least 1 - p of all mass."""
     met, shard, xp = out.met, out.shard, out.shard.xp
     assert out.part is not None
     assert out.whole is not None
@@ -302,7 +302,7 @@ def _gather(out: Solved, some: Array | None, columns: list[Array], fixed: int | 
 
 
 def _search(out: Solved) -> tuple[Array, Array]:
-    """The level by Newton's method, each step of which adds up over the processes."""
+    """The level by Newton's method; each step needs one sum over the processes."""
     shard, xp = out.shard, out.shard.xp
     mapping: Any = shard.mapping.frozen()
     anchor = out.high
@@ -313,7 +313,7 @@ def _search(out: Solved) -> tuple[Array, Array]:
 
 
 def _start(out: Solved, mapping: Any, anchor: Array) -> Array | None:
-    """What the processes' own thresholds say of the level: the largest of them is below the one that is sought."""
+    """A bound of the level from the processes' own thresholds: the largest of them is below the common one."""
     xp = out.shard.xp
     tau = bound(out.met, 1, xp)
     if out.way != "search":

@@ -1,5 +1,5 @@
-"""What a row of scores says under softmax, in plain operations, which every framework differentiates: log p of given classes, its entropy,
-and log p of all the other classes together. NumPy goes a few rows at a time."""
+"""log p of given classes under softmax, the entropy, and log p of all other classes together, in plain operations that every framework
+differentiates. NumPy computes a few rows at a time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .._core.mapping import row_top
 from ..mappings import Softmax
 
 _SOFTMAX = Softmax()
-_BLOCK = 1 << 18  # scores at a time of NumPy: what is made of them stays in the cache
+_BLOCK = 1 << 18  # scores at a time in NumPy, so that temporaries stay in the cache
 
 
 class Terms(NamedTuple):
-    """Of each row, fp32 or fp64."""
+    """The terms of each row, fp32 or fp64."""
 
-    log_p: Array  # [..., m], of the classes asked for; -inf for one that is masked
+    log_p: Array  # [..., m], of the given classes; -inf if masked
     entropy: Array | None  # [..., 1]
-    rest: Array | None  # [..., 1], log of what the classes that were not asked for have together
+    rest: Array | None  # [..., 1], log p of all other classes together
 
 
 def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: Namespace) -> Terms:
-    """The terms of softmax(scale x) for classes [..., m], where n stands for none; every derivative is exact, also where p is 0."""
+    """The terms of softmax(scale x) for classes [..., m], where n means no class; every derivative is exact, also where p is 0."""
     with quiet(x):
         s = upcast(x, xp)
         y, e, z, keep, poisoned = _SOFTMAX.shifted(s if scale == 1.0 else s * scale, xp)
@@ -59,7 +59,7 @@ def plain(x: Array, index: Array, scale: float, entropy: bool, rest: bool, xp: N
 
 
 def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Terms:
-    """The same, a few rows at a time."""
+    """`plain`, a few rows at a time in NumPy."""
     xp = namespace(x)
     parts = list(blocks(tuple(x.shape[:-1]), x.shape[-1], _BLOCK)) if isinstance(x, np.ndarray) else [()]
     if len(parts) == 1:
@@ -75,7 +75,7 @@ def terms(x: Array, index: Array, scale: float, entropy: bool, rest: bool) -> Te
 
 
 def named(index: Array, x: Array, xp: Namespace) -> Array:
-    """True at the classes of an index [..., m]; n stands for none."""
+    """True at the classes of an index [..., m]; n means no class."""
     n = x.shape[-1]
     shape = (*x.shape[:-1], n + 1)
     if is_torch(x):
@@ -94,7 +94,7 @@ def named(index: Array, x: Array, xp: Namespace) -> Array:
 
 
 def blocks(lead: tuple[int, ...], n: int, limit: int) -> Iterator[tuple[Any, ...]]:
-    """What to index the leading axes of rows with to go through them, at most `limit` scores (or a row) at a time, without copies."""
+    """Indices of the leading axes that split rows into views of at most `limit` scores, or of one row."""
     if not lead or math.prod(lead) * n <= limit:
         yield ()
         return

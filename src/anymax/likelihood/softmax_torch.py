@@ -1,7 +1,8 @@
 """PyTorch: log p of given classes, entropy and the rest of rows under softmax, in one pass forward and one backward.
 
-A few rows at a time, so that no array like the scores is made forward, and one, the gradient, backward. With c = g_log_p, summed, plus
-g_rest, and q softmax over the other classes: `dx = e_y g_log_p - p (c + g_entropy (log p + H)) + g_rest q`, which is 0 where p is.
+It works on a few rows at a time, so the forward pass allocates no array as large as the scores, and the backward pass only the gradient.
+With c the sum of g_log_p plus g_rest, and q softmax over the other classes, `dx = e_y g_log_p - p (c + g_entropy (log p + H)) + g_rest q`,
+which is 0 where p is 0.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .softmax_plain import Terms, blocks, named, plain
 Tensor = torch.Tensor
 
 _SOFTMAX = Softmax()
-_LIMITS = {"cpu": 1 << 18}  # scores at a time, which stay in the cache; elsewhere as many as keep a GPU busy
+_LIMITS = {"cpu": 1 << 18}  # scores at a time: on a CPU they stay in the cache, elsewhere they keep a GPU busy
 _MANY = 1 << 26
-_LOWEST = -1e4  # of a log p whose p is 0, so that 0 log 0 is 0
+_LOWEST = -1e4  # in place of log 0, so that 0 log 0 is 0
 
 
 def terms(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> Terms:
@@ -68,7 +69,7 @@ def _parts(x: Tensor) -> Any:
 
 
 def _scores(x: Tensor, part: Any, scale: float) -> Tensor:
-    """A few rows, in the dtype to compute in; not to be changed in place."""
+    """A few rows in the dtype of the computation; do not change them in place."""
     s = x[part].to(wide_dtype(x, torch))
     return s if scale == 1.0 else s * scale
 
@@ -78,7 +79,7 @@ def _softmax(s: Tensor) -> Tensor:
 
 
 def _levels(s: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each row and the loss of its class, `log sum exp(s - max)`; 0 and 0 where all is masked."""
+    """The maximum of each row and `log sum exp(s - max)`; both 0 if all classes are masked."""
     engine = kernels.compiled("index_loss", _SOFTMAX, s)
     high, place = (engine and engine.largest(s, 1)) or s.max(-1, keepdim=True)
     made = engine and engine.index_loss(_SOFTMAX, s, place[..., 0], save=False)
@@ -94,7 +95,7 @@ def _others(s: Tensor, index: Tensor) -> Tensor:
 
 
 def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[Tensor]:
-    """The same by the engine."""
+    """The maximum, the log of the sum and the terms, by the engine in one pass."""
     wide, steps = wide_dtype(x, torch), () if scale == 1.0 else (decode.Step("temperature", 1.0 / scale),)
     made = decode.run(_SOFTMAX, x, steps, given=index.clamp(max=x.shape[-1] - 1), entropy=entropy, tau=True)
     tau = made.tau[..., None]
@@ -106,7 +107,7 @@ def _in_one_pass(x: Tensor, index: Tensor, scale: float, entropy: bool) -> list[
 
 
 def _forward(x: Tensor, index: Tensor, scale: float, entropy: bool, rest: bool) -> list[Tensor]:
-    """The maximum, log of the sum of the exponentials below it, and the terms; what was not asked for has no columns."""
+    """The maximum, the log of the sum of exponentials below it, and the terms; a term that was not requested has no columns."""
     lead, n = tuple(x.shape[:-1]), x.shape[-1]
     sizes = (1, 1, index.shape[-1], int(entropy), int(rest))
     if not rest and scale > 0.0 and decode.refuse(_SOFTMAX, x) is None:

@@ -1,4 +1,4 @@
-"""What policies, decoders and distillation ask of rows: log p of given classes, entropy, log of all the rest; one home for all of them."""
+"""Terms of rows for policies, decoders and distillation: log p of given classes, entropy, and log p of all other classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SOFTMAX = Softmax()
 def read(
     who: str, mapping: Mapping, x: Any, transform: Any, temperature: Any, axis: Any, mask: Any
 ) -> tuple[Array, Mapping, float]:
-    """(rows after the transforms, classes last; the mapping aligned to them; a factor that is still to multiply them)."""
+    """(rows after the transforms, classes last; the mapping aligned to them; a factor by which the caller must multiply them)."""
     mapping = as_mapping(mapping, who)
     refuse_sharded(who, x)
     if isinstance(axis, (tuple, list)):
@@ -66,10 +66,10 @@ def read(
 def terms_of(
     mapping: Mapping, rows: Array, index: Array, xp: Namespace, *, scale: float = 1.0, entropy: bool = False, rest: bool = False
 ) -> Terms:  # fmt: skip
-    """log p of classes [..., m], and the entropy of each row or log p of all other classes where asked for, in fp32 or fp64.
+    """log p of classes [..., m], and on request the entropy of each row or log p of all other classes, in fp32 or fp64.
 
-    The one way through which all of these functions get them. An index of -1 is no class and has log p 0; any other number that is no class
-    has NaN, where the caller has not refused it.
+    All functions of this room get them here. The index -1 means no class and gives 0; any other index that is not a class gives NaN,
+    unless the caller has refused it.
     """
     n = rows.shape[-1]
     stray = (index < -1) | (index >= n)
@@ -89,7 +89,7 @@ def terms_of(
 
 
 def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
-    """An error where an index is known to be no class, nor -1."""
+    """Raise an error if an index is known to be neither a class nor -1."""
     if known_any((index < -1) | (index >= n), xp):
         raise IndexError(
             f"{what}: class indices must be from 0 to {n - 1}, or -1 for none, got values from {int(xp.min(index))} to {int(xp.max(index))}"
@@ -97,7 +97,7 @@ def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
 
 
 def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
-    """By an engine that has softmax's loss of class indices in one pass; not where a class may be masked, to which a loss has a gradient.
+    """By an engine that computes softmax's loss of class indices in one pass; not if a class may be masked, since a loss has a gradient there.
 
     JAX's program of the terms is one pass too.
     """
@@ -112,7 +112,7 @@ def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
 
 
 def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespace) -> Terms:
-    """For a map without a pass of its own: from log p where it has a form for it, else from p."""
+    """For other maps: from log p if the map has a formula for it, else from p."""
     s, n = upcast(rows, xp), rows.shape[-1]
     inside = at < n
     at = xp.where(inside, at, (n - 1) * xp.ones_like(at))
@@ -126,7 +126,7 @@ def _of_map(mapping: Mapping, rows: Array, at: Array, entropy: bool, xp: Namespa
         if not mapping.sums_to_one:
             p = xp.exp(log_p) if p is None else p
             found, p = found - xp.log(_sums(p, xp)), p / _sums(p, xp)
-        if pulled:  # the value is lost, the gradient e_y - p is not
+        if pulled:  # the value is infinite, but the gradient e_y - p is not
             y, _, _ = _array.finite_scores(s, xp)
             pull = take(y, at, xp) - dot(stop_gradient(p), y, xp)
             found = xp.where(lost, found + (pull - stop_gradient(pull)), found)
@@ -159,7 +159,7 @@ def p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
 
 
 def log_p_rows(mapping: Mapping, rows: Array, xp: Namespace) -> Array:
-    """The logarithm of it."""
+    """log p of rows, which sum to 1 for every map, as in `p_rows`."""
     log_p = log_rows(mapping, rows)
     return log_p - xp.log(_sums(xp.exp(log_p), xp)) if not mapping.sums_to_one else log_p
 
@@ -170,7 +170,7 @@ def _sums(p: Array, xp: Namespace) -> Array:
 
 
 def divergences(log_p: Array, log_q: Array, xp: Namespace) -> Array:
-    """p (log p - log q), 0 where p is 0 and +inf where q alone is, with derivatives that are numbers."""
+    """p (log p - log q), 0 where p is 0 and +inf where only q is 0, with derivatives that are never NaN."""
     some, lost = log_p != -math.inf, log_q == -math.inf
     zero = xp.zeros_like(log_p)
     a, b = xp.where(some, log_p, zero), xp.where(some & ~lost, log_q, zero)

@@ -1,8 +1,8 @@
 """Output layers: losses, log-probabilities and thresholds of `x @ weight.T + bias`, whose scores are never held all at once.
 
-`layer` holds the operands and makes scores for some rows at a time; `ask` says what is asked of them; `bridge` goes over the rows, `torch`
-and `jax` with a gradient. In torch it is made without the scores: for any map by groups of rows (`torch_groups`), for maps with few
-candidates from these alone (`torch_kept`, `torch_candidates`, `torch_backward`), and inside torch.compile (`torch_compiled`).
+`layer` holds the operands and computes scores for some rows at a time; `ask` says what to compute from them; `bridge` loops over the
+rows, `torch` and `jax` with a gradient. torch has three methods: groups of rows, for any map (`torch_groups`); the few scores that each
+row keeps (`torch_kept`, `torch_candidates`, `torch_backward`); and opaque operations inside torch.compile (`torch_compiled`).
 """
 
 from .bridge import BRIDGE as _PLAIN
@@ -13,13 +13,13 @@ __all__ = ["linear_log_prob", "linear_loss", "linear_threshold", "margin_linear_
 
 
 def layer_bridge(framework: str) -> LayerBridge:
-    """The part for output layers of a framework's bridge."""
+    """The part of a framework's bridge for output layers."""
     if framework == "torch":
-        from . import torch  # late: only where torch is loaded already
+        from . import torch  # late: torch is loaded already
 
         return torch.BRIDGE
     if framework == "jax":
-        from . import jax  # late: only where jax is loaded already
+        from . import jax  # late: jax is loaded already
 
         return jax.BRIDGE
     return _PLAIN

@@ -1,8 +1,8 @@
 """Output layers: the loss, log p and threshold of scores `x @ linear_weight.T` that are never all held.
 
-A large vocabulary makes the scores, and their gradient, the largest arrays of a training step. Here they are made a part at a time. With a
-sparse map the gradient p - y has few entries, so that two of a training step's three matrix products touch the support only; with softmax
-the backward pass makes each block of scores again. `layer` reads the operands, and the bridge of their framework does the work.
+With a large vocabulary the scores and their gradient are the largest arrays of a training step. Here they are computed a part at a time.
+A sparse map has a gradient p - y with few entries, so two of the step's three matrix products touch the support only. For softmax the
+backward pass computes each block of scores again. `layer` reads the operands, and the bridge of their framework does the work.
 """
 
 from __future__ import annotations
@@ -57,25 +57,26 @@ def linear_loss(
 ) -> ArrayT:
     """The loss of a map on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
-    To train a classifier of many classes, a language model say, in the memory of its weights. It is the cross-entropy for softmax, as
-    `torch.nn.functional.linear_cross_entropy` has it, `sparse_softmax_loss` for sparse softmax, else `fenchel_young`, or `nll` for a map
-    without such a loss. Sparse maps, such as `Entmax(1.5)`, are also quicker: their gradient needs the classes of the support only.
+    Use it to train a classifier with many classes, such as a language model, in little more memory than its weights. The loss is the
+    cross-entropy for softmax, as in `torch.nn.functional.linear_cross_entropy`; `sparse_softmax_loss` for sparse softmax; `nll` for a map
+    without a Fenchel-Young loss; and `fenchel_young` for all others. Sparse maps, such as `Entmax(1.5)`, are also faster, since their
+    gradient needs only the classes of the support.
 
-    Second derivatives: in JAX under `anymax.use("reference")`; in torch the scores are held for them.
+    For second derivatives use `anymax.use("reference")` in JAX; torch then holds the scores.
 
     Parameters
     ----------
     x
         The features, [..., features].
     linear_weight
-        The weight of the layer, [classes, features], as `torch.nn.Linear` has it.
+        The weight of the layer, [classes, features], as in `torch.nn.Linear`.
     target
         Class indices (integers, of the shape of x without its last axis), or distributions over the classes (floating
         point).
     mapping
-        The map, such as `anymax.Entmax(1.5)`, or its name; its parameters are numbers or have one value a row.
+        The map, such as `anymax.Entmax(1.5)`, or its name; its parameters are numbers or have one value per row.
     linear_bias
-        One number a class, added to the scores.
+        One number per class, added to the scores.
     weight
         One factor for each class; a mean is then weighted by that of each sample's target, as in torch.
     reduction
@@ -87,16 +88,15 @@ def linear_loss(
     mask
         Booleans that broadcast to the scores, [..., classes] or [classes], True = keep.
     transform
-        What the scores go through first, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so that
-        one with random numbers, or with other numbers for other rows, is refused.
+        A transform of the scores, such as `anymax.temperature(2.0)`. It gets all scores of a group of rows, so a random
+        one, or one whose parameters differ between rows, is refused.
     chunk
-        How many classes are made at a time; a map that needs all scores of a row gets as many rows at a time as make as
-        many scores. By default a part of the scores that is small against them.
+        How many classes to compute at a time; for a map that needs all scores of a row, how many rows: as many as have the
+        same number of scores. The default is a small part of all scores.
     least
-        For softmax, a probability below which a class gets no gradient; 0 leaves out none. It spares the backward pass the
-        products that a sparse map does not need either, where no row has more than a few hundred classes above it: 0.004 is
-        a value that gains, 1e-4 is none. The value stays exact; where there is no gain, and in JAX and under torch.compile,
-        the gradient is exact too.
+        For softmax, a probability below which a class gets no gradient; 0, the default, keeps all. If no row has more than a
+        few hundred classes above it, the backward pass is as fast as that of a sparse map: 0.004 helps, 1e-4 does not. The
+        loss stays exact, and so does the gradient where there is nothing to gain, in JAX and under torch.compile.
 
     Returns
     -------
@@ -154,8 +154,8 @@ def linear_log_prob(
 ) -> ArrayT:
     """log p of given classes on the scores `x @ linear_weight.T + linear_bias` of an output layer, which are never all held.
 
-    For a language model's tokens in training by policy gradients. Where a sampler kept a few classes of each row, `support` says which,
-    and no other rows of the weight are touched, forward or backward. On scores at hand it is `anymax.log_prob`.
+    Use it for the tokens of a language model in training by policy gradients. If a sampler kept a few classes of each row, pass them as
+    `support`; then no other rows of the weight are read, forward or backward. For scores that exist already use `anymax.log_prob`.
 
     Parameters
     ----------
@@ -208,8 +208,8 @@ def linear_threshold(
 ) -> Threshold[ArrayT]:
     """The threshold tau of each row of the scores `x @ linear_weight.T + linear_bias`, and how many classes have a probability above 0.
 
-    tau is all that a probability needs: `p_i = link(<x, linear_weight[i]> - tau)`, for the few classes that are looked at. For softmax it
-    is logsumexp. On scores at hand it is `anymax.threshold`.
+    With tau you can compute the probability of any class: `p_i = link(<x, linear_weight[i]> - tau)`. For softmax tau is logsumexp. For
+    scores that exist already use `anymax.threshold`.
 
     Parameters
     ----------
