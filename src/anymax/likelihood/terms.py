@@ -97,7 +97,7 @@ def check_classes(what: str, index: Array, n: int, xp: Namespace) -> None:
 
 
 def _by_loss(mapping: Mapping, rows: Array, index: Array) -> Terms | None:
-    """By an engine that computes softmax's loss of class indices in one pass; not if a class may be masked, since a loss has a gradient there.
+    """By an engine that computes softmax's loss of class indices in one pass; not if a class may be masked: there a loss has a gradient.
 
     JAX's program of the terms is one pass too.
     """
