@@ -270,3 +270,9 @@ def test_compilers(name):
     compiled = torch.compile(lambda a, b: margin(a, b), fullgraph=True, backend="eager")
     np.testing.assert_allclose(compiled(x, y), want, atol=3e-6)
     np.testing.assert_allclose(torch.func.vmap(margin)(x, y), want, atol=3e-6)
+
+
+def test_classes_along_a_tuple_of_axes():
+    cosines, target = np.tanh(np.linspace(-1.0, 1.0, 24).reshape(4, 2, 3)), np.array([0, 1, 2, 5])
+    whole = am.margin_loss("softmax", cosines.reshape(4, 6), target, reduction="none")
+    np.testing.assert_array_equal(am.margin_loss("softmax", cosines, target, axis=(1, 2), reduction="none"), whole)
