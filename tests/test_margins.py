@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kinds import KINDS, back, every_kind, jax_in_the_whole_battery, readonly
 
+import anymax
 from anymax.margins import AM, ArcFace, Combined, CosFace, SphereFace, as_margin
 
 MARGINS = {
@@ -274,5 +275,5 @@ def test_compilers(name):
 
 def test_classes_along_a_tuple_of_axes():
     cosines, target = np.tanh(np.linspace(-1.0, 1.0, 24).reshape(4, 2, 3)), np.array([0, 1, 2, 5])
-    whole = am.margin_loss("softmax", cosines.reshape(4, 6), target, reduction="none")
-    np.testing.assert_array_equal(am.margin_loss("softmax", cosines, target, axis=(1, 2), reduction="none"), whole)
+    whole = anymax.margin_loss("softmax", cosines.reshape(4, 6), target, reduction="none")
+    np.testing.assert_array_equal(anymax.margin_loss("softmax", cosines, target, axis=(1, 2), reduction="none"), whole)
