@@ -56,7 +56,7 @@ class _Case:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The numbers of classes to try: only `n` if a parameter has one value a class."""
+        """The numbers of classes to try: only `n` if a parameter has one value per class."""
         return (self.n,) if self._by_class else tuple(n for n in (1, 2, self.n, 63) if self._takes(n))
 
     def _takes(self, n: int) -> bool:
@@ -469,7 +469,7 @@ def check_mapping(mapping: Mapping, *, n: int = 7, seed: int = 0) -> tuple[str, 
     mapping
         The map, such as `MyMap()`.
     n
-        The number of classes of the test rows; it must fit a parameter with one value a class.
+        The number of classes of the test rows; it must fit a parameter with one value per class.
     seed
         The seed of the random scores, an integer of at least 0.
 

@@ -113,7 +113,7 @@ def entropy(
         "tsallis", `(1 - sum p^alpha) / (alpha (alpha - 1))`, the entropy of entmax: Shannon's at alpha = 1, half of Gini's
         at 2.
     alpha
-        The order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value a row.
+        The order of "renyi" (2 by default) and "tsallis" (1.5), a number above 0 or an array with one value per row.
     axis, dim
         The axis of the classes, the last one by default.
 

@@ -138,7 +138,7 @@ def logsumexp(
     Parameters
     ----------
     temperature
-        T, a number of at least 0, or an array with one value a row; 0 gives the maximum itself.
+        T, a number of at least 0, or an array with one value per row; 0 gives the maximum itself.
     mask
         Booleans that broadcast to x, True = keep; a row without classes gives -inf.
     keepdims, keepdim

@@ -239,7 +239,7 @@ def _real(value: Any, q: Array, shape: tuple[int, ...], name: str, xp: Namespace
 
 
 def _by_head(value: Array, q: Array, shape: tuple[int, ...], name: str, xp: Namespace) -> Array:
-    """One number a head, as [heads, 1, 1]."""
+    """One number per head, as [heads, 1, 1]."""
     value = beside(value, q, name, xp)
     if value.ndim > 1 or (value.ndim and value.shape[0] != 1 and value.shape[0] != _heads(shape)):
         raise ValueError(

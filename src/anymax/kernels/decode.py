@@ -20,7 +20,7 @@ MOST = 64  # the most steps of a pass
 
 
 class Step(NamedTuple):
-    """One truncation, or a temperature: its name, its value (a number, or one a row, [..., 1]), and how many classes it keeps at least."""
+    """One truncation, or a temperature: its name, its value (a number, or one per row, [..., 1]), and the fewest classes it keeps."""
 
     name: str
     value: Any

@@ -108,7 +108,7 @@ class Engine(ABC):
         ignored: int = BELOW,
         factor: float = 1.0,
     ) -> Array | None:
-        """`factor scale (p - y)`, with one scale or one a row, from what `index_loss` saved; None where it can't."""
+        """`factor scale (p - y)`, with one scale or one per row, from what `index_loss` saved; None where it can't."""
         return None
 
     def threshold(self, mapping: Mapping, x: Array) -> Array:

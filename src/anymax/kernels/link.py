@@ -36,7 +36,7 @@ class Link(NamedTuple):
     kind: str
     code: int
     param: float
-    params: Array | None  # one a row
+    params: Array | None  # one per row
     noise: int
     nodes: int  # 0: the default of the dtype
 

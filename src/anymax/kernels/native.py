@@ -318,7 +318,7 @@ class Saved(NamedTuple):
 
 
 def _link(mapping: Mapping, x: Array) -> Link:
-    """The link, with its array of parameters broadcast to one a row, float64 and contiguous."""
+    """The link, with its array of parameters broadcast to one per row, float64 and contiguous."""
     link = link_of(mapping)
     assert not isinstance(link, str), link
     if link.params is None:
@@ -329,7 +329,7 @@ def _link(mapping: Mapping, x: Array) -> Link:
 
 
 def wide(x: Array) -> str:
-    """The dtype in which the engine returns one number a row."""
+    """The dtype in which the engine returns one number per row."""
     return "float64" if dtype_of(x) == "float64" else "float32"
 
 

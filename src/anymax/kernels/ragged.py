@@ -100,7 +100,7 @@ def index_loss_keeping(mapping: Mapping, x: Array, index: Array, layout: Layout)
 
 
 def index_loss_grad(mapping: Mapping, x: Array, index: Array, scale: Array, layout: Layout, kept: None = None) -> Array:
-    """`scale (p - y)`, scale one a segment."""
+    """`scale (p - y)`, scale one per segment."""
     return _entries("index_loss_grad", mapping, layout, x, None, None, index, scale)
 
 

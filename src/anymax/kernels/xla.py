@@ -127,7 +127,7 @@ def _bind(op: str, mapping: Mapping, *operands: Array) -> list[Array]:
 
 
 def _beside(operands: tuple[Array, ...], params: dict[str, Array]) -> tuple[Array, ...]:
-    """The operands and the parameters, which are broadcast to one number a row."""
+    """The operands and the parameters, which are broadcast to one number per row."""
     if not params:
         return operands
     jnp = sys.modules["jax"].numpy

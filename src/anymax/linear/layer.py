@@ -76,7 +76,7 @@ class Layer:
             bias = floating(_array.beside(bias, x, "linear_bias", xp), xp, "linear_bias")
             if tuple(bias.shape) != (n,):
                 raise ValueError(
-                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number a class, ({n},)"
+                    f"{who}: a linear_bias of shape {tuple(bias.shape)}: expected one number per class, ({n},)"
                 )
         for name, a in (("linear_weight", weight), ("linear_bias", bias)):
             if a is not None and is_torch(a) and a.device != x.device:
@@ -161,7 +161,7 @@ def _one_a_row(value: Any, lead: tuple[int, ...], name: str, xp: Namespace) -> A
         return value
     if value.shape[-1] != 1:
         raise ValueError(
-            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value a row"
+            f"{name} of shape {tuple(value.shape)} (classes last) varies along the classes; an output layer takes one value per row"
         )
     return xp.reshape(xp.broadcast_to(value, (*lead, 1)), (-1, 1))
 

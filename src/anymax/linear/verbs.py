@@ -80,7 +80,7 @@ def linear_loss(
     weight
         One factor for each class; a mean is then weighted by that of each sample's target, as in torch.
     reduction
-        "mean" over the samples, their "sum", or "none" for one value a sample.
+        "mean" over the samples, their "sum", or "none" for one value per sample.
     ignore_index
         The class index of samples that are left out; a mean does not count them.
     label_smoothing

@@ -1,10 +1,9 @@
-"""Losses: Fenchel-Young and its kin, for every map, with the signature and the manners of `torch.nn.functional.cross_entropy`.
+"""Losses of every map: Fenchel-Young losses and others, with the signature of `torch.nn.functional.cross_entropy`.
 
-What all of them take is said once, in `_core/options.py`, and read once, in `options.py`. The classes are axis 1, as in torch, where
-maps take the last axis: class indices for scores of shape (N, T, C) with T = C would fit either, which is a warning, once, unless
-`axis` is given. The classes along a tuple of axes are counted as a reshape of these would, in the order given. A masked class (-inf)
-that is not the target changes nothing; a mean over nothing is 0. Another convention of label smoothing, epsilon over the n - 1 other
-classes alone, is `label_smoothing=epsilon * n / (n - 1)`.
+`_core/options.py` documents the shared options, and `options.py` reads them. The classes are axis 1, as in torch, while maps use the last
+axis. Class indices for scores of shape (N, T, C) with T = C fit both, so a call without `axis` then warns, once. A tuple of axes is read
+as one axis, as if the scores were reshaped in that order. A masked class (-inf) that is not the target changes nothing; a mean over
+nothing is 0. Label smoothing by epsilon over the n - 1 other classes, another convention, is `label_smoothing=epsilon * n / (n - 1)`.
 """
 
 from __future__ import annotations
@@ -304,9 +303,9 @@ def sparse_softmax_loss(
     Parameters
     ----------
     k
-        The number of classes that are kept, at least 1; an array has one value a row.
+        The number of classes that are kept, at least 1; an array has one value per row.
     p
-        The softmax mass that is kept, above 0 and at most 1; an array has one value a row.
+        The softmax mass that is kept, above 0 and at most 1; an array has one value per row.
 
     Examples
     --------
@@ -353,7 +352,7 @@ def normmax_loss(
     Parameters
     ----------
     alpha
-        The order of the norm, a number above 1 or an array with one value a row.
+        The order of the norm, a number above 1 or an array with one value per row.
 
     Examples
     --------
@@ -385,7 +384,7 @@ def perturb_max_loss(
     nodes
         The points of the quadrature, at least 8; None takes 32 in fp32 and 64 in fp64.
     scale
-        The factor of the noise, a number above 0 or an array with one value a row.
+        The factor of the noise, a number above 0 or an array with one value per row.
 
     Examples
     --------

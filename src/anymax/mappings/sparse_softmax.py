@@ -173,7 +173,7 @@ def _number_of_classes(k: Any) -> Any:
     """k, if it is an integer from 1 on or an array of these. If the values of an array can't be read, rows with others become NaN."""
     if not is_array(k):
         k = check_integer(
-            "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one a row"
+            "SparseSoftmax", "k", k, "an integer, the number of classes to keep, or an array of them, one per row"
         )
         if k < 1:
             raise ValueError(f"SparseSoftmax(k={k}): k must be at least 1")

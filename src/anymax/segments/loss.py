@@ -52,7 +52,7 @@ def segment_loss(
         The target of segments that are left out; a mean does not count them. A segment without entries has to be one of
         them; of targets that are distributions it is left out anyway.
     reduction
-        "mean" over the segments, their "sum", or "none" for one value a segment.
+        "mean" over the segments, their "sum", or "none" for one value per segment.
 
     Returns
     -------

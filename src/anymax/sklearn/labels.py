@@ -195,7 +195,7 @@ class MultiLabelMappingClassifier(MappingClassifier):
         one = not sparse.issparse(target) and (target.ndim == 1 or target.shape[1] == 1)
         if one and self.mapping_ in NO_MAP:
             raise ValueError(
-                f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class a row"
+                f"mapping={self.mapping_!r} is for an indicator matrix [rows, labels]; y is one class per row"
             )
         return one
 
@@ -331,14 +331,14 @@ class MultiLabelMappingClassifier(MappingClassifier):
         if self._one_a_row(target):
             if not first and self.indicator_ is not None:
                 raise ValueError(
-                    f"y is one class a row; that of the first call was an indicator matrix of {len(self.classes_)} labels"
+                    f"y is one class per row; that of the first call was an indicator matrix of {len(self.classes_)} labels"
                 )
             self.decision_, self.indicator_, self.none_ = "argmax", None, False
             self._stream_classes(rows, target, classes, sample_weight, first)
             return self
         labels = indicator(target)
         if not first and (self.indicator_ is None or labels.shape[1] != len(self.classes_)):
-            before = "one class a row" if self.indicator_ is None else f"a matrix of {len(self.classes_)} labels"
+            before = "one class per row" if self.indicator_ is None else f"a matrix of {len(self.classes_)} labels"
             raise ValueError(
                 f"y is an indicator matrix of {labels.shape[1]} labels; that of the first call was {before}"
             )

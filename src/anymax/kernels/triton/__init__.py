@@ -247,7 +247,7 @@ class Triton(Engine):
     ) -> IndexLoss | None:
         """In fp32: one kernel, then one sum, then the division of a mean; an index that is no class makes the loss NaN.
 
-        It saves four numbers a row, from which the gradient is written.
+        It saves four numbers per row, from which the gradient is written.
         """
         if index.device != x.device or (axis != -1 and mapping.params()):
             return None

@@ -32,7 +32,7 @@ _SMOOTH = 0.67  # above this alpha - 1 the rate almost jumps at the edge of the 
 class Job(NamedTuple):
     """The arguments of a call that are not tensors."""
 
-    link: str  # "softmax", "power" (alpha - 1 = 1 / power), "any" (alpha below 2), "mixed" (any alpha, one a row) or "budget"
+    link: str  # "softmax", "power" (alpha - 1 = 1 / power), "any" (alpha below 2), "mixed" (any alpha, one per row) or "budget"
     power: int
     param: float  # alpha - 1, or the budget
     scale: float

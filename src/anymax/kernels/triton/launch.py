@@ -143,7 +143,7 @@ def _capturing(x: Tensor) -> bool:
 
 
 def _per_row(value: Any, x: Tensor, less: float = 0.0, cut: Cut | None = None) -> Tensor:
-    """value - less, computed in fp64, as one fp32 number a row; for segments (`cut`) value is [segments, heads]."""
+    """value - less, computed in fp64, as one fp32 number per row; for segments (`cut`) value is [segments, heads]."""
     if isinstance(value, torch.Tensor) and value.device == x.device:
         value = (value.detach().to(torch.float64) - less).to(torch.float32)
     else:  # copies are cached: a copy waits for the device, and a graph can't capture it
@@ -236,7 +236,7 @@ def run(
 ) -> Saved | None:
     """Runs a forward or a loss kernel: mode "p", "log", "loss", "grad", "tau" or "logsumexp". Returns the live lanes for `keep_lanes`.
 
-    `scale`: one number, or one a row; a row whose index is `ignore` is left out. `cut`: the rows are these segments of x [entries, heads].
+    `scale`: one number, or one per row; rows whose index is `ignore` are left out. `cut`: the rows are segments of x [entries, heads].
     `out` may be x itself, but must not overlap x otherwise.
     """
     operands = {}

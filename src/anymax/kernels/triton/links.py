@@ -1,6 +1,6 @@
 """Links of the row kernels: scalar functions over tiles of fp32, chosen at compile time by name.
 
-A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; the search finds z, one number a row. `share_of` gives value = u^r
+A threshold map is `p = u^r` with `u = slope (x - top) + z` clipped at 0; the search finds z for each row. `share_of` gives value = u^r
 and rate = u^(r-1), with the sums s0 and s1. Newton's step on the r-norm of u is `z -= s0 (1 - s0^(-1/r)) / s1`. The norm is convex, so from
 a z that is too high (a threshold too low) a step never overshoots.
 """

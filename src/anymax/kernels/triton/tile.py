@@ -6,7 +6,7 @@ A row that fits on chip is one tile, read once (WHOLE). A longer row is read in 
 known, only lanes that reach above a bound are read again; if they are few, as one tile (`gather`), from which the row is solved.
 
 RAGGED rows are segments of one array, with different lengths. PTR has the entry at which each begins. IDS lists the segments of a launch,
-which have about the same length; the heads of a segment lie side by side. n is then one number a row.
+which have about the same length; the heads of a segment lie side by side. n is then one number per row.
 
 Few rows of very many classes are cut in PARTS of `span` classes, with a program for each. A first kernel finds the maxima of the lanes of
 each part (`survey_parts`), one program a row solves it from those, and then the parts are written.
