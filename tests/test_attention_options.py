@@ -538,7 +538,7 @@ def test_explain_attention_names_who_serves():
     assert chosen == "reference"
     assert why["sdpa"] == "torch has attention with softmax, not with taylor"
     assert why["blockwise"] == "so few scores are faster as one matrix"
-    assert "serves where it is asked for" in why["linear"]
+    assert "name it to use it" in why["linear"]
     chosen, why = refused(A.explain_attention(q, k, v, implementation="reference", mix=(t(PRIOR), 0.5)))
     assert (chosen, why["sdpa"]) == ("reference", "'reference' was asked for")
     long = torch.zeros(1, 1024, 4)

@@ -170,7 +170,7 @@ def test_memory_of_a_chunk(monkeypatch):
 
 
 WRONG = {
-    "order": (lambda: linear_attention(*arrays(), Taylor(4)), ValueError, "order 2 alone is served, not of order 4"),
+    "order": (lambda: linear_attention(*arrays(), Taylor(4)), ValueError, "only order 2 of Taylor softmax is supported, not 4"),
     "map": (lambda: linear_attention(*arrays(), A.Softmax()), ValueError, "only Taylor softmax of order 2"),
     "list": (lambda: linear_attention([1.0], *arrays()[1:]), TypeError, "q must be an array"),
     "features": (lambda: linear_attention(*arrays((2, 3, 4), (2, 3, 5))), ValueError, "q has 4 features and k has 5"),

@@ -103,7 +103,7 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
         ("ALiBi without the whole matrix", "slopes" in s.arrays), ("lengths of queries", "q_lengths" in s.arrays),
     ):  # fmt: skip
         if there:
-            return f"torch's attention has not {what}"
+            return f"torch's attention does not support {what}"
     if call.q.ndim < 3 or not math.prod(call.q.shape):
         return "torch's attention needs heads, and arrays that are not empty"
     if transformed():
@@ -114,7 +114,7 @@ def _refuse_sdpa(call: AttentionCall) -> str | None:
 
 
 def _window_of(s: Scores) -> bool:
-    """True where positions mask keys that `is_causal` of torch can't: it multiplies its -inf by the scale, which must be above 0."""
+    """True where positions mask keys that `is_causal` of torch can't: torch multiplies the mask's -inf by the scale, which must be > 0."""
     further = s.causal and (s.offset != 0 or len(s.arrays) > 0 or not s.scale > 0)
     return s.left is not None or s.right is not None or further
 
@@ -260,10 +260,10 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         _refuse_triton,
         _fills_gpu,
         _triton,
-        "it pays on a GPU alone, with gradients for more than a few queries",
+        "it is faster only on a GPU, and with gradients only for more than a few queries",
     ),
     Implementation("blockwise", _refuse_blocks, _large, _blocks, "so few scores are faster as one matrix"),
-    Implementation("linear", _refuse_linear, _never, _linear, "it rounds otherwise, and serves where it is asked for"),
+    Implementation("linear", _refuse_linear, _never, _linear, "it rounds differently; name it to use it"),
     Implementation("reference", lambda call: None, _always, _reference),
 )
 

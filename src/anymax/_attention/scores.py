@@ -104,7 +104,7 @@ class Scores:
         return out
 
     def attended(self, near: Array, xp: Namespace) -> Array | None:
-        """`kept`, without the keys that a bias or a mask of numbers sets to -inf."""
+        """`visible`, without the keys that a bias or a mask of numbers sets to -inf."""
         out = self.visible(near, xp)
         for name in ("bias", "additive"):
             if name in self.arrays:

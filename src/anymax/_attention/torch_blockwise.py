@@ -25,7 +25,7 @@ from .scores import Scores, outer, tile
 Tensor = torch.Tensor
 
 _BLOCK = 1 << 20  # scores in a block: 4 MB
-_ROWS = 32  # the fewest in a block: a matrix product of fewer rows takes as long
+_ROWS = 32  # the fewest in a block: fewer would not be faster
 _KEYS = 256  # the fewest in a block
 _FEW = 8  # a block is sparse where each query keeps at most one key in 8
 _PLAIN = {"bias", "additive", "keep", "lengths", "q_lengths", "offset"}  # added or masking, in place

@@ -11,7 +11,7 @@ def _not_yet(*_: Any, **__: Any) -> Any:
 
 
 catalogue: tuple[type[Any], ...] = ()  # the maps, for code that looks them up by name
-call: Callable[..., Any] = _not_yet  # `apply` under the name of a map: what calling a map does
+call: Callable[..., Any] = _not_yet  # implements `Mapping.__call__`
 notebook_page: Callable[[Any], str] = _not_yet  # the page that a notebook shows for a map
 apply_to_ragged: Callable[..., Any] = _not_yet  # p of a nested or sparse tensor
 over_devices: Callable[[], Any] = _not_yet  # returns the module that handles DTensors

@@ -208,24 +208,24 @@ class Mapping(ABC):
         mass = self.mass
         return not is_array(mass) and mass == 1.0
 
-    # -- classes that lie on several processes: what is true of every map by default; more makes `anymax.distributed` send less ----
+    # -- for `anymax.distributed`: the defaults are right for every map; better values reduce communication --------------------
 
-    zeros_stay: bool = False  # True where a class without a probability gets none when there are more classes
-    zero_below_threshold: bool = False  # True where p is above 0 exactly where the score is above `threshold`
-    full_up_to: Any = 0.0  # as many classes get all that a class can have; their `threshold` says nothing of more
-    most_kept: int | None = None  # the largest scores, so many, are all that have a probability
-    nucleus: Any = None  # the mass of the likeliest classes of softmax, where p is softmax over these
+    zeros_stay: bool = False  # True if p_i = 0 stays 0 when classes are added
+    zero_below_threshold: bool = False  # True if p_i > 0 exactly where x_i > `threshold`
+    full_up_to: Any = 0.0  # a row of at most so many classes gives each the most; its `threshold` is arbitrary
+    most_kept: int | None = None  # only so many classes, those with the largest scores, have p > 0
+    nucleus: Any = None  # if p is softmax over a nucleus: the softmax mass of the nucleus
 
     def exponents(self, x: Array, xp: Namespace) -> Array | None:
-        """a(x) with p = softmax(a), -inf where masked; None for a map that has none or is a softmax of the scores."""
+        """a(x) with p = softmax(a), -inf where masked; None if there is no such a, or if it is the scores themselves."""
         return None
 
     def level_to_tau(self, level: Array, xp: Namespace) -> Any:
-        """What is to be taken from `anchor - level` of a separable map for its `threshold`."""
+        """`threshold` of a separable map is `anchor - level` minus this."""
         return 0.0
 
     def constant_terms(self, y: Array, xp: Namespace) -> list[Array] | None:
-        """What `constant_of` wants of each process's part of y, numbers [..., 1]; None: it is `constant` of all of y."""
+        """The numbers [..., 1] that each process contributes to `constant_of`; None if `constant` needs all of y."""
         return None
 
     def constant_of(self, terms: list[Array], xp: Namespace) -> Array:

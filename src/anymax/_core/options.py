@@ -23,7 +23,7 @@ _HINTS = {  # names in other libraries, and what to do here
     "T": "divide the scores by it",
     "beta": "multiply the scores by it",
     "b": "add log(b) to the scores",
-    "alpha": "of the maps entmax and normmax have one, as in anymax.Entmax(alpha=1.3)",
+    "alpha": "only entmax and normmax take it, as in anymax.Entmax(alpha=1.3)",
     "top_k": "say k=",
     "top_p": "say p=",
     "budget": "say k=",
@@ -88,14 +88,14 @@ def unknown(who: str, takes: tuple[str, ...], name: str, hints: dict[str, str]) 
 
 
 def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable[[Function], Function]:
-    """A function that says, of a keyword that it has not, which of its own is meant.
+    """Decorate a function so that an unknown keyword raises an error that names the right one.
 
     Parameters
     ----------
     others
-        Further names of its parameters, as other libraries have them: what is said under such a name is taken.
+        The names that other libraries use for its parameters; their values are passed on under our name.
     hints
-        What to say of a keyword, where that differs from what all functions say of it.
+        Advice for a keyword, in place of the general advice in `_HINTS`.
     """
 
     def wrap(function: Function) -> Function:
@@ -138,10 +138,10 @@ def answering(hints: dict[str, str] | None = None, /, **others: str) -> Callable
 
 
 def spelled(home: Callable[..., Any]) -> Callable[[Function], Function]:
-    """What `home` says of its options is said of this function's too: in its signature for `**options`, and in its docstring.
+    """Copy the documentation and the signature of `home`'s options to this function.
 
-    The docstring gets what `home` says of each parameter that it does not describe itself, and of what is returned where it does
-    not say so. The function is the same object: a call costs nothing more.
+    `**options` becomes keywords in its signature. Its docstring gets the parameters that it does not describe itself, and the section
+    on what is returned if it has none. The function is the same object, so a call costs nothing more.
     """
 
     def spell(function: Function) -> Function:
@@ -194,7 +194,7 @@ def entries(lines: Iterable[str]) -> dict[str, str]:
 
 
 def joined(own: dict[str, list[str]], home: dict[str, list[str]], parameters: Iterable[str]) -> str:
-    """One docstring of two: what `home` says of the parameters that `own` does not describe, and of what is returned, is added."""
+    """The docstring `own` with what `home` has on the other parameters, and on what is returned."""
     described = {**entries(home.get("Parameters", ())), **entries(own.get("Parameters", ()))}
     both = dict.fromkeys(
         described[name] for name in parameters if name in described

@@ -46,7 +46,7 @@ def split(
 ) -> tuple[Array, Array, Mapping, int, Array | None]:
     """Like `prepare`, but the mask is returned last, broadcastable to the rows, and not applied to them."""
     mapping = as_mapping(mapping)
-    refuse_sharded("a function of rows", x)  # most verbs have raised this error under their own names
+    refuse_sharded("a function of rows", x)  # most verbs refuse DTensors earlier, in their own name
     x = asarray(x)
     xp = namespace(x)
     if dtype is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import handed
 
-_APART = ("sample", "linear_loss")  # verbs without DTensors that are in anymax.distributed too
+_APART = ("sample", "linear_loss")  # verbs that refuse DTensors but exist in anymax.distributed
 
 
 def sharded(x: Any) -> bool:

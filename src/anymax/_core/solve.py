@@ -112,8 +112,8 @@ def below_one_ceiling(
 def below_ceilings(
     slope: Callable[[Array, Namespace], Array], most: Array, mass: Any, x: Array, keep: Array, xp: Namespace
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The same if each class has its own ceiling and link. The first result is new: an argument of the links at which no class has more
-    than an even share of the mass."""
+    """Like `below_one_ceiling`, for ceilings and links that differ between classes. The first result is an argument of the links at which
+    no class has more than an even share of the mass."""
     zero, infinite = xp.zeros_like(x), math.inf * xp.ones_like(x)
     count = xp.sum(counts(keep, xp), axis=-1, keepdims=True)
     some = count > 0

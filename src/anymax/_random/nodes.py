@@ -239,7 +239,7 @@ def _tile(a: Array, panels: int, ndim: int, xp: Namespace) -> Array:
 
 
 def panel_nodes() -> tuple[Any, ...]:
-    """Those of `_gauss`, which no compiler can trace: whoever brings one asks for them first."""
+    """The nodes of `_gauss`. Call this before compiling, since no compiler can trace `_gauss`."""
     if not _GAUSS:
         _GAUSS.append(_gauss())
     return _GAUSS[0]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Bridge(ABC):
     """Calls the engines for arrays of one framework, with its derivatives. `bridge(x)` chooses it.
 
-    These operations are on rows of scores, with the classes last, in the caller's dtype. The parts belong to rooms above, which hand down
-    a function that finds a part by the name of its framework; the part is imported on first use.
+    These operations are on rows of scores, with the classes last, in the caller's dtype. Higher rooms register a
+    function that returns their part for a framework; the part is imported on first use.
     """
 
     framework: ClassVar[str]  # "numpy", "torch" or "jax"
@@ -72,7 +72,7 @@ class Bridge(ABC):
     def index_loss(
         self, mapping: Mapping, x: Array, index: Array, axis: int = -1, ignored: int = BELOW, reduction: str = "none"
     ) -> Array | None:
-        """The loss of class indices, fp32 or fp64, by an engine that computes it in one pass. Rows of a negative index do not count.
+        """The loss of class indices, fp32 or fp64, by an engine that computes it in one pass. Rows with a negative index are left out.
 
         None if no engine does, or if an index is no class: the caller then composes the loss, or raises the error.
         """

@@ -451,7 +451,7 @@ def sample(
     ----------
     generator
         A generator or key, an integer seed, or a list of these, one per row; by default torch's global one. The random
-        numbers of the first process are used, so that the others need not be in step.
+        numbers of the first process are used, so the generators of the others do not matter.
     num_samples
         How many to draw from each row, independently, as a new first axis.
 

@@ -65,15 +65,11 @@ class Group(ABC):
 
     def gathered(self, a: Array) -> Array:
         """`stack` without a derivative; only a strict group has it."""
-        raise TypeError(
-            f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
-        )
+        raise TypeError(f"{type(self).__name__} is not strict: its processes can't exchange messages, only results")
 
     def texts(self, text: str, like: Any) -> list[str]:
         """The texts of all processes, by two collectives; only a strict group has it."""
-        raise TypeError(
-            f"{type(self).__name__} is not strict: nothing is told to all of its processes beside the results"
-        )
+        raise TypeError(f"{type(self).__name__} is not strict: its processes can't exchange messages, only results")
 
     @abstractmethod
     def mine(self, stacked: Array, block: Any) -> Array:

@@ -300,7 +300,7 @@ def _fenchel_young(out: Solved, aim: Aim) -> Array:
     mapping, z = out.inner()
     mass: Any = mapping.mass
     high = out.high
-    if _array.is_array(mass) or mass != 1.0:  # no class index has this mass: Omega*(x - M) itself
+    if _array.is_array(mass) or mass != 1.0:  # a class index sums to 1, p does not: Omega*(x - M) itself
         shifted = z - high
         value = bridge(shifted).loss(mapping, shifted, xp.zeros_like(shifted)) + aim.gap
         # `M mass - M <y, 1>` is 0, but its derivative in a learned mass is not

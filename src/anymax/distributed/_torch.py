@@ -99,7 +99,7 @@ class _Stack(_OfGroup):
 
 
 class _Part(_OfGroup):
-    """Common to own: the part of this process."""
+    """Common to own: takes this process's part of a common value."""
 
     @staticmethod
     def forward(a: Tensor, group: TorchGroup) -> Tensor:

@@ -261,7 +261,7 @@ def _ratio(out: Solved, later: Any) -> Solved:
 
 
 def _nucleus(out: Solved, columns: list[Array]) -> None:
-    """Gather the classes that can be in the nucleus: those of which n would hold at least 1 - p of all mass."""
+    """Gather the classes that can be in the nucleus: a class qualifies if n such classes would hold at least 1 - p of the mass."""
     met, shard, xp = out.met, out.shard, out.shard.xp
     assert out.part is not None
     assert out.whole is not None

@@ -247,11 +247,6 @@ def warm_up(
     device
         The GPU, as a torch device.
 
-    Returns
-    -------
-    None
-        None.
-
     Examples
     --------
     >>> anymax.kernels.warm_up(anymax.Entmax(1.5), [(4096, 1024), (8, 50_257)], ["float32", "bfloat16"])  # doctest: +SKIP

@@ -48,7 +48,7 @@ def refuse(mapping: Mapping, x: Array, steps: tuple[Step, ...] = ()) -> str | No
     if isinstance(link, str):
         return link
     if link.kind in NEED_SCORES:
-        return f"it draws from maps that have a threshold, and {link.kind} has none"
+        return f"it samples only maps with a threshold, and {link.kind} has none"
     if link.params is not None:
         return "it takes one parameter of a map for all rows"
     if len(steps) > MOST or any(step.name not in STEPS for step in steps):

@@ -46,7 +46,7 @@ class Engine(ABC):
         return f"it has {', '.join(self.ops)}, not {op}"
 
     def _refused(self, op: str) -> NoReturn:
-        raise RuntimeError(f"the engine {self.name} has no {op} of its own: its callers compose it of the others")
+        raise RuntimeError(f"the engine {self.name} does not implement {op}; compose it from other operations")
 
     @abstractmethod
     def forward(self, mapping: Mapping, x: Array, mask: Array | None = None, out: Array | None = None) -> Array:
@@ -120,7 +120,7 @@ class Engine(ABC):
         self._refused("logsumexp")
 
     def largest(self, x: Array, k: int) -> tuple[Array, Array] | None:
-        """The k largest scores of each row, the largest first, and their indices; None where the framework's own is as good."""
+        """The k largest scores of each row, the largest first, and their indices; None if the framework's top-k is as fast."""
         return None
 
     def plan(self, op: str, mapping: Mapping, x: Array) -> str | None:

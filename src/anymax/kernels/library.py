@@ -40,7 +40,7 @@ def load() -> Any:
     file = path()
     if file is None:
         return (
-            "it was not compiled when anymax was installed, so the reference serves: that takes a C++ compiler and Python's headers "
+            "it was not compiled when anymax was installed, so the reference is used; compiling needs a C++ compiler and Python's headers "
             "(on Debian or Ubuntu: apt install g++ python3-dev); then install anymax again"
         )
     try:

@@ -384,7 +384,7 @@ class Native(Engine):
         if isinstance(link, str):
             return link
         if op in ("log_forward", "log_vjp") and link.kind in WITHOUT_LOG and (link.kind, link.param) != ("entmax", 1.0):
-            return f"it takes log p of {link.kind} from p"
+            return f"it has no log p of {link.kind}; log of p is used"
         if op in ("index_loss", "threshold") and link.kind in WITHOUT_LOSS:
             return f"{link.kind} has no such operation"
         return refuse_array(x) or (refuse_tensor(link.params) if is_torch(x) and is_torch(link.params) else None)

@@ -53,7 +53,7 @@ class Layer:
     @classmethod
     def of(cls, who: str, x: Any, weight: Any, mapping: Any, bias: Any, mask: Any, part: bool = False) -> Layer:
         """part: other processes have more classes, so that this one may have few or none."""
-        mapping = as_mapping(mapping, who, "it stands where a mapping does; a bias is linear_bias=")
+        mapping = as_mapping(mapping, who, "the mapping belongs here; a bias is linear_bias=")
         refuse_sharded(who, x, linear_weight=weight, linear_bias=bias)
         x = asarray(x, "x")
         xp = namespace(x)

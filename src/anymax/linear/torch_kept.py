@@ -193,7 +193,7 @@ def _spread(layer: Layer, weight: Array | None, ask: Any, xp: Namespace) -> Arra
 def _smoothed(
     layer: Layer, value: Array, own: Array, even: Array, index: Array, weight: Array | None, ask: Any, xp: Namespace
 ) -> Array:
-    """The Fenchel-Young loss of the smoothed target, from that of a class: <scores, y> is linear in y, and Omega adds up two values."""
+    """The Fenchel-Young loss of the smoothed target from that of a class: <scores, y> is linear in y, and Omega has two kinds of terms."""
     e = ask.smoothing
     value = value + e * (own - even)
     if not isinstance(layer.mapping, SparseSoftmax):

@@ -117,9 +117,7 @@ def linear_loss(
     if not is_number(least) or not 0 <= least < 1:
         raise ValueError(f"{who}: least must be a probability, from 0 to below 1, got {least!r}")
     if least and not layer.mapping.is_softmax:
-        raise ValueError(
-            f"{who}: least is for softmax, of which every class has a gradient; leave it out with {layer.mapping!r}"
-        )
+        raise ValueError(f"{who}: least= applies to softmax only; leave it out with {layer.mapping!r}")
     ask = Ask(who, float(options.label_smoothing), _transforms(who, transform), least=float(least))
     return _loss(layer, target, options, ask, _checked(who, chunk))
 
@@ -259,13 +257,13 @@ def _transforms(who: str, transform: Any) -> tuple[Callable[[Any], Any], ...]:
     for t in parts:
         if isinstance(t, Transform) and t.random:
             raise ValueError(
-                f"{who}: {t!r} draws random numbers, which would be others when the scores are made again; make the scores and use nll"
+                f"{who}: {t!r} draws random numbers, which would differ when the scores are recomputed; compute the scores and use nll"
             )
         if isinstance(t, Transform) and any(
             is_array(v) and v.ndim > 1 and math.prod(v.shape[:-1]) > 1 for _, v in t.params
         ):
             raise ValueError(
-                f"{who}: {t!r} has other numbers for other rows, and gets some of the rows at a time; divide or mask by x or mask="
+                f"{who}: {t!r} has parameters that differ between rows, which can't be split; scale x, or give mask=, instead"
             )
     return parts
 

@@ -168,7 +168,7 @@ class Batch:
 
 
 def to_spread(mapping: Mapping, sums: Array) -> Any:
-    """The mass of which label smoothing spreads a share: 1, as in torch, even if a soft target sums to something else; for a map
+    """The mass that label smoothing redistributes: 1, as in torch, even if a soft target sums to something else; for a map
     whose p sums to more than 1, the sum of the target.
     """
     return 1.0 if mapping.sums_to_one else sums

@@ -400,7 +400,7 @@ def perturb_max_loss(
 def _loss(
     who: str, formula: Callable[..., Array], mapping: Any, scores: Any, target: Any, weight: Any, given: Any
 ) -> Any:
-    """`formula(mapping, scores, target, options)` with the options that a caller gives; the one place that sends DTensors on."""
+    """`formula(mapping, scores, target, options)` with the options of the caller. All losses pass DTensors on here."""
     mapping, options = as_mapping(mapping, who), LossOptions.read("a loss", weight, given)
     if sharded(scores):
         return over_devices().loss(who, functools.partial(_along, formula), mapping, scores, target, options)
@@ -408,7 +408,7 @@ def _loss(
 
 
 def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target: Any, options: LossOptions) -> Array:
-    """The same of one tensor, along one axis or several."""
+    """Apply a formula to scores that are not a DTensor, along one axis or several."""
     if isinstance(options.axis, (tuple, list)):
         mapping, scores, target, options = one_axis(mapping, scores, target, options)
     return formula(mapping, scores, target, options)
@@ -417,7 +417,7 @@ def _along(formula: Callable[..., Array], mapping: Mapping, scores: Any, target:
 def _of_rows(
     rows: Callable[[Batch], Array], weighted: bool, mapping: Mapping, scores: Any, target: Any, options: LossOptions
 ) -> Array:
-    """The loss that `rows` gives of each row; `weighted` says that the class weights are in it already."""
+    """The loss from `rows(batch)`, one number per row; `weighted` means that it includes the class weights."""
     batch = Batch.of(mapping, scores, target, options)
     with quiet(batch.rows):
         return batch.reduce(rows(batch), weighted)

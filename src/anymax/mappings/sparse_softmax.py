@@ -158,7 +158,7 @@ class SparseSoftmax(Mapping):
                 else None
             )
         return (
-            f"{self!r} keeps other classes for other scores, so that its Fenchel-Young loss has no constant for "
+            f"{self!r} keeps classes that depend on the scores, so its Fenchel-Young loss has no constant for "
             f"{'label_smoothing' if smoothed else 'a distribution as target'}; give class indices alone, or use sparse_softmax_loss, which "
             "leaves that constant out"
         )

@@ -48,7 +48,7 @@ def _known(segments: Segments) -> Rows:
 
 
 def _no_rows(entry: Any, ids: Any) -> Bucket:
-    """A bucket without rows, which gives results their dtype and their part in the graph."""
+    """A bucket without rows, so that empty results have the right dtype and a gradient."""
     none = entry[:0]
     return Bucket(ids[:0], none, none[:, None] > 0, 1)
 
@@ -114,7 +114,7 @@ def _take(x: Array, index: Array) -> Array:
 
 
 def _first(rows: Array, width: int) -> Array:
-    """The first entries of rows. No slice of all of them: torch can't batch it over gradients."""
+    """The first entries of rows, without a full slice, which torch.vmap can't batch over gradients."""
     return rows if rows.shape[-1] == width else rows[..., :width]
 
 

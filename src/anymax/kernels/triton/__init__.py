@@ -37,7 +37,7 @@ _TAIL = 1e-9  # the mass that the quadrature of perturb max leaves out at either
 def load() -> Any:
     """The module that launches the kernels, or a sentence that says why there is none."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install triton), so plain operations of torch serve on this device"
+        return "triton is not installed (pip install triton), so torch's own operations are used on this device"
     try:
         return importlib.import_module(f"{__name__}.launch")
     except Exception as error:  # whatever a half-installed triton raises
@@ -180,7 +180,7 @@ class Triton(Engine):
         if isinstance(link, str):
             return link
         if op in ("log_forward", "log_vjp") and link.kind not in _WITH_LOG:
-            return f"it takes log p of {link.kind} from p"
+            return f"it has no log p of {link.kind}; log of p is used"
         if op == "log_vjp" and link.kind == "sigsoftmax":
             return "it has no backward of log p for sigsoftmax"
         if op in ("index_loss", "threshold") and link.kind in _WITHOUT_LOSS:
