@@ -317,7 +317,7 @@ def test_samplers_take_the_names_of_torch_and_jax():
         (lambda: am.softmax(X, attn_mask=X > 0), "(say mask=, True = keep)"),
         (lambda: am.softmax(X, temperatur=2), "softmax has no option 'temperatur'"),
         (lambda: am.sparsemax(X, msk=X > 0), "(did you mean mask=?)"),
-        (lambda: am.sparsemax(X, alpha=2), "(of the maps entmax and normmax have one, as in anymax.Entmax(alpha=1.3))"),
+        (lambda: am.sparsemax(X, alpha=2), "(only entmax and normmax take it, as in anymax.Entmax(alpha=1.3))"),
         (lambda: Sparsemax()(X, where=X > 0), "sparsemax has no option 'where' (say mask=, True = keep)"),
         (lambda: am.apply(Softmax(), X, temperature=2), "apply has no option 'temperature' (divide the scores by it)"),
         (lambda: am.apply(Softmax(), X, attn_mask=X > 0), "(say mask=, True = keep)"),

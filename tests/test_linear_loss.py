@@ -706,7 +706,7 @@ REFUSED = {
     "a map of another kind": (lambda: A.linear_loss(X, W, [0, 1], "sparsmax"), ValueError, "did you mean 'sparsemax'"),
     "noise": (lambda: A.linear_loss(X, W, [0, 1], transform=A.transforms.noise()), ValueError, "draws random numbers"),
     "a temperature of each row": (
-        lambda: A.linear_loss(X, W, [0, 1], transform=A.temperature(np.ones((2, 1)))), ValueError, "other numbers for other rows",
+        lambda: A.linear_loss(X, W, [0, 1], transform=A.temperature(np.ones((2, 1)))), ValueError, "parameters that differ between rows",
     ),
     "an alpha of each class": (lambda: A.linear_loss(X, W, [0, 1], Entmax(np.full(3, 1.5))), ValueError, "does not broadcast"),
     "a float mask": (lambda: A.linear_loss(X, W, [0, 1], mask=[1.0, 0.0, 1.0]), TypeError, "boolean array"),
