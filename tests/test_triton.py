@@ -322,7 +322,7 @@ def test_refusals_on_a_gpu(monkeypatch):
         ("forward", am.PerturbMax("gumbel", scale=2.0), "at scale 2"),
         ("forward", am.NormMax(torch.tensor([2.0])), "one alpha of normmax"),
         ("forward", am.Taylor(30), "order 16"),
-        ("log_forward", am.Sparsemax(), "from p"),
+        ("log_forward", am.Sparsemax(), "log of p is used"),
         ("log_vjp", am.Sigsoftmax(), "no backward of log p"),
         ("index_loss", am.Taylor(2), "no such operation"),
         ("threshold", am.Entmax(torch.tensor([1.5])), "one alpha only"),
