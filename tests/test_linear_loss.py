@@ -699,7 +699,7 @@ REFUSED = {
     "a distribution of another shape": (lambda: A.linear_loss(X, W, [0.5, 0.5]), ValueError, "class indices must be integers"),
     "smoothing of 2": (lambda: A.linear_loss(X, W, [0, 1], label_smoothing=2), ValueError, "from 0 to 1"),
     "a least probability of 1": (lambda: A.linear_loss(X, W, [0, 1], least=1.0), ValueError, "from 0 to below 1"),
-    "a least probability of sparsemax": (lambda: A.linear_loss(X, W, [0, 1], Sparsemax(), least=0.1), ValueError, "applies to softmax only"),
+    "a least probability of sparsemax": (lambda: A.linear_loss(X, W, [0, 1], Sparsemax(), least=0.1), ValueError, "to softmax only"),
     "an unknown reduction": (lambda: A.linear_loss(X, W, [0, 1], reduction="average"), ValueError, "reduction must be"),
     "a fraction of a class": (lambda: A.linear_loss(X, W, [0, 1], chunk=2.5), TypeError, "the number of classes at a time"),
     "no classes at a time": (lambda: A.linear_loss(X, W, [0, 1], chunk=0), ValueError, "at least 1"),
