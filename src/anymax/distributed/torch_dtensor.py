@@ -152,7 +152,9 @@ def of_rows(
     Parameters
     ----------
     y
-        The classes of each row, with any more axes before the rows; parameters: values with one number per row.
+        The classes of each row, with any more axes before the rows.
+    parameters
+        Values with one number per row.
     """
     return _in_its_place(_of_rows, x, axes)(who, whole, mapping, x, axes, mask, keepdims, y, **parameters)
 

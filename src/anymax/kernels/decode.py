@@ -74,8 +74,9 @@ def run(
     Parameters
     ----------
     u
-        float64 [..., draws], from 0 to 1: a class is drawn for each. given: int64 [..., draws], classes to use instead of
-        draws.
+        Numbers from 0 to 1, float64 [..., draws]: a class is drawn for each.
+    given
+        Classes to use in place of draws, int64 [..., draws].
     """
     world = native.world_of(x)
     x = world.contiguous(x.detach() if is_torch(x) else x)

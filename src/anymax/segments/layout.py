@@ -71,7 +71,7 @@ class Segments:
         self.ptr, self.order = ptr, order
         self.num_segments, self.num_entries = ptr.shape[0] - 1, num_entries
         self._found: dict[str, Any] = {}
-        self._as: dict[Any, Any] = {}  # what `kept` returned, by name and place
+        self._as: dict[Any, Any] = {}  # what `cached` returned, by name and place
 
     @staticmethod
     @answering(batch="index", segment_ids="index", offsets="ptr", cu_seqlens="ptr", splits="lengths", n_node="lengths")
