@@ -56,7 +56,8 @@ def link_of(mapping: Mapping) -> Link | str:
 def _find(mapping: Mapping) -> Link | str:
     kind = mapping.kernel
     if kind == "sparse_softmax":
-        kind = "topp" if getattr(mapping, "p", None) is not None else "topk"
+        sparse: Any = mapping
+        kind = "topk" if sparse.p is None else "topp"
     if kind not in MAPS:
         return f"it has no kernel for {mapping.name}"
     if kind == "perturb_max":

@@ -168,7 +168,8 @@ def _entries(
     world, dtype = native.world_of(lead), native.dtype_of(lead)
     if g is not None and native.dtype_of(g) != dtype:
         g = world.cast(g, dtype, lead)
-    kind = getattr(link_of(mapping), "kind", "")
+    link = link_of(mapping)
+    kind = "" if isinstance(link, str) else link.kind
     if p is not None and not (op == "vjp" and kind in NEED_SCORES) and not (op == "log_vjp" and kind == "sigsoftmax"):
         x = None
     ptr, order, axis = layout

@@ -39,7 +39,7 @@ class OfMapping(nn.Module):
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"learn={learn!r}: bounds must be a pair (low, high), got {bounds!r}")
         low, high = bounds
-        start = getattr(mapping, learn, None)
+        start = {**mapping.constants(), **mapping.params()}.get(learn)
         if start is None or isinstance(start, (str, bool)):
             raise ValueError(f"learn={learn!r}: {mapping!r} has no number of that name")
         start = torch.as_tensor(start, dtype=torch.get_default_dtype()).detach()
