@@ -1631,7 +1631,7 @@ def test_the_short_way_of_losses_of_many_classes(mapping, reduction, rows, n, dt
 def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
     for scale in (0.02, 1.0, 8.0):
         x, index = (torch.tensor(a) for a in few_rows(n, scale=scale))
-        x, g = x.float(), torch.rand(37)
+        x, g = x.float(), torch.rand(37, generator=torch.Generator().manual_seed(n))
         x[0, 1], x[1, 2], x[2] = torch.nan, torch.inf, -torch.inf
         x[9, index[9]] = -torch.inf
         index[4] = -100
@@ -1647,7 +1647,7 @@ def test_losses_of_as_many_rows_as_a_vector_has_lanes(mapping, n, save):
         )
         rows_ = [i for i in range(37) if i not in (2, 4)]
         torch.testing.assert_close(
-            gradient[rows_].double(), (g[:, None] * (p - y))[rows_], rtol=0, atol=1e-6, equal_nan=True
+            gradient[rows_].double(), (g[:, None] * (p - y))[rows_], rtol=0, atol=2e-6, equal_nan=True
         )
         assert not gradient[4].any()
         assert gradient[2, index[2]] == -g[2]
